@@ -3,16 +3,18 @@
     python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 512] [--tokens 64] [--rounds 5] [--toolchains STATE]
 
 The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
-optimization included, `export_…_wide` the same for few, wide layers, `chain_export_…_L` for the most layers as a chain of graphs with
-four each. `imports_peak_mb` is what the libraries take before any model is there. The variants are made of the middle size and decode in
-turns, one thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a
-process of its own.
+optimization included, `export_…_wide` the same for few, wide layers, `chain_export_…_L` for the most layers as a chain of graphs with four
+each; `later_export_…` is that of a later checkpoint, whose template is there, `traced_export_…` without templates (`--traced`).
+`imports_peak_mb` is what the libraries take before any model is there. The variants are made of the middle size and decode in turns, one
+thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of
+its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
 from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.jobs.plan import spec_of
 from daemon.toolchains.registry import Toolchains
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.engines.registry import EngineSpec
@@ -40,10 +43,10 @@ IMPORTS = "import torch, transformers, onnx, onnxscript, onnxruntime"
 
 
 def stage(
-    folder: Path, name: str, inputs: dict[str, Path], pin: Path, onnx: OnnxOptions | None = None
+    folder: Path, name: str, inputs: dict[str, Path], pin: Path, onnx: OnnxOptions | None = None, cache: Path | None = None
 ) -> tuple[Path, dict[str, Any], float, int]:
     """Run one stage: (its folder, its figures, wall seconds, peak bytes)."""
-    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS, onnx=onnx)
+    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS, onnx=onnx, cache=cache)
     seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)))
     result = json.loads((folder / "result.json").read_text())
     if result["outcome"] != "succeeded":
@@ -79,8 +82,10 @@ def model(folder: Path, layers: int, hidden: int) -> Path:
     )  # fmt: skip
 
 
-def exported(base: Path, folder: Path, toolchain: Path | None, label: str) -> tuple[dict[str, Any], Path, Path | None]:
-    """Both exports of a model: (figures whose names end in `label`, our folder, optimum's)."""
+def exported(
+    base: Path, folder: Path, toolchain: Path | None, label: str, *, traced: bool = False
+) -> tuple[dict[str, Any], Path, Path | None]:
+    """Both exports of a model: (figures whose names end in `label`, our folder, optimum's). `traced`: ours without a template too."""
 
     def cost(whose: str, made: Path, seconds: float, peak: int) -> dict[str, Any]:
         return {
@@ -91,6 +96,15 @@ def exported(base: Path, folder: Path, toolchain: Path | None, label: str) -> tu
     ours, told, seconds, peak = stage(folder / f"onnx-{label}", "onnx", {"merge": base}, base)
     figures = cost("", ours, seconds, peak)
     figures |= {f"export_tracing_seconds_{label}": told["export_seconds"], f"nodes_{label}": told["nodes"]}
+    figures |= {f"template_{label}": told["template"]}
+    later, _, seconds, peak = stage(folder / f"later-{label}", "onnx", {"merge": base}, base, cache=folder / f"onnx-{label}" / "cache")
+    figures |= cost("later_", later, seconds, peak)
+    shutil.rmtree(later)
+    whole = OnnxOptions(templates=False)
+    if traced:
+        made, _, seconds, peak = stage(folder / f"traced-{label}", "onnx", {"merge": base}, base, whole)
+        figures |= cost("traced_", made, seconds, peak)
+        shutil.rmtree(made)
     if toolchain is None:
         return figures, ours, None
     theirs, seconds, peak = optimum(toolchain, base, folder / f"optimum-{label}")
@@ -123,6 +137,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--traced", action="store_true", help="export without templates too")
+    parser.add_argument("--exports", action="store_true", help="the exports alone")
+    parser.add_argument("--wide", type=int, nargs=2, default=WIDE, metavar=("LAYERS", "HIDDEN"))
     parser.add_argument("--toolchains", type=Path, help="state directory in which toolchains are installed")
     options = parser.parse_args()
     taken_on = _common.machine()
@@ -132,17 +149,17 @@ def main() -> None:
     toolchain = installed.folder if installed else None
     with _common.scratch("onnx") as folder:
         engines: dict[str, EngineSpec] = {}
-        wide, _, _ = exported(model(folder / "base-wide", *WIDE), folder, toolchain, "wide")
+        wide, _, _ = exported(model(folder / "base-wide", *options.wide), folder, toolchain, "wide", traced=options.traced)
         figures |= wide
         for layers in options.layers:
             base = model(folder / f"base-{layers}", layers, options.hidden)
-            told, made, theirs = exported(base, folder, toolchain, str(layers))
+            told, made, theirs = exported(base, folder, toolchain, str(layers), traced=options.traced)
             figures |= told
-            if layers == max(options.layers):
+            if layers == max(options.layers) and not options.exports:
                 chained = OnnxOptions(layers_per_graph=4)
                 _, _, seconds, peak = stage(folder / f"chain-{layers}", "onnx", {"merge": base}, base, chained)
                 figures |= {f"chain_export_seconds_{layers}": round(seconds, 1), f"chain_export_peak_mb_{layers}": round(peak / 1e6)}
-            if layers != middle:
+            if layers != middle or options.exports:
                 continue
             engines = {
                 "eager": EngineSpec(engine="torch", folder=str(base)), "onnx": EngineSpec(engine="onnx", folder=str(made)),
@@ -151,13 +168,13 @@ def main() -> None:
                 engines["optimum"] = EngineSpec(engine="onnx", folder=str(theirs))
             for name in VARIANTS:
                 inputs = {"merge": base, "onnx": made}
-                variant, told, _, _ = stage(folder / name, name, {need: inputs[need] for need in stage(name).needs}, base)
+                variant, told, _, _ = stage(folder / name, name, {need: inputs[need] for need in spec_of(name).needs}, base)
                 engine = "onnx-genai" if "genai" in name else "onnx"
                 engines[name] = EngineSpec(engine=engine, folder=str(variant))
                 figures |= {f"{name}_nodes": told.get("nodes"), f"{name}_mb": round(size(variant) / 1e6, 2)}
                 figures[f"{name}_size_over_onnx"] = round(size(variant) / size(made), 3)
         (folder / "race").mkdir()
-        speeds = race(engines, folder / "race", options.rounds, options.tokens)
+        speeds = {} if options.exports else race(engines, folder / "race", options.rounds, options.tokens)
     for name, (prefill, speed) in speeds.items():
         figures |= {
             f"{name}_tokens_per_second": round(speed, 1), f"{name}_speed_over_eager": round(speed / speeds["eager"][1], 2),

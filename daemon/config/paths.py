@@ -85,8 +85,9 @@ class StatePaths:
 
     @property
     def cache(self) -> Path:
-        """What children may reuse."""
-        return self.state / "cache"
+        """What children may reuse; exports in the foreground share that of the state directory."""
+        whole = self.state.parent.parent if self.state.parent.name == FOREGROUND else self.state
+        return whole / "cache"
 
     def attempt(self, job: str, stage: str, number: int) -> Path:
         """Folder of an attempt's job file, result file, log and temporary files."""

@@ -35,6 +35,8 @@ class OnnxOptions(Frozen):
     optimize: Literal["none", "basic", "extended", "all"] = "basic"
     """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "none"; "basic" keeps the
     standard's operators; "extended" brings in onnxruntime's own; "all" binds the graph to onnxruntime."""
+    templates: bool = True
+    """Keep each architecture's graph without weights in the cache, and fill it for the next checkpoint instead of tracing that one too."""
     cache: bool = True
     """Give decoders a KV cache."""
     external_data: Literal["auto", "always"] = "auto"

@@ -45,7 +45,7 @@ def make_context(
         strategy=strategy, checkpoint=checkpoint, pin=str(pin),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"),
-        work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions(), onnx=OnnxOptions(optimize=optimize)),
+        work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions(), onnx=OnnxOptions(optimize=optimize, templates=False)),
         limits=ChildLimits(threads=2, nice=0, idle=False),
     )  # fmt: skip
 

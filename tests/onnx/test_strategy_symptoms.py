@@ -12,8 +12,8 @@ import torch
 
 from daemon.contract.errors import Retryable
 from handlers.onnx.export.attempts import AllStrategiesFailedError, try_strategies
+from handlers.onnx.export.building import OpsetMismatchError
 from handlers.onnx.export.diagnosis import SYMPTOMS, diagnose
-from handlers.onnx.export.stage import OpsetMismatchError
 from handlers.onnx.families.base import Part
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.comparison import GraphMismatchError

@@ -21,8 +21,8 @@ from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput
 from handlers.onnx.activations.reference import Torchs, compare
 from handlers.onnx.export.attempts import try_strategies
+from handlers.onnx.export.building import build
 from handlers.onnx.export.family_choice import choose
-from handlers.onnx.export.stage import build
 from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, extra_facts, shaped
 from handlers.onnx.graphs.comparison import open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE

@@ -8,201 +8,30 @@ file, mapped once.
 
 from __future__ import annotations
 
-import functools
-import gc
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from daemon.contract.jobs.messages import Fallback, StageContext
-from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
-from handlers.models.tasks import Task
-from handlers.onnx.export import profiles
+from handlers.onnx.export import profiles, templated
 from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
+from handlers.onnx.export.building import Built, wanted_form
 from handlers.onnx.export.failure_report import failure_with_report
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.export.history import History, PastExport, key_of
 from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.families.base import (
-    Family,
-    Form,
-    Graphs,
-    NotApplicableError,
-    Part,
     architecture,
-    extra_facts,
     has_experts,
-    release,
-    shaped,
 )
-from handlers.onnx.families.chain.family import CHAIN, Layered, divided, forms, place_example
+from handlers.onnx.families.chain.family import CHAIN, forms, place_example
 from handlers.onnx.folder import companions, examples
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.sessions import check_form, described
-from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.options import OnnxOptions
-from handlers.onnx.tracing.exporters import Request
-from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
-from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named, starting_at
-
-
-class OpsetMismatchError(Exception):
-    """The exporter wrote another operator set than the one asked for."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """Graphs that agree with torch."""
-
-    graphs: GraphSet
-    opset: int
-    error: float
-    """Largest error against torch, in units of the reference's largest value."""
-    seconds: float
-    """Time of the export proper: tracing and translating, without loading, checking and saving."""
-    warnings: list[str]
-    verify: Callable[[Path], float]
-    """Compares a folder of these graphs with torch's answers; gives the error, or raises."""
-    undivided: str = ""
-    """Why it is one graph where a chain was asked for."""
-
-
-def metadata(context: StageContext, opset: int, task: Task) -> dict[str, object]:
-    """What a graph's metadata says: where the model comes from and what it is."""
-    checkpoint = context.checkpoint
-    return {
-        "ckptd.version": __version__,
-        "ckptd.run": checkpoint.run,
-        "ckptd.step": checkpoint.step,
-        "ckptd.checkpoint": checkpoint.digest,
-        "ckptd.base": checkpoint.base_name,
-        "ckptd.opset": opset,
-        "ckptd.dtype": "float32",
-        "ckptd.task": f"{task.name}-with-past" if task.kind != "encoder" and context.work.options(OnnxOptions).cache else task.name,
-        "ckptd.model_type": read_json(Path(context.inputs["merge"]) / "config.json", "read the model's configuration").get("model_type"),
-    }
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """What remains of an export after torch's copy of the weights is released."""
-
-    written: dict[str, Path]
-    """Role → graph."""
-    reference: Any
-    opset: int
-    seconds: float
-
-
-def wanted_form(context: StageContext) -> Form:
-    """The graphs that are asked for."""
-    return Form(cache=context.work.options(OnnxOptions).cache)
-
-
-def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> _Exported:
-    """Everything that needs torch's copy of the weights; they are released when this returns."""
-    source, opset = Path(context.inputs["merge"]), strategy.opset(context.work.export.opset)
-    if strategy.experts and not has_experts(source):
-        raise NotApplicableError
-    scratch = graph_file.fresh_folder(Path(context.temporary) / strategy.name)
-    reporter.progress(0.05, f"loading the model for {strategy.name}")
-    model = family.load(source, strategy.tracing)
-    reference = family.refer(model, source)
-    reporter.progress(0.15, f"exporting with {strategy.name}, opset {opset}")
-    if isinstance(family, Layered):
-        return _export_chain(strategy, family, context, model, reference, scratch)
-    started = time.monotonic()
-    with rewritten(strategy.rewrite, model):
-        exported = {part.role: strategy.export(Request(part, opset, scratch, context=context)) for part in family.parts(model, reference)}
-    seconds = time.monotonic() - started
-    reporter.progress(0.65, "naming axes and tidying the graph")
-    finished = _finished(exported, family, reference, opset, metadata(context, opset, family.task))
-    reporter.progress(0.7, "saving the graph")
-    files = {role: file for role, (file, _) in family.signatures(reference).items() if role in finished}
-    staging = Path(context.staging)
-    apart = strategy.external or context.work.options(OnnxOptions).external_data == "always"
-    written = graph_file.write({files[role]: one for role, one in finished.items()}, staging, staging if apart else scratch)
-    graph_file.let_go((*exported.values(), *finished.values()))
-    release(model)
-    for path in written.values():
-        check_form(path)
-    return _Exported({role: written[files[role]] for role in finished}, reference, opset, seconds)
-
-
-def _export_chain(strategy: Strategy, family: Layered, context: StageContext, model: Any, reference: Any, scratch: Path) -> _Exported:
-    """As `_export_and_write` once the model is loaded, for a chain: each graph is on disk before the next one is exported."""
-    opset, started = strategy.opset(context.work.export.opset), time.monotonic()
-    facts, signatures = metadata(context, opset, family.task), family.signatures(reference)
-
-    def make(part: Part) -> Any:
-        one = strategy.export(Request(part, opset, scratch, context))
-        _tidied(one, opset)
-        _described(one, signatures[part.role][1], facts)
-        return one
-
-    with rewritten(strategy.rewrite, model):
-        written = family.write(model, reference, make, Path(context.staging))
-    release(model)
-    for path in written.values():
-        check_form(path)
-    return _Exported(written, reference, opset, time.monotonic() - started)
-
-
-def _tidied(one: Any, opset: int) -> None:
-    if graph_file.opset(one) != opset:
-        raise OpsetMismatchError(f"the exporter wrote opset {graph_file.opset(one)} where {opset} was asked for")
-    graph_file.tidy(one)
-
-
-def _described(one: Any, signature: Signature, facts: dict[str, object]) -> None:
-    graph_file.fold_transposed_weights(one)
-    graph_file.name_axes(one, signature)
-    graph_file.describe(one, facts)
-
-
-def _finished(exported: Graphs, family: Family, reference: Any, opset: int, facts: dict[str, object]) -> Graphs:
-    """The graphs that are written: tidied, with named axes and facts about themselves."""
-    for one in exported.values():
-        _tidied(one, opset)
-    finished = family.finish(exported)
-    signatures = family.signatures(reference)
-    for role, one in finished.items():
-        _described(one, signatures[role][1], facts)
-    return finished
-
-
-def build(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> Built:
-    """Export by one strategy and check the result against torch; if that fails, its files are removed."""
-    staging = Path(context.staging)
-    form, per_graph = strategy.form(wanted_form(context)), context.work.options(OnnxOptions).layers_per_graph
-    family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
-    family = family if isinstance(family, Layered) else shaped(family, form)
-    try:
-        with LibraryWarnings() as chatter:
-            exported = _export_and_write(strategy, family, context, reporter)
-            gc.collect()  # the exporter's program and the model refer to each other in cycles
-            files = {role: graph_file.place(path, staging) for role, path in exported.written.items()}
-            reporter.progress(0.85, "checking the graph against torch")
-            verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)
-            error = verify(staging)
-        warnings = told(chatter, family, exported.reference)
-        graphs = GraphSet(
-            task=family.task.name, family=family.name, dtype="float32", opset=exported.opset,
-            graphs=tuple(described(role, file, context.limits.threads) for role, file in files.items()),
-            extra=extra_facts(family, exported.reference),
-        )  # fmt: skip
-        graphs.write(staging)
-        return Built(graphs, exported.opset, error, exported.seconds, warnings, verify, undivided)
-    except Exception:
-        graph_file.clear(staging)
-        raise
 
 
 def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strategy], known: PastExport | None = None) -> StageOutput:
@@ -213,21 +42,25 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     def warn(failure: StrategyFailure) -> None:
         reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
 
-    climbed = try_strategies(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=warn)
+    climbed = try_strategies(strategies, lambda one: templated.build(one, family, context, reporter), path=str(source), on_failure=warn)
     reporter.progress(0.86, "copying configuration and tokenizer")
     tokenizer = companions.place(context, source, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
     elif "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length
         examples.place(family.task.name, staging)
-    warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
-    polished = optimize_export(context, climbed.result.graphs, climbed.result.verify, reporter)
-    figures = _figures(climbed, polished.graphs, architecture(source), staging)
-    figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
-    if polished.error is not None:
-        figures["relative_error"] = polished.error
+    built = climbed.result
+    if built.optimization is None:
+        polished = optimize_export(context, built.graphs, built.verify, reporter)
+        built = replace(
+            built, graphs=polished.graphs, optimization=polished.figures, warnings=[*built.warnings, *polished.warnings],
+            error=built.error if polished.error is None else polished.error,
+        )  # fmt: skip
+    figures = _figures(climbed, built, architecture(source), staging)
+    figures |= {"optimization": built.optimization, "tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
+    figures |= {"relative_error": built.error, "template": built.template}
     return StageOutput(
-        strategy=climbed.strategy.name, figures=figures, warnings=[*warnings, *polished.warnings],
+        strategy=climbed.strategy.name, figures=figures, warnings=[*built.warnings, *([tokenizer.warning] if tokenizer.warning else [])],
         fallbacks=_fallbacks(climbed, strategies[0].name, context, known),
     )  # fmt: skip
 
@@ -251,9 +84,8 @@ def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext
     return found
 
 
-def _figures(climbed: StrategyResult[Built], made: GraphSet, name: str, staging: Path) -> dict[str, object]:
-    built = climbed.result
-    graphs = made.graphs
+def _figures(climbed: StrategyResult[Built], built: Built, name: str, staging: Path) -> dict[str, object]:
+    graphs = built.graphs.graphs
     return {
         "architecture": name,
         "task": built.graphs.task,
@@ -264,7 +96,7 @@ def _figures(climbed: StrategyResult[Built], made: GraphSet, name: str, staging:
         "inputs": [port.name for port in graphs[0].inputs],
         "outputs": [port.name for port in graphs[0].outputs],
         "graphs": {one.role: one.file for one in graphs},
-        "graph_bytes": made.size(staging),
+        "graph_bytes": built.graphs.size(staging),
         "external_data": any(one.data for one in graphs),
         "relative_error": built.error,
         "attempts": attempts(climbed, climbed.failures, round(built.seconds, 3)),

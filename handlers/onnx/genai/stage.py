@@ -29,7 +29,7 @@ from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.older_readers import make_readable
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.export.stage import metadata
+from handlers.onnx.export.building import metadata
 from handlers.onnx.families.base import architecture
 from handlers.onnx.folder import genai_config
 from handlers.onnx.genai.source import OPERATION, check_supported, prepare, unsupported

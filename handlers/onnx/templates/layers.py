@@ -1,0 +1,123 @@
+"""The layers of a model, which of them are alike, and which few stand for all.
+
+Two layers are alike if everything that their code can read is: classes, settings, shapes, and the content of buffers, for all modules in
+them; only the layer's own number may differ. Called with loaded models of transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+
+NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx"})
+"""Attributes that hold the layer's own number."""
+FEWEST = 5
+"""A model with fewer layers is traced whole: three of them are traced in any case."""
+MOST = 0.6
+"""And one of which more than this share of the layers would have to be traced."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model, in order."""
+
+    name: str
+    """Of the list in the model: "model.layers"."""
+    kinds: tuple[int, ...]
+    """Of each layer; layers of the same kind are alike."""
+    digests: tuple[str, ...]
+    """Of each layer, equal to that of a layer of another model that is like it."""
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.kinds)
+
+
+def of_model(model: torch.nn.Module) -> Layers | None:
+    """The layers of a model; None where they are not one list."""
+    lists = [
+        (name, module) for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) > 1 and len({type(one) for one in module}) == 1
+    ]  # fmt: skip
+    outer = [(name, module) for name, module in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    if len(outer) != 1:
+        return None
+    name, layers = outer[0]
+    known: dict[str, int] = {}
+    kinds = tuple(known.setdefault(signature(layer), len(known)) for layer in layers)
+    return Layers(name, kinds, tuple(signature(layer, alone=True) for layer in layers))
+
+
+def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:
+    """A digest of all that a layer's code can read but the values of its parameters and its own number.
+
+    `alone`: without what it has in common with the model's other layers, above all the configuration.
+    """
+    digest = hashlib.sha256()
+    for line in _told(layer, alone):
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _told(layer: torch.nn.Module, alone: bool) -> Iterator[str]:
+    for name, module in layer.named_modules():
+        yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
+        for key, value in sorted(vars(module).items()):
+            if key not in NUMBERS and not key.startswith("_"):
+                yield f" {key} = {_value(value, alone)}"
+        for key, tensor in sorted(module.named_parameters(recurse=False)):
+            yield f" parameter {key}: {tensor.dtype} {tuple(tensor.shape)}"
+        for key, tensor in sorted(module.named_buffers(recurse=False)):
+            content = hashlib.sha256(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+            yield f" buffer {key}: {tensor.dtype} {tuple(tensor.shape)} {content}"
+
+
+def _value(value: Any, alone: bool) -> str:
+    """A setting as text that is the same for equal settings."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {value.tolist()}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(one, alone) for one in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_value(one, alone)}' for key, one in value.items())}}}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, functools.partial):
+        return f"partial {_value((value.func, value.args, value.keywords), alone)}"
+    name = getattr(value, "__qualname__", None)
+    if name:  # a function or a class
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return type(value).__qualname__ if alone else f"{type(value).__qualname__} {id(value)}"
+
+
+def chosen(kinds: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of the layers that stand for all, in order; () where too few would be spared.
+
+    The first, the second and the last one are always among them. Each kind that repeats is there twice behind the first layer, so that one
+    can be shown to be like the other, and each kind follows each kind that it follows in the model.
+    """
+    depth = len(kinds)
+    if depth < FEWEST or kinds[1:].count(kinds[-1]) < 2:  # nothing is like the last one
+        return ()
+    short: list[int] = []
+    start = 0
+    for _, run in groupby(kinds):
+        length = len(list(run))
+        short += range(start, start + min(length, 2 if start else 3))
+        start += length
+    wanted = set(pairwise(kinds[1:]))
+    repeated = {kind for kind in kinds[1:] if kinds[1:].count(kind) > 1}
+    for count in range(2, len(short) + 1):
+        found = [*short[:count], *([depth - 1] if short[count - 1] != depth - 1 else [])]
+        if wanted <= {(kinds[one], kinds[other]) for one, other in pairwise(found[1:])} and all(
+            sum(kinds[one] == kind for one in found[1:]) > 1 for kind in repeated
+        ):
+            return tuple(found) if len(found) <= MOST * depth else ()
+    return ()

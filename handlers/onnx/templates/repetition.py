@@ -1,0 +1,358 @@
+"""Makes the graph of a deep model of that of one with a few of its layers: the nodes of a layer are repeated with the next one's weights.
+
+Which nodes belong to a layer follows from the weights that they depend on. Before anything is repeated, two layers of the same kind are
+shown to be the same graph: node for node, attribute for attribute, constant for constant, with the weights and ports of the one in the
+places of those of the other, and with what the layer before gives in the same places. What does not fit raises NotRepeatableError.
+
+The graph is that of one model without branches; after `repeat`, weights have no values, only their sources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import onnx_ir as ir
+
+from handlers.onnx.templates.sources import Source
+
+PORT = re.compile(r"^(past_key_values|present)\.(\d+)\.(\w+)$")
+"""The ports of a layer's cache, as `graphs.signature` names them."""
+SHARED = -1
+"""The place of what stands before all layers."""
+
+
+class NotRepeatableError(Exception):
+    """The layers of the graph are not alike, or hang together in another way than each with the one before."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The layers of the deep model, and those that the graph has."""
+
+    prefix: str
+    """What stands before the layer's number in a tensor's name."""
+    kinds: tuple[int, ...]
+    """Of each layer of the deep model."""
+    kept: tuple[int, ...]
+    """Numbers, in the deep model, of the layers that the graph has."""
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """One layer's values as those of another layer of its kind."""
+
+    values: dict[ir.Value, ir.Value]
+    """What the layer itself computes."""
+    taken: dict[ir.Value, ir.Value]
+    """What it takes from the layer before."""
+
+
+class _Graph:
+    """The graph with its nodes sorted into layers."""
+
+    def __init__(self, model: ir.Model, sources: Mapping[str, Source], stack: Stack) -> None:
+        self.model, self.sources, self.stack = model, sources, stack
+        self.place: dict[ir.Value, int] = {}
+        self.layers: dict[int, list[ir.Node]] = {}
+        for node in model.graph:
+            if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+                raise NotRepeatableError(f"{node.op_type} has branches")
+            place = max((self._place_of(value) for value in node.inputs if value is not None), default=SHARED)
+            for value in node.outputs:
+                self.place[value] = place
+            self.layers.setdefault(place, []).append(node)
+        missing = set(range(len(stack.kept))) - self.layers.keys()
+        if missing:
+            raise NotRepeatableError(f"layer {min(missing)} has no nodes of its own")
+
+    def _place_of(self, value: ir.Value) -> int:
+        return self.layer_of(value) if value.is_initializer() else self.place.get(value, SHARED)
+
+    def layer_of(self, value: ir.Value) -> int:
+        """The layer that a weight belongs to."""
+        source = self.sources.get(value.name or "")
+        found = {self.number(name) for name in source.tensors} if source is not None else {SHARED}
+        if len(found) != 1:
+            raise NotRepeatableError(f"{value.name} is made of weights of several layers")
+        return found.pop()
+
+    def number(self, tensor: str) -> int:
+        """The layer that a tensor belongs to."""
+        rest = tensor.removeprefix(self.stack.prefix)
+        head = rest.partition(".")[0]
+        return int(head) if rest != tensor and head.isdigit() else SHARED
+
+    def label(self, value: ir.Value | None, layer: int) -> object:
+        """What an input is, if no node makes it, without the number of `layer`; None if a node does."""
+        if value is None:
+            return "nothing"
+        if value.is_initializer():
+            source = self.sources.get(value.name or "")
+            if source is not None:
+                return ("weight", source.renamed(lambda name: self._unnumbered(name, layer)))
+            tensor = value.const_value
+            return ("constant", tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()) if tensor is not None else ("empty", value)
+        if value.is_graph_input():
+            port = PORT.match(value.name or "")
+            return ("port", port[1], int(port[2]) - layer, port[3]) if port else ("input", value.name)
+        return None
+
+    def _unnumbered(self, tensor: str, layer: int) -> str:
+        number = self.number(tensor)
+        if number == SHARED:
+            return tensor
+        return f"{self.stack.prefix}{number - layer:+d}.{tensor.removeprefix(self.stack.prefix).partition('.')[2]}"
+
+
+def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        sorted(
+            (name, repr(one.value.tobytes()) if one.type == ir.AttributeType.TENSOR else f"{one.type} {one.value}")
+            for name, one in node.attributes.items()
+        )
+    )
+
+
+def _kind(node: ir.Node) -> tuple[object, ...]:
+    return node.domain, node.op_type, node.overload, len(node.inputs), len(node.outputs), _attributes(node)
+
+
+def _liken(graph: _Graph, one: int, other: int) -> tuple[_Likeness, list[ir.Node]]:
+    """Layer `one` as layer `other`, and the nodes of `other` that have no like in `one`."""
+    likeness = _Likeness({}, {})
+    left: dict[tuple[object, ...], list[ir.Node]] = {}
+    for node in graph.layers[other]:
+        left.setdefault(_kind(node), []).append(node)
+    for node in graph.layers[one]:
+        rest = left.get(_kind(node), [])
+        found = next(((like, taken) for like in rest if (taken := _taken(graph, likeness, node, like, one, other)) is not None), None)
+        if found is None:
+            told = node.name or node.outputs[0].name
+            raise NotRepeatableError(f"{node.op_type} {told} of layer {one} has no like in layer {other}")
+        like, taken = found
+        rest.remove(like)
+        likeness.taken.update(taken)
+        likeness.values.update(zip(node.outputs, like.outputs, strict=True))
+    unlike = {node for nodes in left.values() for node in nodes}
+    return likeness, [node for node in graph.layers[other] if node in unlike]
+
+
+def _taken(
+    graph: _Graph, likeness: _Likeness, node: ir.Node, like: ir.Node, one: int, other: int
+) -> dict[ir.Value, ir.Value] | None:  # fmt: skip
+    """What two nodes that are alike take from outside of their layers; None if they are not alike."""
+    taken: dict[ir.Value, ir.Value] = {}
+    for value, wanted in zip(node.inputs, like.inputs, strict=True):
+        labels = graph.label(value, one), graph.label(wanted, other)
+        if labels != (None, None):
+            if labels[0] != labels[1]:
+                return None
+            continue
+        assert value is not None and wanted is not None
+        if value in likeness.values:
+            if likeness.values[value] is not wanted:
+                return None
+        elif graph.place[value] == one or graph.place[wanted] == other or likeness.taken.get(value, taken.get(value, wanted)) is not wanted:
+            return None
+        else:
+            taken[value] = wanted
+    for value, wanted in zip(node.outputs, like.outputs, strict=True):
+        if value.is_graph_output() != wanted.is_graph_output():
+            return None
+        if value.is_graph_output():
+            port, wanted_port = PORT.match(value.name or ""), PORT.match(wanted.name or "")
+            if port is None or wanted_port is None or (int(port[2]) - one, port[3]) != (int(wanted_port[2]) - other, wanted_port[3]):
+                return None
+    return taken
+
+
+class _Likenesses:
+    """All layers but the first as the first one of their kind; what follows the last layer is taken off it."""
+
+    def __init__(self, graph: _Graph) -> None:
+        self.graph, stack = graph, graph.stack
+        last = len(stack.kept) - 1
+        self.kinds = [stack.kinds[layer] for layer in stack.kept]
+        before = next((layer for layer in range(1, last) if self.kinds[layer] == self.kinds[last]), None)
+        if before is None:
+            raise NotRepeatableError("the last layer is unlike all others")
+        _, self.after = _liken(graph, before, last)
+        end = set(self.after)
+        graph.layers[last] = [node for node in graph.layers[last] if node not in end]
+        self.first: dict[int, int] = {}
+        self._of: dict[int, _Likeness] = {}
+        for layer in range(1, last + 1):
+            first = self.first.setdefault(self.kinds[layer], layer)
+            self._of[layer], rest = _liken(graph, first, layer)
+            if rest:
+                raise NotRepeatableError(f"{rest[0].op_type} {rest[0].name} of layer {layer} has no like in layer {first}")
+        for layer in range(1, last + 1):
+            self._check_taken(layer)
+
+    def _check_taken(self, layer: int) -> None:
+        """What two layers take must be the same thing, or come from the layer before, there from the same place."""
+        first = self.first[self.kinds[layer]]
+        for value, wanted in self._of[layer].taken.items():
+            if value is wanted and self.graph.place[value] == SHARED:
+                continue
+            if (self.graph.place[value], self.graph.place[wanted]) != (first - 1, layer - 1):
+                raise NotRepeatableError(f"layer {layer} takes {wanted.name} from elsewhere than the layer before")
+            if first > 1 and self.kinds[first - 1] == self.kinds[layer - 1] and self.moved(value, first - 1, layer - 1) is not wanted:
+                raise NotRepeatableError(f"layer {layer} takes {wanted.name}, and layer {first} something else")
+
+    def moved(self, value: ir.Value, one: int, other: int) -> ir.Value:
+        """A value of layer `one` as the value in its place in layer `other`, which is of the same kind."""
+        if one == other:
+            return value
+        if 0 in (one, other) or self.kinds[one] != self.kinds[other]:
+            raise NotRepeatableError(f"layer {other} can't stand for layer {one}")
+        back = {like: mine for mine, like in self._of[one].values.items()}
+        return self._of[other].values[back[value]]
+
+
+def repeat(model: ir.Model, sources: Mapping[str, Source], stack: Stack) -> tuple[ir.Model, dict[str, Source]]:
+    """The graph of all layers, and the sources of its weights."""
+    return _Repeater(_Graph(model, sources, stack)).run()
+
+
+class _Repeater:
+    def __init__(self, graph: _Graph) -> None:
+        self.graph, self.stack = graph, graph.stack
+        self.likes = _Likenesses(graph)
+        self.nodes: list[ir.Node] = []
+        self.weights: dict[str, ir.Value] = {}
+        self.sources: dict[str, Source] = {}
+        self.inputs: dict[str, ir.Value] = {}
+        self.made: dict[ir.Value, ir.Value] = {}
+        """Value before all layers → its value in the deep graph."""
+
+    def run(self) -> tuple[ir.Model, dict[str, Source]]:
+        """See `repeat`."""
+        before, ports = self.graph.model.graph, self._ports()
+        for value in before.inputs:
+            if not PORT.match(value.name or ""):
+                self.made[value] = self._input(value, value.name or "")
+        for layer in range(len(self.stack.kinds)):
+            for kind, value in ports.items():
+                self._input(value, f"past_key_values.{layer}.{kind}")
+        self._emit(self.graph.layers.get(SHARED, []), self.made, lambda value: self._outer(value, 0), str)
+        outputs: dict[str, ir.Value] = {}
+        previous: dict[ir.Value, ir.Value] = {}
+        stands = self._stand_ins()
+        for layer, copied in enumerate(stands):
+            previous = self._layer(layer, copied, stands[layer - 1] if layer else 0, previous, outputs)
+        last = len(self.stack.kept) - 1
+        ends = dict(self.made)
+
+        def of_last(value: ir.Value) -> ir.Value:
+            return previous[self.likes.moved(value, last, stands[-1])] if self._place(value) == last else self._outer(value, last)
+
+        self._emit(self.likes.after, ends, of_last, str)
+        names = [value.name or "" for value in before.outputs if not PORT.match(value.name or "")]
+        found = {value.name: ends[value] for value in before.outputs if value in ends}
+        kinds = [port[3] for value in before.outputs if (port := PORT.match(value.name or "")) and int(port[2]) == 0]
+        listed = [
+            *(found[name] for name in names),
+            *(outputs[f"present.{layer}.{kind}"] for layer in range(len(stands)) for kind in kinds),
+        ]
+        graph = ir.Graph(
+            list(self.inputs.values()), listed, nodes=self.nodes, initializers=list(self.weights.values()),
+            opset_imports=dict(before.opset_imports), name=before.name,
+        )  # fmt: skip
+        made = ir.Model(graph, ir_version=self.graph.model.ir_version)
+        return made, self.sources
+
+    def _ports(self) -> dict[str, ir.Value]:
+        """Kind of a cache's port → that of the first layer."""
+        found = [(value, PORT.match(value.name or "")) for value in self.graph.model.graph.inputs]
+        return {port[3]: value for value, port in found if port is not None and int(port[2]) == 0}
+
+    def _stand_ins(self) -> list[int]:
+        """For each layer of the deep model, the layer of the graph that is copied for it."""
+        kinds, short = self.stack.kinds, self.likes.kinds
+        by_pair: dict[tuple[int, int], int] = {}
+        for layer, pair in enumerate(pairwise(short[1:]), start=2):
+            by_pair.setdefault(pair, layer)
+        if self.stack.kept[1] != 1 or any(pair not in by_pair for pair in pairwise(kinds[1:])):
+            raise NotRepeatableError("a kind of layer follows another one that it does not follow in the graph")
+        return [0, 1, *(by_pair[pair] for pair in pairwise(kinds[1:]))]
+
+    def _place(self, value: ir.Value) -> int:
+        return self.graph.place.get(value, SHARED)
+
+    def _layer(
+        self, layer: int, copied: int, before: int, previous: Mapping[ir.Value, ir.Value], outputs: dict[str, ir.Value]
+    ) -> dict[ir.Value, ir.Value]:  # fmt: skip
+        """Copy a layer of the graph as layer `layer` of the deep model; gives value → its copy."""
+        made: dict[ir.Value, ir.Value] = {}
+
+        def outer(value: ir.Value) -> ir.Value:
+            if self._place(value) == SHARED:
+                return self._outer(value, copied, layer)
+            if self._place(value) != copied - 1:
+                raise NotRepeatableError(f"layer {copied} takes {value.name} from layer {self._place(value)}")
+            return previous[self.likes.moved(value, copied - 1, before)]
+
+        def name(text: str) -> str:
+            port = PORT.match(text)
+            return f"{port[1]}.{layer}.{port[3]}" if port else f"{text}.{layer}" if layer > 1 else text
+
+        self._emit(self.graph.layers[copied], made, outer, name)
+        for value, copy in made.items():
+            if value.is_graph_output():
+                outputs[copy.name or ""] = copy
+        return made
+
+    def _outer(self, value: ir.Value, copied: int, layer: int | None = None) -> ir.Value:
+        """A weight, a constant, an input, or what is computed before all layers, for a copy of layer `copied` as layer `layer`."""
+        if value.is_initializer():
+            return self._weight(value, copied, layer)
+        port = PORT.match(value.name or "") if value.is_graph_input() else None
+        if port is not None:
+            number = int(port[2])
+            return self.inputs[f"{port[1]}.{self.stack.kept[number] if layer is None or number != copied else layer}.{port[3]}"]
+        if value not in self.made:
+            raise NotRepeatableError(f"{value.name} is read outside of its layer")
+        return self.made[value]
+
+    def _weight(self, value: ir.Value, copied: int, layer: int | None) -> ir.Value:
+        source, name = self.graph.sources.get(value.name or ""), value.name or ""
+        if source is not None:
+            at = self.graph.layer_of(value)
+            if at != SHARED:
+                number = layer if layer is not None and at == copied else self.stack.kept[at]
+                source = source.renamed(lambda tensor: self._numbered(tensor, number))
+                name = f"{source.tensors[0]}{'.turned' if source.turned else ''}{f'.{name}' if source.parts or source.added else ''}"
+            if self.sources.setdefault(name, source) != source:  # the same tensor in another shape
+                name = f"{name}.{'x'.join(map(str, source.shape))}"
+                self.sources[name] = source
+        if name not in self.weights:
+            self.weights[name] = ir.Value(
+                name=name, shape=value.shape, type=value.type, const_value=None if source is not None else value.const_value
+            )
+        return self.weights[name]
+
+    def _numbered(self, tensor: str, layer: int) -> str:
+        return f"{self.stack.prefix}{layer}.{tensor.removeprefix(self.stack.prefix).partition('.')[2]}"
+
+    def _input(self, value: ir.Value, name: str) -> ir.Value:
+        self.inputs[name] = ir.Value(name=name, shape=value.shape, type=value.type)
+        return self.inputs[name]
+
+    def _emit(
+        self, nodes: Iterable[ir.Node], made: dict[ir.Value, ir.Value], outer: Callable[[ir.Value], ir.Value], name: Callable[[str], str]
+    ) -> None:  # fmt: skip
+        """Copy nodes; `made` gets each value's copy."""
+        for node in nodes:
+            inputs = [None if value is None else made[value] if value in made else outer(value) for value in node.inputs]
+            copy = ir.Node(
+                node.domain, node.op_type, inputs, attributes=list(node.attributes.values()), overload=node.overload,
+                num_outputs=len(node.outputs), version=node.version, name=name(node.name) if node.name else None,
+            )  # fmt: skip
+            for value, output in zip(node.outputs, copy.outputs, strict=True):
+                output.name, output.shape, output.type = name(value.name or ""), value.shape, value.type
+                made[value] = output
+            self.nodes.append(copy)

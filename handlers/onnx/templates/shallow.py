@@ -1,0 +1,150 @@
+"""A small stand-in for a model: the same configuration with a few of its layers, fewer tokens, and weights drawn at random.
+
+It is written as a folder of transformers, so that it is traced, checked and optimized like any other. Since the weights are random, no two
+are equal (a graph's tools would store them once), and nothing in the graph can come from the weights of one checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.values import Json
+from handlers.models.files import read_json
+from handlers.models.folder import ModelFolder
+from handlers.onnx.templates.weights import Weights
+
+TOKENS = 509
+"""Size of the vocabulary: a prime, which no other size of a model is."""
+_NUMBERED = re.compile(r"^((?:[^.]+\.)*?)(\d+)\.(.+)$")
+_OPERATION = "make a template of the graph"
+
+
+class NoTemplateError(Exception):
+    """No template can be made of a model; the message says why."""
+
+
+def numbered(name: str) -> tuple[str, int, str] | None:
+    """A tensor's name as (what stands before the layer's number, the number, what follows); None if there is no number."""
+    found = _NUMBERED.match(name)
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+def prefix_of(names: Sequence[str], depth: int) -> str:
+    """What stands before the number in the names of the tensors of `depth` layers. NoTemplateError where that is not one text."""
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        if parts := numbered(name):
+            layers.setdefault(parts[0], set()).add(parts[1])
+    fitting = [prefix for prefix, numbers in layers.items() if numbers == set(range(depth))]
+    if len(fitting) != 1:
+        raise NoTemplateError(f"the files do not name the tensors of {depth} layers in one way")
+    return fitting[0]
+
+
+def write(source: Path, target: Path, kept: Sequence[int], depth: int, *, fewer_tokens: bool) -> tuple[Weights, int]:
+    """Write the stand-in for the model of `source` into `target`; gives its weights, and its vocabulary's size if that is another one.
+
+    `kept` are the layers that it has, all if it is empty. NoTemplateError for weights that can't be drawn.
+    """
+    weights = Weights(source)
+    config: dict[str, Any] = read_json(source / "config.json", _OPERATION)
+    prefix = prefix_of(list(weights.infos), depth) if kept else ""
+    text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    vocabulary = _vocabulary(text) if fewer_tokens else 0
+    if kept:
+        _cut(config, text, kept, depth)
+    if vocabulary:
+        text["vocab_size"] = TOKENS
+        _forget_tokens(config, text)
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(config))
+    for path in source.rglob("*.json"):
+        if path.parent != source or path.name in ("modules.json", "sentence_bert_config.json"):
+            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.relative_to(source))
+    numbers = {layer: number for number, layer in enumerate(kept)}
+
+    def renamed(name: str) -> str | None:
+        parts = numbered(name)
+        if not kept or parts is None or parts[0] != prefix:
+            return name
+        return f"{prefix}{numbers[parts[1]]}.{parts[2]}" if parts[1] in numbers else None
+
+    def sizes(info: TensorInfo) -> tuple[int, ...]:
+        return tuple(TOKENS if vocabulary and size == vocabulary else size for size in info.shape)
+
+    for folder, infos in weights.folders.items():
+        named = {new: info for name, info in infos.items() if (new := renamed(name)) is not None}
+        drawn = dict(_drawn(named, sizes, functools.partial(weights.stored, folder)))
+        save_file(drawn, target / folder / "model.safetensors", metadata={"format": "pt"})
+    return Weights(target), vocabulary
+
+
+def _vocabulary(text: Json) -> int:
+    """The vocabulary's size, if a smaller one can be told from every other size of the model; else 0."""
+    size = text.get("vocab_size")
+    others = [value for key, value in text.items() if isinstance(value, int) and not isinstance(value, bool) and key != "vocab_size"]
+    return size if isinstance(size, int) and size > 2 * TOKENS and size not in others and TOKENS not in others else 0
+
+
+def _forget_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
+    """Take out numbers of tokens that are no longer there."""
+    for one in (config, text):
+        for key, value in list(one.items()):
+            values = value if isinstance(value, list) else [value]
+            if key.endswith("token_id") and any(isinstance(number, int) and number >= TOKENS for number in values):
+                one[key] = None
+
+
+def _cut(config: dict[str, Any], text: dict[str, Any], kept: Sequence[int], depth: int) -> None:
+    """Let a configuration be that of a model with the layers `kept`; what is listed for each layer is kept for those."""
+    loaded: Any = transformers.CONFIG_MAPPING[config["model_type"]]
+    name = loaded.attribute_map.get("num_hidden_layers", "num_hidden_layers") if text is config else "num_hidden_layers"
+    if text.get(name) != depth:
+        raise NoTemplateError(f"the configuration does not say {depth} layers as {name}")
+    text[name] = len(kept)
+    for key, value in text.items():
+        if isinstance(value, list) and len(value) == depth:
+            text[key] = [value[layer] for layer in kept]
+
+
+def _drawn(
+    infos: Mapping[str, TensorInfo], sizes: Callable[[TensorInfo], tuple[int, ...]], stored: Callable[[TensorInfo], np.ndarray]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name → tensor: matrices that keep the size of what they multiply, factors around 1, terms around 0; integers are copied."""
+    generator = torch.Generator().manual_seed(23)
+    for name, info in infos.items():
+        known = DTYPES.get(info.dtype)
+        dtype = getattr(torch, known[0]) if known else None
+        if dtype is None or (dtype.is_floating_point and dtype.itemsize < 2) or dtype.is_complex:
+            raise NoTemplateError(f"the weight {name} is stored as {info.dtype}")
+        if not dtype.is_floating_point:
+            yield name, torch.from_numpy(stored(info).copy()).view(dtype).reshape(info.shape)
+            continue
+        shape = sizes(info)
+        tensor = torch.empty(shape).normal_(generator=generator)
+        if len(shape) > 1:
+            tensor *= 1 / math.sqrt(max(1, min(shape[-2:])))
+        elif name.endswith("bias"):
+            tensor *= 0.1
+        else:
+            tensor = 1 + 0.1 * tensor
+        yield name, tensor.to(dtype)
+
+
+def pickled(source: Path) -> bool:
+    """Whether the model's weights are not in safetensors."""
+    return ModelFolder(source).pickled

@@ -1,0 +1,172 @@
+"""Which tensor of a model's files each weight of its graph is: found by content, never by name, so that it can be filled from other files.
+
+Called when a template is made, of a model whose weights were drawn at random: there no two tensors are alike, and what a tool computed of
+a weight is like none of them. A weight may be stored as it is, turned, in another shape, or put together from several tensors (the
+projections of attention side by side, the experts of a layer above each other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+MOST_PARTS = 4096
+"""Tensors that one weight may be put together from."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a weight comes from: one tensor, or parts that are joined along `axis` (None: stacked along a new first axis)."""
+
+    shape: tuple[int, ...]
+    tensor: str = ""
+    turned: bool = False
+    """The tensor's two axes are exchanged."""
+    added: float = 0.0
+    """What is added to all values: some norms multiply by 1 + weight, which tools compute beforehand."""
+    parts: tuple[Source, ...] = ()
+    axis: int | None = None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors in it."""
+        return (self.tensor,) if self.tensor else tuple(name for part in self.parts for name in part.tensors)
+
+    def renamed(self, rename: Callable[[str], str]) -> Source:
+        """The same of other tensors."""
+        parts = tuple(part.renamed(rename) for part in self.parts)
+        return replace(self, tensor=rename(self.tensor) if self.tensor else "", parts=parts)
+
+    def resized(self, size: Callable[[int], int]) -> Source:
+        """The same of tensors with other sizes; `size` gives the new one of each."""
+        return replace(self, shape=tuple(map(size, self.shape)), parts=tuple(part.resized(size) for part in self.parts))
+
+    def read(self, tensor: Callable[[str], np.ndarray]) -> np.ndarray:
+        """The weight, contiguous; `tensor` gives a tensor by its name. ValueError where the sizes don't fit."""
+        if self.parts:
+            parts = [part.read(tensor) for part in self.parts]
+            found = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
+        else:
+            found = tensor(self.tensor)
+            found = found.T if self.turned else found
+            found = found + np.float32(self.added) if self.added else found
+        if math.prod(found.shape) != math.prod(self.shape):
+            raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {found.shape}, not {self.shape}")
+        return np.ascontiguousarray(found).reshape(self.shape)
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON values."""
+        if self.parts:
+            return {"shape": list(self.shape), "axis": self.axis, "parts": [part.to_json() for part in self.parts]}
+        return {"shape": list(self.shape), "tensor": self.tensor, "turned": self.turned, "added": self.added}
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> Source:
+        """What `to_json` gave. KeyError, TypeError or ValueError for anything else."""
+        shape, parts, axis = value["shape"], value.get("parts", []), value.get("axis")
+        if not isinstance(shape, list) or not isinstance(parts, list) or not (axis is None or isinstance(axis, int)):
+            raise TypeError("a source has a shape, and parts or a tensor")
+        found = Source(
+            tuple(int(size) for size in shape), str(value.get("tensor", "")), bool(value.get("turned")),
+            float(str(value.get("added", 0.0))), tuple(Source.from_json(part) for part in parts), axis,
+        )  # fmt: skip
+        if bool(found.tensor) == bool(found.parts):
+            raise ValueError("a source has parts or a tensor")
+        return found
+
+
+Ends = tuple[int, float, float]
+"""Number of elements, the first and the last one: what two tensors that are equal, or turned, have in common."""
+
+
+@dataclass
+class Finder:
+    """Finds arrays among the tensors of a model; all are fp32, as the graph has them."""
+
+    tensors: Mapping[str, np.ndarray]
+    _by_ends: dict[Ends, list[str]] = field(default_factory=dict)
+    _by_first: dict[float, list[str]] = field(default_factory=dict)
+    _by_size: dict[int, list[str]] = field(default_factory=dict)
+    """Of vectors."""
+
+    def __post_init__(self) -> None:
+        for name, tensor in self.tensors.items():
+            if tensor.size:
+                self._by_ends.setdefault(_ends(tensor), []).append(name)
+                self._by_first.setdefault(float(tensor.flat[0]), []).append(name)
+            if tensor.ndim == 1:
+                self._by_size.setdefault(tensor.size, []).append(name)
+
+    def find(self, array: np.ndarray) -> Source | None:
+        """Where a weight comes from; None if it is made of no tensors of the model."""
+        if array.dtype != np.float32 or array.size == 0:
+            return None
+        return self._whole(array) or self._raised(array) or self._stacked(array) or self._joined(array, 0) or self._joined(array, 1)
+
+    def _whole(self, array: np.ndarray) -> Source | None:
+        for name in self._by_ends.get(_ends(array), ()):
+            tensor = self.tensors[name]
+            if tensor.shape == array.shape and np.array_equal(tensor, array):
+                return Source(array.shape, name)
+            if tensor.ndim == array.ndim == 2 and tensor.shape[::-1] == array.shape and np.array_equal(tensor.T, array):
+                return Source(array.shape, name, turned=True)
+            if np.array_equal(tensor.reshape(-1), array.reshape(-1)):
+                return Source(array.shape, name)
+        return None
+
+    def _raised(self, array: np.ndarray) -> Source | None:
+        """A vector and 1, as it is in norms that multiply by 1 + weight."""
+        if array.ndim == 0 or array.size != max(array.shape):
+            return None
+        for name in self._by_size.get(array.size, ()):
+            if np.array_equal(self.tensors[name] + np.float32(1), array.reshape(-1)):
+                return Source(array.shape, name, added=1.0)
+        return None
+
+    def _stacked(self, array: np.ndarray) -> Source | None:
+        if array.ndim < 3 or len(array) > MOST_PARTS:
+            return None
+        parts = _all(self.find(part) for part in array)
+        return Source(array.shape, parts=parts) if parts else None
+
+    def _joined(self, array: np.ndarray, axis: int) -> Source | None:
+        """Two tensors or more side by side, each of them as it is or turned."""
+        if array.ndim <= axis or array.ndim > 2:
+            return None
+        parts: list[Source] = []
+        done, length = 0, array.shape[axis]
+        while done < length and len(parts) < MOST_PARTS:
+            rest = array[done:] if axis == 0 else array[:, done:]
+            part = next(filter(None, (self._beginning(rest, axis, name) for name in self._by_first.get(float(rest.flat[0]), ()))), None)
+            if part is None:
+                return None
+            parts.append(part)
+            done += part.shape[axis]
+        return Source(array.shape, parts=tuple(parts), axis=axis) if done == length and len(parts) > 1 else None
+
+    def _beginning(self, rest: np.ndarray, axis: int, name: str) -> Source | None:
+        tensor = self.tensors[name]
+        for turned in (False, True) if tensor.ndim == 2 else (False,):
+            one = tensor.T if turned else tensor
+            if one.ndim == rest.ndim and one.shape[axis] <= rest.shape[axis]:
+                head = rest[: one.shape[0]] if axis == 0 else rest[:, : one.shape[1]]
+                if head.shape == one.shape and np.array_equal(head, one):
+                    return Source(one.shape, name, turned)
+        return None
+
+
+def _all(found: Iterable[Source | None]) -> tuple[Source, ...]:
+    """All of them, or nothing where one is missing."""
+    parts = []
+    for one in found:
+        if one is None:
+            return ()
+        parts.append(one)
+    return tuple(parts)
+
+
+def _ends(array: np.ndarray) -> Ends:
+    return array.size, float(array.flat[0]), float(array.flat[-1])

@@ -1,0 +1,179 @@
+"""Templates on disk: graphs without weights in the folder that jobs share, under a key of all that they depend on.
+
+A template appears by one rename; of two jobs that make the same one, the second leaves the first one's in place. A template that is
+damaged, or of another version, is as good as none. Free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from pydantic import Field, ValidationError
+
+from daemon.contract import cpu
+from daemon.contract.values import Frozen, Json
+from handlers.models.files import read_json
+from handlers.onnx.templates.sources import Source
+from handlers.onnx.templates.weights import Weights
+
+FOLDER = "onnx-templates"
+FILE = "template.json"
+VERSION = 1
+LIMIT = 64
+"""Templates that are kept; those that were not used for the longest time go first."""
+LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxslim", "numpy")
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+"""Keys of a configuration that no graph depends on: graphs are made in fp32, and say themselves whether there is a cache."""
+_OPERATION = "find the template of the graph"
+
+
+class Record(Frozen):
+    """What a template says of itself."""
+
+    version: int
+    files: dict[str, str]
+    """Graph → SHA-256 of its file."""
+    roles: dict[str, str]
+    """Role → graph."""
+    sources: dict[str, dict[str, Json]]
+    """Graph → weight → where it comes from, as `Source.to_json` has it."""
+    opset: int
+    seconds: float
+    """What it took to make."""
+    layers: tuple[int, ...] = ()
+    """Numbers of the layers that were traced; () for all."""
+    error: float = 0.0
+    """Largest error of the traced graph against torch, with random weights."""
+    why_whole: str = ""
+    """Why all layers were traced."""
+    warnings: tuple[str, ...] = ()
+    optimization: Json = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template on disk."""
+
+    folder: Path
+    record: Record
+
+    def graphs(self) -> dict[str, tuple[ir.Model, dict[str, Source]]]:
+        """File → (graph, sources of its weights). OSError or ValueError where it is damaged."""
+        found = {}
+        for name, digest in self.record.files.items():
+            if hashlib.sha256((self.folder / name).read_bytes()).hexdigest() != digest:
+                raise ValueError(f"{name} is not what was written")
+            sources = {weight: Source.from_json(one) for weight, one in self.record.sources[name].items()}
+            found[name] = ir.load(self.folder / name), sources
+        return found
+
+    def remove(self) -> None:
+        """Forget it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def key_of(source: Path, weights: Weights, strategy: str, opset: int, options: Json) -> str:
+    """Digest of all that a template depends on: configuration, names and sizes of the weights, options, libraries, this code, the
+    processor (on which the optimization was timed)."""
+    config = read_json(source / "config.json", _OPERATION)
+    plain = {name: value for name, value in config.items() if name not in _VOLATILE}
+    others = {
+        str(path.relative_to(source)): path.read_text("utf-8")
+        for path in sorted((*source.glob("modules.json"), *source.glob("sentence_bert_config.json"), *source.glob("*/config.json")))
+    }
+    known = {
+        "version": VERSION, "config": plain, "others": others, "strategy": strategy, "opset": opset, "options": options,
+        "weights": sorted((name, info.dtype, info.shape) for name, info in weights.infos.items()),
+        "libraries": {name: _version(name) for name in LIBRARIES}, "code": _code(), "cpu": [cpu.here().model, *cpu.here().features],
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _code() -> str:
+    """Digest of the package that makes templates, of which a checkout may have changed without another version."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Store:
+    """The templates below a cache folder."""
+
+    def __init__(self, cache: Path) -> None:
+        self._root = cache / FOLDER
+
+    def get(self, key: str) -> Template | None:
+        """The template of a key; one that can't be used is removed."""
+        folder = self._root / key
+        try:
+            record = Record.model_validate_json((folder / FILE).read_bytes())
+            template = Template(folder, record)
+            if record.version != VERSION:
+                raise ValueError("another version")
+            template.graphs()
+        except FileNotFoundError:
+            if folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            return None
+        except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return template
+
+    def put(
+        self, key: str, models: Mapping[str, tuple[ir.Model, Mapping[str, Source]]], scratch: Path, facts: Mapping[str, Any]
+    ) -> Template:
+        """Write a template in `scratch` and move it to its place; where that can't be done it stays there, for this job alone."""
+        made = scratch / f"template-{key}"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        for name, (model, _) in models.items():
+            ir.save(model, made / name)
+        record = Record(
+            version=VERSION, files={name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in models},
+            sources={name: {weight: one.to_json() for weight, one in sources.items()} for name, (_, sources) in models.items()}, **facts,
+        )  # fmt: skip
+        (made / FILE).write_text(record.model_dump_json())
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            arriving = self._root / f".{key}.{os.getpid()}"
+            shutil.rmtree(arriving, ignore_errors=True)
+            shutil.copytree(made, arriving)
+            try:
+                os.rename(arriving, self._root / key)
+            except OSError:  # another job was faster
+                shutil.rmtree(arriving, ignore_errors=True)
+            self._limit()
+        except OSError:
+            pass
+        return Template(made, record)
+
+    def remove(self, key: str) -> None:
+        """Forget the template of a key."""
+        shutil.rmtree(self._root / key, ignore_errors=True)
+
+    def _limit(self) -> None:
+        found: Sequence[Path] = sorted((path for path in self._root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for path in found[:-LIMIT]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,43 @@
+"""The tensors of a folder's safetensors files as fp32, read from the mapped files when they are asked for. Free of torch."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from daemon.contract.safetensors import TensorInfo, parse_header
+from handlers.models.folder import ModelFolder
+
+_NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+class Weights:
+    """All tensors of a model, those of the modules in its subfolders too, by names that say the folder: "2_Dense/linear.weight"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folders: dict[str, dict[str, TensorInfo]] = {"": ModelFolder(folder).headers}
+        for path in sorted(folder.glob("*/*.safetensors")):
+            self.folders.setdefault(path.parent.name, {}).update(parse_header(path))
+
+    @functools.cached_property
+    def infos(self) -> dict[str, TensorInfo]:
+        """Name → tensor."""
+        return {f"{folder}/{name}" if folder else name: info for folder, infos in self.folders.items() for name, info in infos.items()}
+
+    @functools.cache  # noqa: B019  (lives as long as the weights do)
+    def _file(self, path: Path) -> np.memmap:
+        return np.memmap(path, np.uint8, mode="r")
+
+    def fp32(self, name: str) -> np.ndarray:
+        """A tensor: a view of the file where it is stored as fp32, else a copy. KeyError for one that is not there."""
+        info, folder = self.infos[name], name.rpartition("/")[0]
+        raw: np.ndarray = self.stored(folder, info).view(_NUMPY[info.dtype])
+        return raw.reshape(info.shape).astype(np.float32, copy=False)
+
+    def stored(self, folder: str, info: TensorInfo) -> np.ndarray:
+        """The bytes of a tensor of `folder`, uint8."""
+        return self._file(self.folder / folder / info.file)[info.start : info.end]

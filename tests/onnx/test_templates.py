@@ -1,0 +1,260 @@
+"""A graph is traced once for an architecture, of few layers, and filled for each checkpoint: equal to the one that is traced whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from handlers.onnx.export import templated
+from handlers.onnx.templates import layers, repetition
+from handlers.onnx.templates.sources import Finder, Source
+from handlers.onnx.templates.store import FILE, FOLDER, Store
+from handlers.onnx.tracing.strategies import STRATEGIES, named
+from tests.onnx.conftest import Exported
+from tests.onnx.deep_models import MODELS, canonical, job, make, run
+from tests.sharing import shared
+
+DYNAMO = named(STRATEGIES, "dynamo-eager")
+WHOLE = {"Marian", "T5"}
+
+
+def used(exported: Exported) -> tuple[str, list[int]]:
+    """How the template was used, and the layers that were traced."""
+    told: Any = exported.output.figures["template"]
+    return told["used"], told.get("layers", [])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Exported, Path]:
+    """A Llama of five layers, exported by a template, and the cache with that template. Read only."""
+
+    def export(folder: Path) -> tuple[Exported, Path]:
+        return run(job(folder / "job", make(folder / "model", "Llama", num_hidden_layers=5))), folder / "job" / "cache"
+
+    return shared(tmp_path_factory, "template-llama", export)
+
+
+def of_own(llama: tuple[Exported, Path], tmp_path: Path) -> Path:
+    """A copy of the cache that a test may damage."""
+    return shutil.copytree(llama[1], tmp_path / "cache")
+
+
+def assert_as_traced(source: Path, exported: Exported, folder: Path) -> None:
+    """The graph is the one that tracing the whole model gives: what every output computes, and all nodes."""
+    traced = run(job(folder, source, templates=False))
+    assert canonical(exported.folder / "model.onnx") == canonical(traced.folder / "model.onnx")
+
+
+def test_a_few_layers_are_traced_and_the_graph_is_the_one_of_the_whole_model(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    assert used(llama[0]) == ("made", [0, 1, 4])
+    assert_as_traced(llama[0].source, llama[0], tmp_path)
+
+
+def test_the_next_checkpoint_is_filled_without_tracing(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(tmp_path / "model", "Llama", seed=4, num_hidden_layers=5)
+    monkeypatch.setattr(templated.building, "trace", lambda *_: pytest.fail("it was traced"))
+    found = run(job(tmp_path / "job", source, llama[1]))
+    monkeypatch.undo()
+    assert used(found) == ("kept", [0, 1, 4]) and float(str(found.output.figures["relative_error"])) < 1e-5
+    metadata = ir.load(found.folder / "model.onnx").metadata_props
+    assert metadata["ckptd.run"] == "demo" and "ckptd.version" in metadata
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"source": {"rms_norm_eps": 1e-5}}, {"source": {"rope_theta": 5000.0}}, {"source": {"intermediate_size": 96}},
+        {"source": {"num_hidden_layers": 6}}, {"source": {"hidden_act": "gelu"}}, {"opset": 20}, {"cache": False}, {"optimize": "basic"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_configuration_or_option_is_another_template(changed: dict[str, Any], llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    options = {name: value for name, value in changed.items() if name != "source"}
+    source = make(tmp_path / "model", "Llama", **{"num_hidden_layers": 5, **changed["source"]}) if "source" in changed else llama[0].source
+    assert templated.key_for(job(tmp_path / "job", source, **options), DYNAMO) != templated.key_for(
+        job(tmp_path / "other", llama[0].source), DYNAMO
+    )
+
+
+def test_other_weights_names_and_libraries_make_the_key(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = templated.key_for(job(tmp_path / "a", llama[0].source), DYNAMO)
+    assert one == templated.key_for(job(tmp_path / "b", make(tmp_path / "model", "Llama", seed=9, num_hidden_layers=5)), DYNAMO)
+    assert one != templated.key_for(job(tmp_path / "c", llama[0].source), named(STRATEGIES, "dynamo-sdpa"))
+    monkeypatch.setattr("handlers.onnx.templates.store.version", lambda name: "0")
+    assert one != templated.key_for(job(tmp_path / "d", llama[0].source), DYNAMO)
+
+
+@pytest.mark.parametrize("damage", ["graph", "record", "no record", "no graph", "version", "source"])
+def test_a_damaged_template_is_none(damage: str, llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    cache = of_own(llama, tmp_path)
+    (folder,) = (cache / FOLDER).iterdir()
+    record = json.loads((folder / FILE).read_bytes())
+    if damage == "graph":
+        content = bytearray((folder / "model.onnx").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / "model.onnx").write_bytes(bytes(content))
+    elif damage in ("no record", "no graph"):
+        (folder / (FILE if damage == "no record" else "model.onnx")).unlink()
+    elif damage == "record":
+        (folder / FILE).write_text("{")
+    elif damage == "version":
+        (folder / FILE).write_text(json.dumps({**record, "version": 0}))
+    else:
+        record["sources"]["model.onnx"]["model.layers.2.mlp.up_proj.weight.turned"] = {"shape": "?"}
+        (folder / FILE).write_text(json.dumps(record))
+    assert Store(cache).get(folder.name) is None and not folder.exists()
+
+
+def test_a_template_that_fills_weights_into_wrong_places_is_noticed_and_forgotten(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    cache = of_own(llama, tmp_path)
+    (folder,) = (cache / FOLDER).iterdir()
+    record = json.loads((folder / FILE).read_bytes())
+    table = record["sources"]["model.onnx"]
+    one, other = (f"model.layers.{layer}.mlp.up_proj.weight.turned" for layer in (2, 3))
+    table[one], table[other] = table[other], table[one]
+    (folder / FILE).write_text(json.dumps(record))
+    found = run(job(tmp_path / "job", llama[0].source, cache))
+    told: Any = found.output.figures["template"]
+    assert told["used"] == "no" and "differ from torch's" in told["reason"] and list((cache / FOLDER).iterdir()) == []
+    assert float(str(found.output.figures["relative_error"])) < 1e-5
+
+
+@pytest.mark.parametrize("change", ["constant", "attribute", "shape", "buffer", "activation"])
+def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(make(tmp_path / "model", "Llama", num_hidden_layers=5))
+    assert layers.of_model(model).kinds == (0,) * 5  # type: ignore[union-attr]
+    layer = model.model.layers[2]
+    if change == "constant":
+        layer.post_attention_layernorm.variance_epsilon *= 2
+    elif change == "attribute":
+        layer.self_attn.scaling *= 1.5
+    elif change == "shape":
+        layer.mlp.down_proj.bias = torch.nn.Parameter(torch.zeros(64))
+    elif change == "buffer":
+        for number, one in enumerate(model.model.layers):
+            one.register_buffer("offsets", torch.tensor([1.0, 2.0 if number == 2 else 3.0]))
+    else:
+        layer.mlp.act_fn = torch.nn.GELU()
+    assert layers.of_model(model).kinds == (0, 0, 1, 0, 0)  # type: ignore[union-attr]
+
+
+def test_what_the_kinds_do_not_show_is_found_in_the_graph(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    """An attribute, a constant and a weight of one layer are changed in the traced graph itself."""
+    from handlers.onnx.templates import filling, shallow
+
+    weights, _ = shallow.write(llama[0].source, tmp_path / "small", (0, 1, 4), 5, fewer_tokens=False)
+    small = run(job(tmp_path / "job", tmp_path / "small", templates=False))
+    stack = repetition.Stack("model.layers.", (0,) * 5, (0, 1, 4))
+
+    def graph() -> tuple[ir.Model, dict[str, Source]]:
+        model = ir.load(small.folder / "model.onnx")
+        return model, filling.find_sources(model, weights)
+
+    model, sources = graph()
+    deep, _ = repetition.repeat(model, sources, stack)
+    assert len([node for node in deep.graph if node.op_type == "Softmax"]) == 5
+    softmax = [node for node in model.graph if node.op_type == "Softmax"]
+    softmax[1].attributes["axis"] = ir.AttrInt64("axis", 3)
+    with pytest.raises(repetition.NotRepeatableError, match="no like"):
+        repetition.repeat(model, sources, stack)
+    model, sources = graph()
+    other = ir.Value(name="three", const_value=ir.tensor(np.array(3.0, np.float32), name="three"))
+    model.graph.register_initializer(other)
+    power = [node for node in model.graph if node.op_type == "Pow"][4]
+    power.replace_input_with(1, other)
+    with pytest.raises(repetition.NotRepeatableError):
+        repetition.repeat(model, sources, stack)
+    model, sources = graph()
+    names = sorted(name for name, source in sources.items() if "layers.1.mlp.up_proj" in source.tensor)
+    sources[names[0]] = sources[names[0]].renamed(lambda name: name.replace("up_proj", "gate_proj"))
+    with pytest.raises(repetition.NotRepeatableError):
+        repetition.repeat(model, sources, stack)
+
+
+def test_two_jobs_make_the_same_template_at_once(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    (folder,) = (llama[1] / FOLDER).iterdir()
+    template = Store(llama[1]).get(folder.name)
+    assert template is not None
+    facts = {
+        name: getattr(template.record, name) for name in type(template.record).model_fields if name not in ("version", "files", "sources")
+    }
+    store, start, made = Store(tmp_path / "cache"), threading.Barrier(4), []
+
+    def put(number: int) -> None:
+        start.wait()
+        made.append(store.put(folder.name, template.graphs(), tmp_path / str(number), facts))
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 4 and [path.name for path in (tmp_path / "cache" / FOLDER).iterdir()] == [folder.name]
+    found = store.get(folder.name)
+    assert found is not None and found.record == template.record
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_keeps_no_export_from_being_made(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = run(job(tmp_path / "job", llama[0].source, tmp_path / "file" / "cache"))
+    assert used(found) == ("made", [0, 1, 4])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kept"),
+    [
+        ((0,) * 4, ()), ((0,) * 28, (0, 1, 27)), ((0,) * 21 + (1,) * 7, (0, 1, 2, 21, 27)),
+        ((0, 0, 0, 0, 0, 1) * 4 + (0, 0), (0, 1, 2, 5, 6, 7, 11, 25)), ((0, 1) * 12, (0, 1, 2, 3, 4, 23)), ((0,) + (1,) * 15, (0, 1, 15)),
+        (tuple(range(9)), ()), ((0,) * 8 + (1,), ()),
+    ],
+)  # fmt: skip
+def test_the_layers_that_stand_for_all(kinds: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    assert layers.chosen(kinds) == kept
+
+
+def test_weights_are_found_by_content() -> None:
+    random = np.random.default_rng(1)
+    tensors = {f"t{number}": random.normal(size=(6, 4)).astype(np.float32) for number in range(4)}
+    tensors |= {"bias": random.normal(size=8).astype(np.float32), "one": np.array([0.3], np.float32)}
+    finder = Finder(tensors)
+    for array in (
+        tensors["t0"], tensors["t1"].T.copy(), tensors["bias"].reshape(1, 8, 1), tensors["bias"] + np.float32(1), tensors["one"],
+        np.stack([tensors["t2"], tensors["t0"]]), np.stack([tensors["t2"].T, tensors["t0"].T]),
+        np.concatenate([tensors["t1"], tensors["t3"]]), np.concatenate([tensors["t1"].T, tensors["t3"].T, tensors["t0"].T], 1),
+        np.stack([np.concatenate([tensors["t1"], tensors["t3"]]), np.concatenate([tensors["t0"], tensors["t2"]])]),
+    ):  # fmt: skip
+        source = finder.find(array)
+        assert source is not None
+        assert np.array_equal(Source.from_json(json.loads(json.dumps(source.to_json()))).read(tensors.__getitem__), array)
+    assert finder.find(tensors["t0"] * 2) is None and finder.find(tensors["t0"][:3]) is None
+    assert finder.find(np.concatenate([tensors["t0"], tensors["t1"] * 2])) is None and finder.find(np.float32([0.25])) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("optimize", ["none", "all"])
+def test_every_family_is_filled_as_it_is_traced(name: str, optimize: str, tmp_path: Path) -> None:
+    first = run(job(tmp_path / "first", make(tmp_path / "a", name), optimize=optimize))
+    source = make(tmp_path / "b", name, seed=5)
+    filled = run(job(tmp_path / "second", source, tmp_path / "first" / "cache", optimize=optimize))
+    traced = run(job(tmp_path / "traced", source, optimize=optimize, templates=False))
+    depth = max(number for number in (*used(first)[1], 0))
+    assert used(first)[0] == "made" and used(filled)[0] == "kept" and (depth > 0) == (name not in WHOLE)
+    assert float(str(filled.output.figures["relative_error"])) < 2e-5
+    if optimize == "none" and name not in WHOLE:
+        assert canonical(filled.folder / "model.onnx") == canonical(traced.folder / "model.onnx")
