@@ -73,7 +73,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "ModernBERT": (
         "ModernBertConfig", "ModernBertModel",
-        {**_BERT, "num_hidden_layers": 11, "local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1,
+        {**_BERT, "num_hidden_layers": 13, "local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1,
          "sep_token_id": 2, "eos_token_id": 2},
     ),
     "Marian": (

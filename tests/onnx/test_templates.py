@@ -219,7 +219,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_export_from_being_made(llama: t
     ("kinds", "kept"),
     [
         ((0,) * 4, ()), ((0,) * 28, (0, 1, 27)), ((0,) * 21 + (1,) * 7, (0, 1, 2, 21, 27)),
-        ((0, 0, 0, 0, 0, 1) * 4 + (0, 0), (0, 1, 2, 5, 6, 7, 11, 25)), ((0, 1) * 12, (0, 1, 2, 3, 4, 23)), ((0,) + (1,) * 15, (0, 1, 15)),
+        ((0, 0, 0, 0, 0, 1) * 4 + (0, 0), (0, 1, 2, 5, 6, 11, 25)), ((0, 1) * 12, (0, 1, 2, 3, 4, 23)), ((0,) + (1,) * 15, (0, 1, 15)),
         (tuple(range(9)), ()), ((0,) * 8 + (1,), ()),
     ],
 )  # fmt: skip
@@ -252,9 +252,8 @@ def test_every_family_is_filled_as_it_is_traced(name: str, optimize: str, tmp_pa
     first = run(job(tmp_path / "first", make(tmp_path / "a", name), optimize=optimize))
     source = make(tmp_path / "b", name, seed=5)
     filled = run(job(tmp_path / "second", source, tmp_path / "first" / "cache", optimize=optimize))
-    traced = run(job(tmp_path / "traced", source, optimize=optimize, templates=False))
-    depth = max(number for number in (*used(first)[1], 0))
-    assert used(first)[0] == "made" and used(filled)[0] == "kept" and (depth > 0) == (name not in WHOLE)
+    assert used(first)[0] == "made" and used(filled)[0] == "kept"
     assert float(str(filled.output.figures["relative_error"])) < 2e-5
-    if optimize == "none" and name not in WHOLE:
-        assert canonical(filled.folder / "model.onnx") == canonical(traced.folder / "model.onnx")
+    if optimize == "none" and name not in WHOLE:  # onnxruntime's optimizer may fuse what lies between two layers in one of them alone
+        assert used(first)[1]
+        assert_as_traced(source, filled, tmp_path / "traced")

@@ -26,10 +26,11 @@ from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.families.base import Family, extra_facts, has_experts, release
+from handlers.onnx.families.causal import Causal
 from handlers.onnx.families.chain.family import Layered
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.sessions import check_form, described
+from handlers.onnx.graphs.sessions import check_form, described_alone
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates.repetition import NotRepeatableError, Stack
@@ -125,7 +126,9 @@ def _build(task: _Task) -> Built:
     used = "kept" if template else "made"
     task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
     model = task.family.load(task.source, task.strategy.tracing)
-    reference = task.family.refer(model, task.source)
+    # The template's own graph is compared in all shapes, so one of them shows that the weights are in their places.
+    family = task.family.briefly() if isinstance(task.family, Causal) else task.family
+    reference = family.refer(model, task.source)
     found = None if template else layers.of_model(model)
     release(model)
     del model
@@ -161,13 +164,14 @@ def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:
         models[name] = model
     apart = task.strategy.external or context.work.options(OnnxOptions).external_data == "always"
     task.scratch.mkdir(parents=True, exist_ok=True)
-    written = graph_file.write(models, staging, staging if apart else task.scratch)
+    written = graph_file.write(models, staging, staging if apart else task.scratch, context.limits.threads)
+    graph_file.let_go(models.values())  # and of the model's mapped files
     for path in written.values():
         check_form(path)
     files = {role: graph_file.place(written[name], staging) for role, name in record.roles.items()}
     graphs = GraphSet(
         task=task.family.task.name, family=task.family.name, dtype="float32", opset=record.opset,
-        graphs=tuple(described(role, file, context.limits.threads) for role, file in files.items()),
+        graphs=tuple(described_alone(role, file) for role, file in files.items()),
         extra=extra_facts(task.family, reference),
     )  # fmt: skip
     graphs.write(staging)

@@ -91,12 +91,12 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def refer(model: Any, folder: Path) -> CausalReference:
-    """Run the model over a few prompts; Permanent when it keeps no standard cache."""
+def refer(model: Any, folder: Path, *, brief: bool = False) -> CausalReference:
+    """Run the model over a few prompts, or (`brief`) over the most telling ones; Permanent when it keeps no standard cache."""
     with torch.inference_mode():
         probe = model(input_ids=torch.tensor([[1, 2]]) % _vocabulary(model), use_cache=True)
     signature = CausalSignature(_cache_layers(getattr(probe, "past_key_values", None), folder), takes_positions(model))
-    cases, untested = make_cases(model, _vocabulary(model), positions=signature.position_ids)
+    cases, untested = make_cases(model, _vocabulary(model), positions=signature.position_ids, brief=brief)
     return CausalReference(signature, cases, untested)
 
 
@@ -136,9 +136,14 @@ class Causal:
 
     name = "causal"
 
-    def __init__(self, task: Task, form: Form = Form()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, task: Task, form: Form = Form(), *, brief: bool = False) -> None:  # noqa: B008 (frozen)
         self.task = task
         self.form = form
+        self._brief = brief
+
+    def briefly(self) -> Causal:
+        """The same, compared with fewer prompts: for a graph of which a smaller one was compared with all."""
+        return Causal(self.task, self.form, brief=True)
 
     def shaped(self, form: Form) -> Family:
         """The family that makes graphs of `form`. With a cache only the batch can be fixed: a past of fixed length is of no use."""
@@ -153,7 +158,7 @@ class Causal:
 
     def refer(self, model: Any, folder: Path) -> CausalReference:
         """See `Family.refer`; Permanent for a model that keeps no standard cache."""
-        reference = refer(model, folder)
+        reference = refer(model, folder, brief=self._brief)
         if self.form.axes == "all":
             return reference
         signature = OneRowSignature(reference.signature.layers, reference.signature.position_ids)

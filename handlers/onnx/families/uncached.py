@@ -20,7 +20,7 @@ from daemon.contract.values import Json
 from handlers.models.files import setting
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Form, Graphs, Part, Tracing, load_model
-from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
+from handlers.onnx.families.trace_cases import LONGEST, TraceCase, make_cases, tested
 from handlers.onnx.folder.fixed_window import Window
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
@@ -97,11 +97,11 @@ class Uncached:
         signature = UncachedSignature("position_ids" in inspect.signature(model.forward).parameters, dynamic)
         window = None
         if SEQUENCE not in dynamic:
-            longest = setting(model.config.to_dict(), "max_position_embeddings")
-            window = min(WINDOW, longest) if isinstance(longest, int) else WINDOW
+            positions = setting(model.config.to_dict(), "max_position_embeddings")
+            window = min(WINDOW, positions) if isinstance(positions, int) else WINDOW
         vocabulary = int(model.get_input_embeddings().num_embeddings)
-        limit = {} if window is None else {"longest": window}
-        cases, untested = make_cases(model, vocabulary, positions=signature.position_ids, cache=False, **limit)
+        longest = LONGEST if window is None else window
+        cases, untested = make_cases(model, vocabulary, positions=signature.position_ids, cache=False, longest=longest)
         if BATCH not in dynamic:
             cases = tuple(row for case in cases for row in case.rows())
         return UncachedReference(signature, cases, window, "" if window else untested)

@@ -26,6 +26,9 @@ SINGLE_FILE_LIMIT = 128_000_000
 """Bytes of weights above which they lie in a file of their own. Protobuf ends at 2 GiB, and one file is written from three copies of the
 weights in memory."""
 
+IN_FLIGHT_BYTES = 256 << 20
+"""Weights that several threads may hold while they write."""
+
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -140,7 +143,7 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
-def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[str, Path]:
+def write(models: Mapping[str, ir.Model], target: Path, scratch: Path, threads: int = 1) -> dict[str, Path]:
     """Write graphs and weights apart, and give each graph's path by its name; `place` then brings them into `target`.
 
     So the caller can let go of the weights before a second copy of them is made. What is too large for a single file, and
@@ -151,7 +154,8 @@ def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[s
         return {name: target / name for name in models}
     ((name, model),) = models.items()
     folder = target if weight_bytes(model) > SINGLE_FILE_LIMIT else scratch
-    ir.save(model, folder / name, external_data=f"{name}.data")
+    workers = threads if threads > 1 else None
+    ir.save(model, folder / name, external_data=f"{name}.data", max_workers=workers, max_in_flight_bytes=IN_FLIGHT_BYTES)
     return {name: folder / name}
 
 

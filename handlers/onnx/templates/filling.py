@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +18,8 @@ _NOWHERE = "weights"
 
 def find_sources(model: ir.Model, weights: Weights) -> dict[str, Source]:
     """Initializer → the tensors that it comes from; what is not among them is a constant of the graph."""
-    finder = Finder({name: weights.fp32(name) for name, info in weights.infos.items() if info.dtype.startswith(("F", "BF"))})
+    floating = [name for name, info in weights.infos.items() if info.dtype.startswith(("F", "BF"))]
+    finder = Finder({name: weights.tensor(name).astype(np.float32) for name in floating})
     found: dict[str, Source] = {}
     for value in initializers(model):
         tensor = value.const_value
@@ -79,9 +79,4 @@ def fill(model: ir.Model, sources: Mapping[str, Source], weights: Weights) -> No
 
 
 def _read(source: Source, weights: Weights, name: str | None) -> ir.TensorProtocol:
-    return ir.tensor(source.read(weights.fp32), name=name)
-
-
-def load(path: Path) -> ir.Model:
-    """A graph whose weights have no values."""
-    return ir.load(path)
+    return ir.tensor(source.read(weights.tensor), name=name)

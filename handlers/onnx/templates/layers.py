@@ -108,9 +108,10 @@ def chosen(kinds: Sequence[int]) -> tuple[int, ...]:
         return ()
     short: list[int] = []
     start = 0
-    for _, run in groupby(kinds):
+    for kind, run in groupby(kinds):
         length = len(list(run))
-        short += range(start, start + min(length, 2 if start else 3))
+        after_itself = any(kinds[one] == kinds[other] == kind for one, other in pairwise(short[1:]))
+        short += range(start, start + min(length, 3 if not start else 1 if after_itself else 2))
         start += length
     wanted = set(pairwise(kinds[1:]))
     repeated = {kind for kind in kinds[1:] if kinds[1:].count(kind) > 1}

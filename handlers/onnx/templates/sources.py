@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+BLOCK = (16, 1024)
+"""Rows and columns that are transposed at a time: a cache line of fp32, and as many lines as a first-level cache holds."""
 MOST_PARTS = 4096
 """Tensors that one weight may be put together from."""
 
@@ -45,13 +47,13 @@ class Source:
         return replace(self, shape=tuple(map(size, self.shape)), parts=tuple(part.resized(size) for part in self.parts))
 
     def read(self, tensor: Callable[[str], np.ndarray]) -> np.ndarray:
-        """The weight, contiguous; `tensor` gives a tensor by its name. ValueError where the sizes don't fit."""
+        """The weight in fp32, contiguous; `tensor` gives a tensor by its name, in any type. ValueError where the sizes don't fit."""
         if self.parts:
             parts = [part.read(tensor) for part in self.parts]
             found = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
         else:
             found = tensor(self.tensor)
-            found = found.T if self.turned else found
+            found = _turned(found) if self.turned else found.astype(np.float32, copy=False)
             found = found + np.float32(self.added) if self.added else found
         if math.prod(found.shape) != math.prod(self.shape):
             raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {found.shape}, not {self.shape}")
@@ -76,6 +78,17 @@ class Source:
         if bool(found.tensor) == bool(found.parts):
             raise ValueError("a source has parts or a tensor")
         return found
+
+
+def _turned(matrix: np.ndarray) -> np.ndarray:
+    """The transposed matrix in fp32; block by block, since a stride of a whole row misses the cache with each element."""
+    rows, columns = matrix.shape
+    found = np.empty((columns, rows), np.float32)
+    for row in range(0, rows, BLOCK[0]):
+        for column in range(0, columns, BLOCK[1]):
+            block = matrix[row : row + BLOCK[0], column : column + BLOCK[1]]
+            found[column : column + BLOCK[1], row : row + BLOCK[0]] = block.astype(np.float32, copy=False).T
+    return found
 
 
 Ends = tuple[int, float, float]

@@ -1,4 +1,4 @@
-"""The tensors of a folder's safetensors files as fp32, read from the mapped files when they are asked for. Free of torch."""
+"""The tensors of a folder's safetensors files, views of the mapped files. Free of torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Weights:
     def _file(self, path: Path) -> np.memmap:
         return np.memmap(path, np.uint8, mode="r")
 
-    def fp32(self, name: str) -> np.ndarray:
-        """A tensor: a view of the file where it is stored as fp32, else a copy. KeyError for one that is not there."""
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor in the type that it is stored in, a view of the file. KeyError for one that is not there."""
         info, folder = self.infos[name], name.rpartition("/")[0]
         raw: np.ndarray = self.stored(folder, info).view(_NUMPY[info.dtype])
-        return raw.reshape(info.shape).astype(np.float32, copy=False)
+        return raw.reshape(info.shape)
 
     def stored(self, folder: str, info: TensorInfo) -> np.ndarray:
         """The bytes of a tensor of `folder`, uint8."""
