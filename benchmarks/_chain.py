@@ -1,9 +1,9 @@
 """Runs the stages that lead from a merged model to one variant, one after the other, each in the Python that the daemon would take.
 
-    python benchmarks/_chain.py STATE MODEL TARGET STAGE…
+    python benchmarks/_chain.py STATE MODEL TARGET CACHE STAGE…
 
 Called by `formats.py`, which measures this process: its peak is that of its largest child, since it stays small itself. TARGET is where
-the last stage's output comes to lie.
+the last stage's output comes to lie. CACHE keeps templates for the next call; "-" is a cache for this one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ LIMITS = ChildLimits(threads=2, nice=0, idle=False)
 def main() -> None:
     """Run the stages; the exit code is that of the first that fails."""
     state, model, target = (Path(one) for one in sys.argv[1:4])
+    kept, stages = sys.argv[4], sys.argv[5:]
     chains, inputs = Toolchains(state), {"merge": model}
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        for stage in sys.argv[4:]:
+        cache = Path(scratch, "cache") if kept == "-" else Path(kept)
+        for stage in stages:
             folder = Path(scratch, stage)
-            job = _stages.job_file(folder, stage, inputs, model, limits=LIMITS, cache=Path(scratch, "cache"))
+            job = _stages.job_file(folder, stage, inputs, model, limits=LIMITS, cache=cache)
             name = spec_of(stage).toolchain
             chain = chains.get(name) if name else None
             command = command_in(chain.folder, "handlers") if chain is not None else HANDLERS
@@ -40,7 +42,7 @@ def main() -> None:
             if done.returncode != 0:
                 sys.exit(done.returncode)
             inputs[stage] = folder / "staging"
-        shutil.move(str(inputs[sys.argv[-1]]), str(target))
+        shutil.move(str(inputs[stages[-1]]), str(target))
 
 
 if __name__ == "__main__":

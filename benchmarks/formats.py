@@ -6,10 +6,11 @@ First, as `artifacts.py` does, a model is trained, and `ckptd export` makes and 
 each: `seconds`, `cpu_seconds` and `peak_mb` of the stage that makes it, from what it is made of, `size_mb`, `size_ratio` over the base in
 bf16, `speed_over_eager` in turns with PyTorch, `kl` and `agreement` with the live model.
 
-Then the peers, on a model with random weights (`--hidden`, `--layers`): a process of theirs and one with the stages of ckptd that lead from
-the same merged folder to the same format, in turns, medians: `seconds_ratio` and `peak_ratio` are ckptd's over theirs. ckptd's stages
-compare their graphs with the model, or their tokenizer with the runtime's; what the peer looks at is in `_peers.py`. With `--llama-cpp`, a
-checkout of llama.cpp, its converter is one of them, and `equal` says whether both files hold the same tensors, byte for byte.
+Then the peers, on a model with random weights (`--hidden`, `--layers`): a process of theirs and one with the stages of ckptd that lead
+from the same merged folder to the same format, in turns, medians: `seconds_ratio` and `peak_ratio` are ckptd's over theirs,
+`later_seconds_ratio` that of a checkpoint whose template is kept. ckptd's stages compare their graphs with the model, or their tokenizer
+with the runtime's; what the peer looks at is in `_peers.py`. With `--llama-cpp`, a checkout of llama.cpp, its converter is one of them,
+and `equal` says whether both files hold the same tensors, byte for byte.
 """
 
 from __future__ import annotations
@@ -123,10 +124,17 @@ def _compared(
     target = out or folder / "theirs"
     given = {"model": str(model), "out": str(target), "python": python}
     theirs = ["env", *(f"{name}={value}" for name, value in (env or {}).items()), *(part.format(**given) for part in peer.command)]
-    ours = _common.python(str(Path(__file__).with_name("_chain.py")), str(state), str(model), str(folder / "ours"), *chain_of(peer.variant))
+    chain = chain_of(peer.variant)
+
+    def ours(cache: str) -> list[str]:
+        return _common.python(str(Path(__file__).with_name("_chain.py")), str(state), str(model), str(folder / "ours"), cache, *chain)
+
+    ways = {"ckptd": ours("-"), "peer": theirs}
+    if "onnx" in chain:  # the first round of it makes the template
+        ways["later"] = ours(str(folder / "cache"))
 
     def clear(name: str) -> None:
-        for path in (folder / "ours",) if name == "ckptd" else (target, Path(f"{target}.cache")):
+        for path in (folder / "ours",) if name != "peer" else (target, Path(f"{target}.cache")):
             subprocess.run(["rm", "-rf", str(path)], check=True)
 
     sizes: dict[str, float] = {}
@@ -135,13 +143,14 @@ def _compared(
         _note(sizes, folder, target, peer)
         clear(name)
 
-    found = _common.interleaved({"ckptd": ours, "peer": theirs}, rounds, before=cleared)
+    found = _common.interleaved(ways, rounds, before=cleared)
     _note(sizes, folder, target, peer)
     mine, other = found["ckptd"], found["peer"]
     return {
         "variant": peer.variant, "verifies": peer.verifies,
         **{f"{who}_{key}": value for who, one in found.items() for key, value in one.items()},
         "seconds_ratio": mine["seconds"] / other["seconds"], "peak_ratio": mine["peak_mb"] / other["peak_mb"],
+        **({"later_seconds_ratio": found["later"]["seconds"] / other["seconds"]} if "later" in found else {}),
         "peak_over_weights": mine["peak_mb"] * 1e6 / size, **sizes,
     }  # fmt: skip
 

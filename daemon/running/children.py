@@ -187,6 +187,11 @@ class Children:
     def _here(self) -> list[Running]:
         return [one for one in self.running.values() if self.runs_here(one.spec)]
 
+    def getting_ready(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> bool:
+        """Whether an attempt had better be started in a moment, as an executor that has this method may say."""
+        ask = getattr(self._executor, "getting_ready", None)
+        return ask is not None and bool(ask(make_context(ready, self._paths, limits, grant.threads), bounds_of(limits)))
+
     def start(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> tuple[Fault | None, bool]:
         """Claim and start the next attempt of a stage; gives the fault that keeps it from starting, and whether it was claimed."""
         job, spec, mine, need = ready.job, ready.spec, ready.attempt, grant.need

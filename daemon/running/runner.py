@@ -189,7 +189,7 @@ class Runner:
         if self.children.running:
             self.children.wait(NEWS_SECONDS)
         else:
-            self._wake.wait(1.0 if len(self.waits) else IDLE_SECONDS)
+            self._wake.wait(self.waits.pause(1.0) if len(self.waits) else IDLE_SECONDS)
             self._wake.clear()
 
     def _end_children(self) -> None:

@@ -36,7 +36,7 @@ from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, by_layers, estimate
-from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
+from daemon.running.rules.ready import because_of, loading, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
 from daemon.system import box
@@ -47,6 +47,7 @@ log = structlog.get_logger("runner")
 ALONE_LOOK_SECONDS = 1.0
 ALONE_SECONDS = 300.0
 """How long nothing else is started for the sake of a stage that measures time; then it runs beside what still runs."""
+LOADING_LOOK_SECONDS = 0.1
 INSTALL_LOOK_SECONDS = 1.0
 """Between looks at a toolchain that is being installed."""
 WINDOW_SECONDS = 15.0
@@ -137,7 +138,11 @@ class Starter:
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
-        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec)), limits)
+        grant = Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec))
+        if self._children.getting_ready(one, grant, limits):
+            self._waits.add(job.id, loading(spec), LOADING_LOOK_SECONDS)
+            return False
+        fault, claimed = self._children.start(one, grant, limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and claimed:

@@ -19,6 +19,7 @@ from daemon.system.box import memory
 
 log = structlog.get_logger("runner")
 
+SHORTEST_PAUSE = 0.1
 PATIENCE_SECONDS = 120.0
 """After so long a job that waits for memory gets the next that comes free, though smaller stages would fit before it."""
 MEMORY = FaultCode.MEMORY_NOW
@@ -69,6 +70,10 @@ class Waits:
         """Whether it is time to look at a job."""
         waiting = self.of.get(job)
         return waiting is None or time.monotonic() >= waiting.until
+
+    def pause(self, most: float) -> float:
+        """Seconds until a job is to be looked at again, at most `most`."""
+        return min(most, max(SHORTEST_PAUSE, min(waiting.until for waiting in self.of.values()) - time.monotonic()))
 
     def add(self, job: str, fault: Fault, seconds: float, need: int = 0, room: int = 0) -> None:
         """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting."""

@@ -201,3 +201,51 @@ def test_a_package_that_comes_changes_or_goes_in_any_folder_of_pythons_path_is_s
     shutil.rmtree(tmp_path / "site")
     seen.append(warm._installed())
     assert len(set(seen)) == 4 and seen[0] == seen[-1]
+
+
+def test_an_attempt_waits_for_one_that_is_loading_and_not_for_one_that_died(quick: None, tmp_path: Path) -> None:
+    executor, context = LocalExecutor(), make_context(tmp_path, entry="beats")
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})
+    assert executor.getting_ready(context, bounds), "it is started by the question"
+    (source,) = warm._all
+    os.kill(source.process.pid, signal.SIGKILL)
+    assert ended(source.process.pid)
+    assert not executor.getting_ready(context, bounds) and warm._all == [source], "asking again does not start another one"
+    worker = make(tmp_path, "beats")
+    assert not isinstance(worker.process, warm.Forked)
+    end = time.monotonic() + 60
+    while executor.getting_ready(context, bounds):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    forked = make(tmp_path, "beats", "second")
+    assert isinstance(forked.process, warm.Forked)
+    assert not executor.getting_ready(context, bounds), "it is busy, so what runs beside it is started"
+    for one in (worker, forked):
+        one.hurry()
+        wait(one)
+
+
+def test_no_attempt_waits_longer_than_loading_may_take(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})
+    monkeypatch.setattr(warm, "LOADING_SECONDS", 0.0)
+    assert not LocalExecutor().getting_ready(make_context(tmp_path, entry="beats"), bounds)
+
+
+def test_nothing_waits_that_is_not_forked(quick: None, tmp_path: Path) -> None:
+    context = make_context(tmp_path, entry="beats")
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})
+    assert not LocalExecutor(["true"]).getting_ready(context, bounds)
+    assert not LocalExecutor().getting_ready(context, BOUNDS.__class__(**{**vars(BOUNDS), "warm": 0}))
+    assert not LocalExecutor().getting_ready(context.model_copy(update={"toolchain": "gguf"}), bounds)
+    assert not LocalExecutor().getting_ready(make_context(tmp_path, entry="beats", device="cuda"), bounds) and not warm._all
+
+
+def test_the_first_attempt_of_a_job_has_one_get_ready_whatever_it_is(quick: None, tmp_path: Path) -> None:
+    (tmp_path / "attempt").mkdir()
+    context = make_context(tmp_path, entry="beats").model_copy(
+        update={"stage": "report", "result": str(tmp_path / "attempt" / "result.json")}
+    )
+    worker = Worker(Order(context, tmp_path / "attempt", BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})))
+    assert not isinstance(worker.process, warm.Forked) and len(warm._all) == 1
+    worker.hurry()
+    wait(worker)

@@ -68,6 +68,14 @@ def waiting_for_turn(spec: StageSpec, limit: str, others: Sequence[str]) -> Faul
     )  # fmt: skip
 
 
+def loading(spec: StageSpec) -> Fault:
+    """What is said of a stage that starts when the process that it is to be forked from has loaded its libraries."""
+    return Fault(
+        code=FaultCode.TURN, operation=f"start the stage {spec.name}", cause="PyTorch is being loaded for it",
+        remedy="nothing; it starts within seconds",
+    )  # fmt: skip
+
+
 def verifying() -> Fault:
     """The fault of a job whose finished outputs are being read again."""
     return Fault(

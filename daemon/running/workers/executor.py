@@ -14,12 +14,12 @@ import structlog
 
 from daemon.contract.events import Event
 from daemon.contract.formats.stages import StageSpec
-from daemon.contract.jobs.messages import StageResult
+from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.result_file import examine
-from daemon.running.workers import procfs
+from daemon.running.workers import procfs, warm
 from daemon.running.workers.containment import adopt_orphans
-from daemon.running.workers.worker import Worker, kill_stray, local_id, process_of
+from daemon.running.workers.worker import Worker, environment_of, kill_stray, local_id, process_of
 
 log = structlog.get_logger("runner")
 
@@ -40,6 +40,15 @@ class LocalExecutor:
     def start(self, order: Order) -> Attempt:
         """Start a child. Must be called from one permanent thread, as all of its attempt. Raises OSError."""
         return Worker(order, self._command)
+
+    def getting_ready(self, context: StageContext, bounds: Bounds) -> bool:
+        """Whether the attempt had better be started in a moment: a process that it can be forked from is still loading PyTorch."""
+        if self._command or bounds.warm <= 0 or not warm.wanted(context):
+            return False
+        kind = warm.kind_of(context.limits, environment_of(bounds))
+        if not warm.is_known(kind):  # one that died while it loaded is replaced by the attempt that goes on without it
+            warm.get_ready(kind, bounds.warm, bounds.memory_reserve)
+        return warm.is_loading(kind)
 
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> StageResult | None:
         """A child must not outlive its daemon: what did is killed, so that nobody writes into what is looked at then.

@@ -1,7 +1,8 @@
 """Processes that have PyTorch loaded, from which attempts are forked: the daemon's side of `handlers.child.warm`.
 
-Used by `worker` alone, from its one thread. An attempt is forked where a process of the right kind is ready and free; otherwise it is
-started like any other, and such a process gets ready for the next one. A process that nobody needs ends by itself.
+Used by `worker` and `executor` alone, from their one thread. An attempt is forked where a process of the right kind is ready and
+free. The first attempt of a job, whatever its stage, has one get ready; one that is still loading is waited for, since to load the same
+beside it takes longer. Otherwise an attempt is started like any other. A process that nobody needs ends by itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from daemon.toolchains.registry import HANDLERS
 
 NEEDS_BYTES = 512 << 20
 """What the loaded libraries take, generously; with less than that to spare none is started."""
+LOADING_SECONDS = 30.0
+"""How long an attempt waits for one to have loaded its libraries, instead of loading them beside it."""
 LIFE_SECONDS = 3600.0
 """After which one is replaced, so that what libraries leak or cache ends some day."""
 ANSWER_SECONDS = 5.0
@@ -185,6 +188,18 @@ def get_ready(kind: Kind, idle: float, reserve: int) -> None:
         drop(free[0])
     with contextlib.suppress(OSError):  # without one, attempts are started like any other
         _all.append(Loaded(kind, idle))
+
+
+def is_known(kind: Kind) -> bool:
+    """Whether one of this kind was started, whatever became of it."""
+    return any(one.kind == kind for one in _all)
+
+
+def is_loading(kind: Kind) -> bool:
+    """Whether one of this kind will be ready within seconds."""
+    now = time.monotonic()
+    fresh = [one for one in _all if one.kind == kind and not one.busy and now - one.born < LOADING_SECONDS]
+    return any(one.process.poll() is None and not one.ready for one in fresh)
 
 
 def drop(one: Loaded) -> None:

@@ -21,7 +21,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageResult
-from daemon.running.executor import LOG_FILE, CpuShare, Order, Progress
+from daemon.running.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
@@ -42,6 +42,11 @@ GAP_SECONDS = 5.0
 """A pause between two polls after which it was the daemon that stood still."""
 STUCK_SECONDS = 30.0
 _ID = re.compile(r"local:(\d+):(\d+(?:\.\d+)?)")
+
+
+def environment_of(bounds: Bounds) -> dict[str, str]:
+    """The variables that every child gets."""
+    return {**for_children(os.environ, bounds.pass_environment), "PYTHONUNBUFFERED": "1"}
 
 
 class Worker:
@@ -68,7 +73,7 @@ class Worker:
         self._enclosure = Enclosure(mark_of(self.folder), self.bounds.memory, self.bounds.processes)
         self._oom_kills = self._oom_kills_before = procfs.oom_kills()
         try:
-            forked = self._forked(order) if not command and warm.wanted(order.context) else None
+            forked = None if command or order.context.toolchain else self._forked(order)
             self.process = forked or self._spawn(order, command or command_of(order.context))
         except BaseException:
             self._enclosure.close()
@@ -96,14 +101,15 @@ class Worker:
             )  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
-        return {**for_children(os.environ, self.bounds.pass_environment), "PYTHONUNBUFFERED": "1"}
+        return environment_of(self.bounds)
 
     def _forked(self, order: Order) -> warm.Forked | None:
-        """The attempt, forked from a process that has PyTorch loaded; None where none is ready, which the next attempt will find."""
+        """The attempt, forked from a process that has PyTorch loaded; None where it needs none or none is ready, which a later attempt will
+        find."""
         if self.bounds.warm <= 0:
             return None
-        kind = warm.kind_of(order.context.limits, self._environment())
-        source = warm.take(kind)
+        kind = warm.kind_of(order.context.limits, environment_of(self.bounds))
+        source = warm.take(kind) if warm.wanted(order.context) else None
         try:
             return None if source is None else self._forked_from(source, order)
         finally:
