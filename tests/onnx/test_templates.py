@@ -257,3 +257,33 @@ def test_every_family_is_filled_as_it_is_traced(name: str, optimize: str, tmp_pa
     if optimize == "none" and name not in WHOLE:  # onnxruntime's optimizer may fuse what lies between two layers in one of them alone
         assert used(first)[1]
         assert_as_traced(source, filled, tmp_path / "traced")
+
+
+@pytest.mark.slow
+def test_a_stand_in_that_does_not_work_is_no_fault_of_the_model(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a vocabulary that was made larger than the configuration says, for example, the files can't be cut to a smaller one."""
+    from daemon.contract.errors import Permanent
+    from daemon.contract.fault_codes import FaultCode
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Permanent(FaultCode.MISSING_WEIGHTS, "load", "2 weights are not in the files", "check them")
+
+    monkeypatch.setattr(templated.shallow, "write", refuse)
+    found = run(job(tmp_path / "job", llama[0].source))
+    told: Any = found.output.figures["template"]
+    assert told == {"used": "no", "reason": "the model cut down to a stand-in does not work: 2 weights are not in the files"}
+    assert float(str(found.output.figures["relative_error"])) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_large_model_whose_layers_do_not_repeat_is_traced_without_a_second_copy(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templated, "WHOLE_LIMIT", 1000)
+    monkeypatch.setattr(templated.layers, "chosen", lambda kinds: ())
+    monkeypatch.setattr(templated.shallow, "write", lambda *_, **__: pytest.fail("it was copied"))
+    found = run(job(tmp_path / "job", llama[0].source))
+    told: Any = found.output.figures["template"]
+    assert told["used"] == "no" and "too large" in told["reason"]

@@ -18,10 +18,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Interrupted, Reporter
+from handlers.models.folder import ModelFolder
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.optimization import optimize_export
@@ -40,6 +41,8 @@ from handlers.onnx.templates.store import Store, Template, key_of
 from handlers.onnx.templates.weights import Weights
 from handlers.onnx.tracing.strategies import Strategy
 
+WHOLE_LIMIT = 1 << 30
+"""Bytes of weights up to which a model whose layers do not repeat gets a template: its stand-in is as large as itself."""
 Models = Mapping[str, tuple[ir.Model, Mapping[str, Source]]]
 """File → (graph, sources of its weights)."""
 
@@ -185,11 +188,23 @@ def _made(task: _Task, store: Store, found: layers.Layers | None) -> Template:
     started = time.monotonic()
     if found is not None and kept:
         try:
-            return _traced(task, store, found, kept, started)
+            return _of_stand_in(task, store, found, kept, started)
         except (NotRepeatableError, NoTemplateError, ValueError) as error:
             why_whole = _told(error)
             task.reporter.warn(f"the layers of this model are not repeated from {len(kept)} of them: {why_whole}")
-    return _traced(task, store, found, (), started, why_whole)
+    if ModelFolder(task.source).stored_bytes > WHOLE_LIMIT:
+        raise NoTemplateError(f"{why_whole}, and a second copy of it with random weights would be too large")
+    return _of_stand_in(task, store, found, (), started, why_whole)
+
+
+def _of_stand_in(
+    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str = ""
+) -> Template:  # fmt: skip
+    """As `_traced`; what is wrong with the stand-in is no fault of the model."""
+    try:
+        return _traced(task, store, found, kept, started, why_whole)
+    except Permanent as error:
+        raise NoTemplateError(f"the model cut down to a stand-in does not work: {error.fault.cause}") from error
 
 
 def _traced(
