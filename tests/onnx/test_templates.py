@@ -19,6 +19,7 @@ from handlers.onnx.templates.store import FILE, FOLDER, Store
 from handlers.onnx.tracing.strategies import STRATEGIES, named
 from tests.onnx.conftest import Exported
 from tests.onnx.deep_models import MODELS, canonical, job, make, run
+from tests.sampling import some
 from tests.sharing import shared
 
 DYNAMO = named(STRATEGIES, "dynamo-eager")
@@ -130,7 +131,7 @@ def test_a_template_that_fills_weights_into_wrong_places_is_noticed_and_forgotte
     assert float(str(found.output.figures["relative_error"])) < 1e-5
 
 
-@pytest.mark.parametrize("change", ["constant", "attribute", "shape", "buffer", "activation"])
+@pytest.mark.parametrize("change", ["constant", "attribute", "shape", "buffer", "activation", "configuration"])
 def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -147,8 +148,10 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
     elif change == "buffer":
         for number, one in enumerate(model.model.layers):
             one.register_buffer("offsets", torch.tensor([1.0, 2.0 if number == 2 else 3.0]))
-    else:
+    elif change == "activation":
         layer.mlp.act_fn = torch.nn.GELU()
+    else:  # some models look the kind of mask up by it, and the layer itself knows nothing of it
+        model.config.layer_types = ["full_attention"] * 2 + ["sliding_attention"] + ["full_attention"] * 2
     assert layers.of_model(model).kinds == (0, 0, 1, 0, 0)  # type: ignore[union-attr]
 
 
@@ -287,3 +290,98 @@ def test_a_large_model_whose_layers_do_not_repeat_is_traced_without_a_second_cop
     found = run(job(tmp_path / "job", llama[0].source))
     told: Any = found.output.figures["template"]
     assert told["used"] == "no" and "too large" in told["reason"]
+
+
+def test_a_template_that_disappears_while_it_is_used_breaks_nothing(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = Store.get
+
+    def gone(self: Store, key: str) -> Any:
+        template = get(self, key)
+        self.remove(key)
+        return template
+
+    monkeypatch.setattr(Store, "get", gone)
+    assert used(run(job(tmp_path / "job", llama[0].source, of_own(llama, tmp_path)))) == ("kept", [0, 1, 4])
+
+
+def test_a_filled_graph_says_nothing_of_the_checkpoint_that_the_template_was_made_with(
+    llama: tuple[Exported, Path], tmp_path: Path
+) -> None:
+    (folder,) = (llama[1] / FOLDER).iterdir()
+    assert dict(ir.load(folder / "model.onnx").metadata_props) == {}
+    context = job(tmp_path / "job", llama[0].source, llama[1])
+    context = context.model_copy(update={"checkpoint": context.checkpoint.model_copy(update={"base_name": None})})
+    assert "ckptd.base" not in ir.load(run(context).folder / "model.onnx").metadata_props
+
+
+def test_weights_that_are_stored_twice_are_drawn_once_and_make_the_key(tmp_path: Path) -> None:
+    """transformers ties them only where they are equal."""
+    from safetensors.torch import load_file, save_file
+
+    from handlers.onnx.templates import shallow
+
+    source = make(tmp_path / "model", "Llama", num_hidden_layers=5, vocab_size=2000, tie_word_embeddings=True)
+    tensors = load_file(source / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    keys = []
+    for name, added in (("equal", 0.0), ("other", 0.5)):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + added
+        save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+        weights, _ = shallow.write(source, tmp_path / name, (0, 1, 4), 5, fewer_tokens=True)
+        drawn = [weights.tensor(one) for one in ("lm_head.weight", "model.embed_tokens.weight")]
+        assert np.array_equal(*drawn) == (name == "equal") and len(drawn[0]) == shallow.TOKENS
+        keys.append(templated.key_for(job(tmp_path / f"job-{name}", source), DYNAMO))
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.slow
+def test_layers_that_only_the_configuration_tells_apart_are_traced_both(tmp_path: Path) -> None:
+    kinds = ["full_attention"] * 3 + ["sliding_attention"] * 3 + ["full_attention"] * 4
+    source = make(
+        tmp_path / "model", "SmolLM3, layers without positions", num_hidden_layers=10, layer_types=kinds, sliding_window=16,
+        no_rope_layers=[1] * 10,
+    )  # fmt: skip
+    made = run(job(tmp_path / "job", source))
+    assert used(made)[0] == "made" and float(str(made.output.figures["relative_error"])) < 1e-5
+    assert_as_traced(source, made, tmp_path / "traced")
+
+
+DEEP = sorted(set(MODELS) - WHOLE)
+
+
+@pytest.mark.parametrize("name", some(DEEP, 8))
+def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    from handlers.onnx.export.family_choice import choose
+    from handlers.onnx.families.base import Tracing
+    from handlers.onnx.templates import shallow
+
+    transformers.logging.set_verbosity_error()
+    source = make(tmp_path / "model", name)
+    family = choose(source)
+    whole = layers.of_model(family.load(source, Tracing("eager")))
+    assert whole is not None
+    kept = layers.chosen(whole.kinds)
+    shallow.write(source, tmp_path / "small", kept, whole.depth, fewer_tokens=family.name == "causal")
+    small = layers.of_model(family.load(tmp_path / "small", Tracing("eager")))
+    assert kept and small is not None and small.around == whole.around
+    assert small.digests == tuple(whole.digests[layer] for layer in kept)
+
+
+def test_a_stand_in_that_differs_outside_of_its_layers_keeps_its_tokens(tmp_path: Path) -> None:
+    """XGLM's table of positions has zeros at the number of the padding token."""
+    sizes = {"vocab_size": 2000, "d_model": 32, "ffn_dim": 48, "num_layers": 5, "attention_heads": 2, "max_position_embeddings": 700}
+    import transformers
+
+    source = tmp_path / "model"
+    config: Any = transformers.XGLMConfig(**sizes, pad_token_id=600, bos_token_id=1, eos_token_id=2)
+    transformers.XGLMForCausalLM(config).save_pretrained(source)
+    found = run(job(tmp_path / "job", source))
+    told: Any = found.output.figures["template"]
+    (folder,) = (tmp_path / "job" / "cache" / FOLDER).iterdir()
+    assert told["used"] == "made" and told["layers"] == [0, 1, 4]
+    sources = json.loads((folder / FILE).read_bytes())["sources"]["model.onnx"]
+    assert any(one["shape"][0] == 2000 for one in sources.values()) and float(str(found.output.figures["relative_error"])) < 1e-5

@@ -240,12 +240,14 @@ def test_nothing_waits_that_is_not_forked(quick: None, tmp_path: Path) -> None:
     assert not LocalExecutor().getting_ready(make_context(tmp_path, entry="beats", device="cuda"), bounds) and not warm._all
 
 
-def test_the_first_attempt_of_a_job_has_one_get_ready_whatever_it_is(quick: None, tmp_path: Path) -> None:
-    (tmp_path / "attempt").mkdir()
-    context = make_context(tmp_path, entry="beats").model_copy(
-        update={"stage": "report", "result": str(tmp_path / "attempt" / "result.json")}
-    )
-    worker = Worker(Order(context, tmp_path / "attempt", BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})))
-    assert not isinstance(worker.process, warm.Forked) and len(warm._all) == 1
-    worker.hurry()
-    wait(worker)
+def test_the_first_attempt_of_a_job_has_one_get_ready_unless_it_is_the_last_or_measures_time(quick: None, tmp_path: Path) -> None:
+    for stage, ready in (("report", 0), ("onnx-int8", 1)):
+        folder = tmp_path / stage
+        folder.mkdir()
+        context = make_context(tmp_path, entry="beats").model_copy(update={"stage": stage, "result": str(folder / "result.json")})
+        worker = Worker(Order(context, folder, BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60})))
+        assert not isinstance(worker.process, warm.Forked) and len(warm._all) == ready
+        worker.hurry()
+        wait(worker)
+    measuring = [spec.name for spec in all_specs() if spec.alone]
+    assert measuring == ["speed"] and not warm.comes_first(make_context(tmp_path, entry="beats").model_copy(update={"stage": "speed"}))

@@ -77,6 +77,12 @@ def wanted(context: StageContext) -> bool:
     return spec is not None and spec.uses_torch and not context.toolchain and context.limits.device == "cpu"
 
 
+def comes_first(context: StageContext) -> bool:
+    """Whether stages that want one follow this attempt, which nothing may disturb if it measures time."""
+    spec = find_spec(context.stage)
+    return spec is not None and not spec.alone and context.bench is None and context.stage != "report"
+
+
 class Loaded:
     """One such process."""
 

@@ -106,10 +106,11 @@ class Worker:
     def _forked(self, order: Order) -> warm.Forked | None:
         """The attempt, forked from a process that has PyTorch loaded; None where it needs none or none is ready, which a later attempt will
         find."""
-        if self.bounds.warm <= 0:
+        wanted = warm.wanted(order.context)
+        if self.bounds.warm <= 0 or not (wanted or warm.comes_first(order.context)):
             return None
         kind = warm.kind_of(order.context.limits, environment_of(self.bounds))
-        source = warm.take(kind) if warm.wanted(order.context) else None
+        source = warm.take(kind) if wanted else None
         try:
             return None if source is None else self._forked_from(source, order)
         finally:

@@ -137,7 +137,10 @@ def _build(task: _Task) -> Built:
     del model
     started = time.monotonic()
     if template is None:
-        template = _made(task, store, found)
+        try:
+            template = _made(task, store, found)
+        except OSError as error:  # tracing the model itself may need less
+            raise NoTemplateError(f"its stand-in could not be written: {error.strerror or error}") from error
     seconds = time.monotonic() - started
     task.reporter.progress(0.7, "filling the graph with the model's weights")
     graphs = _filled(task, template, reference)
@@ -188,7 +191,10 @@ def _made(task: _Task, store: Store, found: layers.Layers | None) -> Template:
     started = time.monotonic()
     if found is not None and kept:
         try:
-            return _of_stand_in(task, store, found, kept, started)
+            try:
+                return _of_stand_in(task, store, found, kept, started, fewer_tokens=task.family.name == "causal")
+            except OtherSurroundingsError:
+                return _of_stand_in(task, store, found, kept, started)
         except (NotRepeatableError, NoTemplateError, ValueError) as error:
             why_whole = _told(error)
             task.reporter.warn(f"the layers of this model are not repeated from {len(kept)} of them: {why_whole}")
@@ -197,26 +203,31 @@ def _made(task: _Task, store: Store, found: layers.Layers | None) -> Template:
     return _of_stand_in(task, store, found, (), started, why_whole)
 
 
+class OtherSurroundingsError(NoTemplateError):
+    """Outside of its layers the stand-in is not like the model."""
+
+
 def _of_stand_in(
-    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str = ""
+    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str = "",
+    *, fewer_tokens: bool = False,
 ) -> Template:  # fmt: skip
     """As `_traced`; what is wrong with the stand-in is no fault of the model."""
     try:
-        return _traced(task, store, found, kept, started, why_whole)
+        return _traced(task, store, found, kept, started, why_whole, fewer_tokens=fewer_tokens)
     except Permanent as error:
         raise NoTemplateError(f"the model cut down to a stand-in does not work: {error.fault.cause}") from error
 
 
 def _traced(
-    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str = ""
+    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str, *, fewer_tokens: bool
 ) -> Template:  # fmt: skip
     graph_file.fresh_folder(task.scratch)
     folder, staging = task.scratch / "model", task.scratch / "graphs"
     depth = found.depth if found is not None else 0
     task.reporter.progress(0.1, f"tracing {len(kept)} layers of {depth}" if kept else "tracing the model")
-    weights, vocabulary = shallow.write(task.source, folder, kept, depth, fewer_tokens=task.family.name == "causal")
+    weights, vocabulary = shallow.write(task.source, folder, kept, depth, fewer_tokens=fewer_tokens)
     if found is not None and kept:
-        _check_kinds(task, folder, [found.digests[layer] for layer in kept])
+        _check_alike(task, folder, found, kept)
     staging.mkdir()
     (staging / "config.json").write_bytes((folder / "config.json").read_bytes())
     small = task.context.model_copy(
@@ -243,10 +254,13 @@ def _traced(
     return store.put(task.key, models, task.scratch, facts)
 
 
-def _check_kinds(task: _Task, folder: Path, wanted: list[str]) -> None:
-    """NotRepeatableError unless the stand-in's layers are like those of the model that they were cut to."""
+def _check_alike(task: _Task, folder: Path, whole: layers.Layers, kept: tuple[int, ...]) -> None:
+    """NotRepeatableError unless the stand-in's layers are like those of the model that they were cut to, OtherSurroundingsError unless all
+    else is like the model's."""
     model = task.family.load(folder, task.strategy.tracing)
     found = layers.of_model(model)
     release(model)
-    if found is None or list(found.digests) != wanted:
+    if found is None or list(found.digests) != [whole.digests[layer] for layer in kept]:
         raise NotRepeatableError("with fewer layers the model has other layers")
+    if found.around != whole.around:
+        raise OtherSurroundingsError("with fewer layers the model is another one outside of them")

@@ -85,7 +85,7 @@ def make_cases(
     model: Any, vocabulary: int, *, positions: bool, cache: bool = True, longest: int = LONGEST, brief: bool = False
 ) -> tuple[tuple[TraceCase, ...], str]:
     """Run the model over all shapes of at most `longest` tokens, without a cache if `cache` is false; also what was too long to be tried.
-    `brief`: over the first shape alone.
+    `brief`: over the first shape and those beyond a length alone.
 
     With a cache the model is fed as generation feeds it, through the cache of its own making.
     """
@@ -94,8 +94,6 @@ def make_cases(
     # What goes beyond comes last: some rotary embeddings remember the longest length that they saw.
     for length, what in sorted(thresholds(model.config).items()):
         if length + 5 <= min(longest, LONGEST):
-            if brief:
-                continue
             shapes.append(TraceShape(1, (length + 3, 1, 1)))
         else:
             untested.append(f"beyond {length} tokens ({what})")

@@ -56,7 +56,8 @@ def _resize(value: ir.Value, new: Callable[[int], int]) -> None:
 
 
 def empty(model: ir.Model, sources: Mapping[str, Source]) -> None:
-    """Take the values of all weights out of a graph; constants that lie in files are read into it."""
+    """Take the values of all weights, and all metadata, out of a graph; constants that lie in files are read into it."""
+    model.metadata_props.clear()
     for value in initializers(model):
         source, tensor = sources.get(value.name or ""), value.const_value
         if source is None and isinstance(tensor, ir.ExternalTensor):

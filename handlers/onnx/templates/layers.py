@@ -1,13 +1,15 @@
 """The layers of a model, which of them are alike, and which few stand for all.
 
 Two layers are alike if everything that their code can read is: classes, settings, shapes, and the content of buffers, for all modules in
-them; only the layer's own number may differ. Called with loaded models of transformers.
+them, and what the configuration lists for each layer, which the model itself may look up; only the layer's own number may differ. Called
+with loaded models of transformers.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -33,6 +35,8 @@ class Layers:
     """Of each layer; layers of the same kind are alike."""
     digests: tuple[str, ...]
     """Of each layer, equal to that of a layer of another model that is like it."""
+    around: str
+    """A digest of what is outside of the layers, equal to that of another model that differs in the number of layers and tokens alone."""
 
     @property
     def depth(self) -> int:
@@ -51,8 +55,31 @@ def of_model(model: torch.nn.Module) -> Layers | None:
         return None
     name, layers = outer[0]
     known: dict[str, int] = {}
-    kinds = tuple(known.setdefault(signature(layer), len(known)) for layer in layers)
-    return Layers(name, kinds, tuple(signature(layer, alone=True) for layer in layers))
+    listed = [_listed(model, number, len(layers)) for number in range(len(layers))]
+    kinds = tuple(known.setdefault(f"{signature(layer)} {more}", len(known)) for layer, more in zip(layers, listed, strict=True))
+    digests = tuple(f"{signature(layer, alone=True)} {more}" for layer, more in zip(layers, listed, strict=True))
+    return Layers(name, kinds, digests, _around(model, name, len(layers)))
+
+
+def _around(model: Any, layers: str, depth: int) -> str:
+    """A digest of what the code outside of the layers can read. The numbers of layers and of tokens count for nothing in it, nor does that
+    of the padding token in an embedding, which matters in training alone."""
+    vocabulary = int(model.get_input_embeddings().num_embeddings)
+    digest = hashlib.sha256()
+    for line in _told(model, True, skipped=layers):
+        key = line.partition(" = ")[0]
+        if key not in (" padding_idx", " name_or_path") and not ("layer" in key and line.endswith(f" = {depth}")):
+            digest.update(re.sub(rf"\b{vocabulary}\b", "V", line).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _listed(model: Any, number: int, depth: int) -> str:
+    """What the configuration has for one layer in lists with an entry for each: `layer_types` above all."""
+    found: dict[str, Any] = {}
+    for part in (model.config, getattr(model.config, "text_config", None)):
+        settings: dict[str, Any] = part.to_dict() if part is not None else {}
+        found |= {key: value[number] for key, value in settings.items() if isinstance(value, list | tuple) and len(value) == depth}
+    return _value(dict(sorted(found.items())), True)
 
 
 def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:
@@ -66,8 +93,10 @@ def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _told(layer: torch.nn.Module, alone: bool) -> Iterator[str]:
+def _told(layer: torch.nn.Module, alone: bool, skipped: str = "") -> Iterator[str]:
     for name, module in layer.named_modules():
+        if skipped and (name == skipped or name.startswith(f"{skipped}.")):
+            continue
         yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
         for key, value in sorted(vars(module).items()):
             if key not in NUMBERS and not key.startswith("_"):

@@ -68,7 +68,7 @@ def write(source: Path, target: Path, kept: Sequence[int], depth: int, *, fewer_
         _cut(config, text, kept, depth)
     if vocabulary:
         text["vocab_size"] = TOKENS
-        _forget_tokens(config, text)
+        _replace_tokens(config, text)
     target.mkdir(parents=True)
     (target / "config.json").write_text(json.dumps(config))
     for path in source.rglob("*.json"):
@@ -86,9 +86,11 @@ def write(source: Path, target: Path, kept: Sequence[int], depth: int, *, fewer_
     def sizes(info: TensorInfo) -> tuple[int, ...]:
         return tuple(TOKENS if vocabulary and size == vocabulary else size for size in info.shape)
 
+    same = {name: group[0] for group in weights.equal for name in group[1:]}
     for folder, infos in weights.folders.items():
         named = {new: info for name, info in infos.items() if (new := renamed(name)) is not None}
         drawn = dict(_drawn(named, sizes, functools.partial(weights.stored, folder)))
+        drawn |= {name: drawn[first].clone() for name, first in same.items() if not folder and name in drawn}
         save_file(drawn, target / folder / "model.safetensors", metadata={"format": "pt"})
     return Weights(target), vocabulary
 
@@ -100,13 +102,16 @@ def _vocabulary(text: Json) -> int:
     return size if isinstance(size, int) and size > 2 * TOKENS and size not in others and TOKENS not in others else 0
 
 
-def _forget_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
-    """Take out numbers of tokens that are no longer there."""
+def _replace_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
+    """Put others in the places of tokens that are no longer there: some configurations must name one."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, list):
+            return [other(one) for one in value]
+        return value % TOKENS if isinstance(value, int) and value >= TOKENS else value
+
     for one in (config, text):
-        for key, value in list(one.items()):
-            values = value if isinstance(value, list) else [value]
-            if key.endswith("token_id") and any(isinstance(number, int) and number >= TOKENS for number in values):
-                one[key] = None
+        one.update({key: other(value) for key, value in one.items() if key.endswith("token_id")})
 
 
 def _cut(config: dict[str, Any], text: dict[str, Any], kept: Sequence[int], depth: int) -> None:

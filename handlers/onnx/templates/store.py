@@ -17,8 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from daemon.contract import cpu
 from daemon.contract.values import Frozen, Json
@@ -62,24 +63,32 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Template:
-    """A template on disk."""
+    """A template as it was read: whatever becomes of its folder, it can be used."""
 
-    folder: Path
     record: Record
+    content: Mapping[str, bytes]
+    """Graph → its file, as it was checked."""
 
     def graphs(self) -> dict[str, tuple[ir.Model, dict[str, Source]]]:
-        """File → (graph, sources of its weights). OSError or ValueError where it is damaged."""
+        """File → (graph, sources of its weights). KeyError, TypeError or ValueError where it is damaged."""
         found = {}
-        for name, digest in self.record.files.items():
-            if hashlib.sha256((self.folder / name).read_bytes()).hexdigest() != digest:
-                raise ValueError(f"{name} is not what was written")
+        for name, content in self.content.items():
             sources = {weight: Source.from_json(one) for weight, one in self.record.sources[name].items()}
-            found[name] = ir.load(self.folder / name), sources
+            found[name] = ir.from_proto(onnx.load_model_from_string(content)), sources
         return found
 
-    def remove(self) -> None:
-        """Forget it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def read(folder: Path) -> Template:
+    """The template in a folder. OSError, KeyError, TypeError or ValueError where there is none that can be used."""
+    record = Record.model_validate_json((folder / FILE).read_bytes())
+    if record.version != VERSION:
+        raise ValueError("another version")
+    content = {name: (folder / name).read_bytes() for name in record.files}
+    if any(hashlib.sha256(content[name]).hexdigest() != digest for name, digest in record.files.items()):
+        raise ValueError("a graph is not what was written")
+    template = Template(record, content)
+    template.graphs()
+    return template
 
 
 def key_of(source: Path, weights: Weights, strategy: str, opset: int, options: Json) -> str:
@@ -93,7 +102,7 @@ def key_of(source: Path, weights: Weights, strategy: str, opset: int, options: J
     }
     known = {
         "version": VERSION, "config": plain, "others": others, "strategy": strategy, "opset": opset, "options": options,
-        "weights": sorted((name, info.dtype, info.shape) for name, info in weights.infos.items()),
+        "weights": sorted((name, info.dtype, info.shape) for name, info in weights.infos.items()), "equal": weights.equal,
         "libraries": {name: _version(name) for name in LIBRARIES}, "code": _code(), "cpu": [cpu.here().model, *cpu.here().features],
     }  # fmt: skip
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
@@ -125,16 +134,8 @@ class Store:
         """The template of a key; one that can't be used is removed."""
         folder = self._root / key
         try:
-            record = Record.model_validate_json((folder / FILE).read_bytes())
-            template = Template(folder, record)
-            if record.version != VERSION:
-                raise ValueError("another version")
-            template.graphs()
-        except FileNotFoundError:
-            if folder.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-            return None
-        except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            template = read(folder)
+        except Exception:  # of protobuf too
             shutil.rmtree(folder, ignore_errors=True)
             return None
         with contextlib.suppress(OSError):
@@ -167,7 +168,7 @@ class Store:
             self._limit()
         except OSError:
             pass
-        return Template(made, record)
+        return read(made)
 
     def remove(self, key: str) -> None:
         """Forget the template of a key."""

@@ -32,6 +32,24 @@ class Weights:
     def _file(self, path: Path) -> np.memmap:
         return np.memmap(path, np.uint8, mode="r")
 
+    @functools.cached_property
+    def equal(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of equal matrices outside of the layers: weights that are tied but stored twice, as which they are loaded."""
+        found: dict[tuple[str, tuple[int, ...]], list[list[str]]] = {}
+        for name, info in sorted(self.infos.items()):
+            if len(info.shape) < 2 or any(part.isdigit() for part in name.split(".")):
+                continue
+            groups = found.setdefault((info.dtype, info.shape), [])
+            group = next((one for one in groups if np.array_equal(self._bytes(one[0]), self._bytes(name))), None)
+            if group is None:
+                groups.append([name])
+            else:
+                group.append(name)
+        return tuple(tuple(group) for groups in found.values() for group in groups if len(group) > 1)
+
+    def _bytes(self, name: str) -> np.ndarray:
+        return self.stored(name.rpartition("/")[0], self.infos[name])
+
     def tensor(self, name: str) -> np.ndarray:
         """A tensor in the type that it is stored in, a view of the file. KeyError for one that is not there."""
         info, folder = self.infos[name], name.rpartition("/")[0]
