@@ -17,7 +17,7 @@ from handlers.onnx.templates import layers, repetition
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.store import FILE, FOLDER, Store
 from handlers.onnx.tracing.strategies import STRATEGIES, named
-from tests.onnx.conftest import Exported
+from tests.onnx.conftest import SMALL, Exported
 from tests.onnx.deep_models import MODELS, canonical, job, make, run
 from tests.sampling import some
 from tests.sharing import shared
@@ -96,7 +96,7 @@ def test_other_weights_names_and_libraries_make_the_key(
     assert one != templated.key_for(job(tmp_path / "d", llama[0].source), DYNAMO)
 
 
-@pytest.mark.parametrize("damage", ["graph", "record", "no record", "no graph", "version", "source"])
+@pytest.mark.parametrize("damage", ["graph", "record", "no record", "no graph", "version", "source", "no source"])
 def test_a_damaged_template_is_none(damage: str, llama: tuple[Exported, Path], tmp_path: Path) -> None:
     cache = of_own(llama, tmp_path)
     (folder,) = (cache / FOLDER).iterdir()
@@ -111,6 +111,9 @@ def test_a_damaged_template_is_none(damage: str, llama: tuple[Exported, Path], t
         (folder / FILE).write_text("{")
     elif damage == "version":
         (folder / FILE).write_text(json.dumps({**record, "version": 0}))
+    elif damage == "no source":
+        del record["sources"]["model.onnx"]["model.layers.2.mlp.up_proj.weight.turned"]
+        (folder / FILE).write_text(json.dumps(record))
     else:
         record["sources"]["model.onnx"]["model.layers.2.mlp.up_proj.weight.turned"] = {"shape": "?"}
         (folder / FILE).write_text(json.dumps(record))
@@ -385,3 +388,15 @@ def test_a_stand_in_that_differs_outside_of_its_layers_keeps_its_tokens(tmp_path
     assert told["used"] == "made" and told["layers"] == [0, 1, 4]
     sources = json.loads((folder / FILE).read_bytes())["sources"]["model.onnx"]
     assert any(one["shape"][0] == 2000 for one in sources.values()) and float(str(found.output.figures["relative_error"])) < 1e-5
+
+
+@pytest.mark.slow
+def test_what_a_tool_computed_of_a_weight_is_no_constant_of_the_template(tmp_path: Path) -> None:
+    """Apertus: softplus of a weight, which constant folding computes."""
+    import transformers
+
+    sizes: dict[str, Any] = {**SMALL, "num_hidden_layers": 5}
+    transformers.ApertusForCausalLM(transformers.ApertusConfig(**sizes)).save_pretrained(tmp_path / "model")
+    found = run(job(tmp_path / "job", tmp_path / "model"))
+    told: Any = found.output.figures["template"]
+    assert told["used"] == "no" and "as it is" in told["reason"]

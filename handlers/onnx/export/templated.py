@@ -76,10 +76,10 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
     family, undivided = building.family_for(strategy, family, context)
     reason = _unfit(strategy, family, context)
     if not reason:
-        key = key_for(context, strategy)
-        task = _Task(strategy, family, context, reporter, key)
+        key = ""
         try:
-            return _build(task)
+            key = key_for(context, strategy)
+            return _build(_Task(strategy, family, context, reporter, key))
         except (CkptdError, Interrupted, MemoryError):
             raise
         except OSError as error:
@@ -91,7 +91,8 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
         finally:
             shutil.rmtree(Path(context.temporary) / f"template-{strategy.name}", ignore_errors=True)
         graph_file.clear(Path(context.staging))
-        Store(Path(context.cache)).remove(key)
+        if key:
+            Store(Path(context.cache)).remove(key)
     built = building.trace(strategy, family, context, reporter)
     return replace(built, undivided=undivided, template={"used": "no", "reason": reason})
 
@@ -236,9 +237,11 @@ def _traced(
     built = building.trace(task.strategy, task.family, small, task.reporter)
     polished = optimize_export(small, built.graphs, built.verify, task.reporter)
     models: dict[str, tuple[ir.Model, Mapping[str, Source]]] = {}
+    read: set[str] = set()
     for graph in polished.graphs.graphs:
         model = ir.load(staging / graph.file)
         sources = filling.find_sources(model, weights)
+        read.update(name for source in sources.values() for name in source.tensors)
         if vocabulary:
             sources = filling.resize(model, sources, shallow.TOKENS, vocabulary)
         if found is not None and kept:
@@ -246,6 +249,9 @@ def _traced(
             model, sources = repetition.repeat(model, sources, Stack(prefix, found.kinds, kept))
         filling.empty(model, sources)
         models[graph.file] = model, sources
+    if lost := sorted(filling.floating(weights) - read - {name for group in weights.equal for name in group}):
+        # A tool may have computed a constant of it, which would be that of random weights.
+        raise NoTemplateError(f"the graph does not read the weight {lost[0]} as it is")
     facts = {
         "roles": {graph.role: graph.file for graph in polished.graphs.graphs}, "opset": built.opset, "layers": kept,
         "seconds": time.monotonic() - started, "error": built.error, "why_whole": why_whole,

@@ -24,6 +24,7 @@ from pydantic import Field
 from daemon.contract import cpu
 from daemon.contract.values import Frozen, Json
 from handlers.models.files import read_json
+from handlers.onnx.graphs.shared_weights import initializers
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.weights import Weights
 
@@ -74,7 +75,10 @@ class Template:
         found = {}
         for name, content in self.content.items():
             sources = {weight: Source.from_json(one) for weight, one in self.record.sources[name].items()}
-            found[name] = ir.from_proto(onnx.load_model_from_string(content)), sources
+            model = ir.from_proto(onnx.load_model_from_string(content))
+            if any(isinstance(value.const_value, ir.ExternalTensor) and value.name not in sources for value in initializers(model)):
+                raise ValueError("a weight has no source")
+            found[name] = model, sources
         return found
 
 
