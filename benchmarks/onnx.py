@@ -100,9 +100,8 @@ def exported(
     later, _, seconds, peak = stage(folder / f"later-{label}", "onnx", {"merge": base}, base, cache=folder / f"onnx-{label}" / "cache")
     figures |= cost("later_", later, seconds, peak)
     shutil.rmtree(later)
-    whole = OnnxOptions(templates=False)
     if traced:
-        made, _, seconds, peak = stage(folder / f"traced-{label}", "onnx", {"merge": base}, base, whole)
+        made, _, seconds, peak = stage(folder / f"traced-{label}", "onnx", {"merge": base}, base, OnnxOptions(templates=False))
         figures |= cost("traced_", made, seconds, peak)
         shutil.rmtree(made)
     if toolchain is None:

@@ -86,8 +86,7 @@ class StatePaths:
     @property
     def cache(self) -> Path:
         """What children may reuse; exports in the foreground share that of the state directory."""
-        whole = self.state.parent.parent if self.state.parent.name == FOREGROUND else self.state
-        return whole / "cache"
+        return _around(self.state) / "cache"
 
     def attempt(self, job: str, stage: str, number: int) -> Path:
         """Folder of an attempt's job file, result file, log and temporary files."""
@@ -123,6 +122,11 @@ def existing(state: Path) -> Path:
             "name the right one with --config", path=state,
         )  # fmt: skip
     return journal
+
+
+def _around(state: Path) -> Path:
+    """The state directory that an export in the foreground has its own in; any other one itself."""
+    return state.parent.parent if state.parent.name == FOREGROUND else state
 
 
 def foreground_state(state: Path, checkpoint: Path) -> Path:
@@ -199,7 +203,7 @@ def prepare(state: Path, output: Path) -> Paths:
     for key, folder in (("state.directory", state), ("output.directory", output)):
         try:
             if key == "state.directory":
-                for whole in (state.parent.parent, state) if state.parent.name == FOREGROUND else (state,):
+                for whole in dict.fromkeys((_around(state), state)):
                     closed += make_private(whole, (output,))
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over

@@ -12,18 +12,26 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.export import templated
 from handlers.onnx.templates import layers, repetition
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.store import FILE, FOLDER, Store
-from handlers.onnx.tracing.strategies import STRATEGIES, named
+from handlers.onnx.templates.weights import Weights
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx.conftest import SMALL, Exported
 from tests.onnx.deep_models import MODELS, canonical, job, make, run
 from tests.sampling import some
 from tests.sharing import shared
 
 DYNAMO = named(STRATEGIES, "dynamo-eager")
+STACK = repetition.Stack("model.layers.", (0,) * 5, (0, 1, 4))
 WHOLE = {"Marian", "T5"}
+
+
+def key_of(context: StageContext, strategy: Strategy) -> str:
+    """The key of the template of a job."""
+    return templated.key_for(context, strategy, Weights(Path(context.inputs["merge"])))
 
 
 def used(exported: Exported) -> tuple[str, list[int]]:
@@ -81,19 +89,17 @@ def test_the_next_checkpoint_is_filled_without_tracing(
 def test_another_configuration_or_option_is_another_template(changed: dict[str, Any], llama: tuple[Exported, Path], tmp_path: Path) -> None:
     options = {name: value for name, value in changed.items() if name != "source"}
     source = make(tmp_path / "model", "Llama", **{"num_hidden_layers": 5, **changed["source"]}) if "source" in changed else llama[0].source
-    assert templated.key_for(job(tmp_path / "job", source, **options), DYNAMO) != templated.key_for(
-        job(tmp_path / "other", llama[0].source), DYNAMO
-    )
+    assert key_of(job(tmp_path / "job", source, **options), DYNAMO) != key_of(job(tmp_path / "other", llama[0].source), DYNAMO)
 
 
 def test_other_weights_names_and_libraries_make_the_key(
     llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = templated.key_for(job(tmp_path / "a", llama[0].source), DYNAMO)
-    assert one == templated.key_for(job(tmp_path / "b", make(tmp_path / "model", "Llama", seed=9, num_hidden_layers=5)), DYNAMO)
-    assert one != templated.key_for(job(tmp_path / "c", llama[0].source), named(STRATEGIES, "dynamo-sdpa"))
+    one = key_of(job(tmp_path / "a", llama[0].source), DYNAMO)
+    assert one == key_of(job(tmp_path / "b", make(tmp_path / "model", "Llama", seed=9, num_hidden_layers=5)), DYNAMO)
+    assert one != key_of(job(tmp_path / "c", llama[0].source), named(STRATEGIES, "dynamo-sdpa"))
     monkeypatch.setattr("handlers.onnx.templates.store.version", lambda name: "0")
-    assert one != templated.key_for(job(tmp_path / "d", llama[0].source), DYNAMO)
+    assert one != key_of(job(tmp_path / "d", llama[0].source), DYNAMO)
 
 
 @pytest.mark.parametrize("damage", ["graph", "record", "no record", "no graph", "version", "source", "no source"])
@@ -162,33 +168,32 @@ def test_what_the_kinds_do_not_show_is_found_in_the_graph(llama: tuple[Exported,
     """An attribute, a constant and a weight of one layer are changed in the traced graph itself."""
     from handlers.onnx.templates import filling, shallow
 
-    weights, _ = shallow.write(llama[0].source, tmp_path / "small", (0, 1, 4), 5, fewer_tokens=False)
+    weights, _ = shallow.write(Weights(llama[0].source), tmp_path / "small", STACK, fewer_tokens=False)
     small = run(job(tmp_path / "job", tmp_path / "small", templates=False))
-    stack = repetition.Stack("model.layers.", (0,) * 5, (0, 1, 4))
 
     def graph() -> tuple[ir.Model, dict[str, Source]]:
         model = ir.load(small.folder / "model.onnx")
-        return model, filling.find_sources(model, weights)
+        return model, filling.find_sources(model, filling.finder_of(weights))
 
     model, sources = graph()
-    deep, _ = repetition.repeat(model, sources, stack)
+    deep, _ = repetition.repeat(model, sources, STACK)
     assert len([node for node in deep.graph if node.op_type == "Softmax"]) == 5
     softmax = [node for node in model.graph if node.op_type == "Softmax"]
     softmax[1].attributes["axis"] = ir.AttrInt64("axis", 3)
     with pytest.raises(repetition.NotRepeatableError, match="no like"):
-        repetition.repeat(model, sources, stack)
+        repetition.repeat(model, sources, STACK)
     model, sources = graph()
     other = ir.Value(name="three", const_value=ir.tensor(np.array(3.0, np.float32), name="three"))
     model.graph.register_initializer(other)
     power = [node for node in model.graph if node.op_type == "Pow"][4]
     power.replace_input_with(1, other)
     with pytest.raises(repetition.NotRepeatableError):
-        repetition.repeat(model, sources, stack)
+        repetition.repeat(model, sources, STACK)
     model, sources = graph()
     names = sorted(name for name, source in sources.items() if "layers.1.mlp.up_proj" in source.tensor)
     sources[names[0]] = sources[names[0]].renamed(lambda name: name.replace("up_proj", "gate_proj"))
     with pytest.raises(repetition.NotRepeatableError):
-        repetition.repeat(model, sources, stack)
+        repetition.repeat(model, sources, STACK)
 
 
 def test_two_jobs_make_the_same_template_at_once(llama: tuple[Exported, Path], tmp_path: Path) -> None:
@@ -202,7 +207,7 @@ def test_two_jobs_make_the_same_template_at_once(llama: tuple[Exported, Path], t
 
     def put(number: int) -> None:
         start.wait()
-        made.append(store.put(folder.name, template.graphs(), tmp_path / str(number), facts))
+        made.append(store.put(folder.name, template.graphs(), facts))
 
     threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -332,10 +337,10 @@ def test_weights_that_are_stored_twice_are_drawn_once_and_make_the_key(tmp_path:
     for name, added in (("equal", 0.0), ("other", 0.5)):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + added
         save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-        weights, _ = shallow.write(source, tmp_path / name, (0, 1, 4), 5, fewer_tokens=True)
+        weights, _ = shallow.write(Weights(source), tmp_path / name, STACK, fewer_tokens=True)
         drawn = [weights.tensor(one) for one in ("lm_head.weight", "model.embed_tokens.weight")]
         assert np.array_equal(*drawn) == (name == "equal") and len(drawn[0]) == shallow.TOKENS
-        keys.append(templated.key_for(job(tmp_path / f"job-{name}", source), DYNAMO))
+        keys.append(key_of(job(tmp_path / f"job-{name}", source), DYNAMO))
     assert keys[0] != keys[1]
 
 
@@ -368,7 +373,9 @@ def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(na
     whole = layers.of_model(family.load(source, Tracing("eager")))
     assert whole is not None
     kept = layers.chosen(whole.kinds)
-    shallow.write(source, tmp_path / "small", kept, whole.depth, fewer_tokens=family.name == "causal")
+    weights = Weights(source)
+    stack = repetition.Stack(shallow.prefix_of(weights.infos, whole.depth), whole.kinds, kept)
+    shallow.write(weights, tmp_path / "small", stack, fewer_tokens=family.name == "causal")
     small = layers.of_model(family.load(tmp_path / "small", Tracing("eager")))
     assert kept and small is not None and small.around == whole.around
     assert small.digests == tuple(whole.digests[layer] for layer in kept)

@@ -97,11 +97,8 @@ class Worker:
             return subprocess.Popen(
                 self._enclosure.wrap([*command, str(job_file)]),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, cwd=self.folder,
-                env={**self._environment(), **self._enclosure.environment},
+                env={**environment_of(self.bounds), **self._enclosure.environment},
             )  # fmt: skip
-
-    def _environment(self) -> dict[str, str]:
-        return environment_of(self.bounds)
 
     def _forked(self, order: Order) -> warm.Forked | None:
         """The attempt, forked from a process that has PyTorch loaded; None where it needs none or none is ready, which a later attempt will

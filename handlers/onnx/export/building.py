@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
 from handlers.onnx.families.chain.family import Layered, divided
 from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.onnx.graphs.sessions import check_form, described
 from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.options import OnnxOptions
@@ -92,8 +92,6 @@ def wanted_form(context: StageContext) -> Form:
 def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> _Exported:
     """Everything that needs torch's copy of the weights; they are released when this returns."""
     source, opset = Path(context.inputs["merge"]), strategy.opset(context.work.export.opset)
-    if strategy.experts and not has_experts(source):
-        raise NotApplicableError
     scratch = graph_file.fresh_folder(Path(context.temporary) / strategy.name)
     reporter.progress(0.05, f"loading the model for {strategy.name}")
     model = family.load(source, strategy.tracing)
@@ -109,9 +107,9 @@ def _export_and_write(strategy: Strategy, family: Family, context: StageContext,
     finished = _finished(exported, family, reference, opset, metadata(context, opset, family.task))
     reporter.progress(0.7, "saving the graph")
     files = {role: file for role, (file, _) in family.signatures(reference).items() if role in finished}
-    staging = Path(context.staging)
-    apart = strategy.external or context.work.options(OnnxOptions).external_data == "always"
-    written = graph_file.write({files[role]: one for role, one in finished.items()}, staging, staging if apart else scratch)
+    written = graph_file.write(
+        {files[role]: one for role, one in finished.items()}, Path(context.staging), place_for(strategy, context, scratch)
+    )
     graph_file.let_go((*exported.values(), *finished.values()))
     release(model)
     for path in written.values():
@@ -161,8 +159,28 @@ def _finished(exported: Graphs, family: Family, reference: Any, opset: int, fact
     return finished
 
 
+def place_for(strategy: Strategy, context: StageContext, scratch: Path) -> Path:
+    """Where graphs are written first: in `scratch`, unless their weights are to lie in files of their own in any case."""
+    apart = strategy.external or context.work.options(OnnxOptions).external_data == "always"
+    return Path(context.staging) if apart else scratch
+
+
+def write_set(family: Family, reference: Any, opset: int, graphs: Iterable[Graph], staging: Path) -> GraphSet:
+    """Write the graphs.json of the graphs in `staging`; gives what it says."""
+    made = GraphSet(
+        task=family.task.name, family=family.name, dtype="float32", opset=opset, graphs=tuple(graphs), extra=extra_facts(family, reference)
+    )
+    made.write(staging)
+    return made
+
+
 def family_for(strategy: Strategy, family: Family, context: StageContext) -> tuple[Family, str]:
-    """The family that makes the strategy's graphs, and why it makes one graph where a chain was asked for."""
+    """The family that makes the strategy's graphs, and why it makes one graph where a chain was asked for.
+
+    NotApplicableError where the strategy is for other models.
+    """
+    if strategy.experts and not has_experts(Path(context.inputs["merge"])):
+        raise NotApplicableError
     form, per_graph = strategy.form(wanted_form(context)), context.work.options(OnnxOptions).layers_per_graph
     family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
     return family if isinstance(family, Layered) else shaped(family, form), undivided
@@ -180,12 +198,8 @@ def trace(strategy: Strategy, family: Family, context: StageContext, reporter: R
             verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)
             error = verify(staging)
         warnings = told(chatter, family, exported.reference)
-        graphs = GraphSet(
-            task=family.task.name, family=family.name, dtype="float32", opset=exported.opset,
-            graphs=tuple(described(role, file, context.limits.threads) for role, file in files.items()),
-            extra=extra_facts(family, exported.reference),
-        )  # fmt: skip
-        graphs.write(staging)
+        described_graphs = [described(role, file, context.limits.threads) for role, file in files.items()]
+        graphs = write_set(family, exported.reference, exported.opset, described_graphs, staging)
         return Built(graphs, exported.opset, error, exported.seconds, warnings, verify)
     except Exception:
         graph_file.clear(staging)

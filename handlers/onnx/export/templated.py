@@ -26,7 +26,7 @@ from handlers.models.folder import ModelFolder
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family, extra_facts, has_experts, release
+from handlers.onnx.families.base import Family, release
 from handlers.onnx.families.causal import Causal
 from handlers.onnx.families.chain.family import Layered
 from handlers.onnx.graphs import graph_file
@@ -35,7 +35,7 @@ from handlers.onnx.graphs.sessions import check_form, described_alone
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates.repetition import NotRepeatableError, Stack
-from handlers.onnx.templates.shallow import NoTemplateError
+from handlers.onnx.templates.shallow import NoTemplateError, OtherSurroundingsError
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.store import Store, Template, key_of
 from handlers.onnx.templates.weights import Weights
@@ -43,8 +43,6 @@ from handlers.onnx.tracing.strategies import Strategy
 
 WHOLE_LIMIT = 1 << 30
 """Bytes of weights up to which a model whose layers do not repeat gets a template: its stand-in is as large as itself."""
-Models = Mapping[str, tuple[ir.Model, Mapping[str, Source]]]
-"""File → (graph, sources of its weights)."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,18 @@ class _Task:
     family: Family
     context: StageContext
     reporter: Reporter
+    weights: Weights
     key: str
 
     @property
     def source(self) -> Path:
         """The model's folder."""
-        return Path(self.context.inputs["merge"])
+        return self.weights.folder
+
+    @property
+    def store(self) -> Store:
+        """Where templates are kept."""
+        return Store(Path(self.context.cache))
 
     @property
     def scratch(self) -> Path:
@@ -78,8 +82,9 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
     if not reason:
         key = ""
         try:
-            key = key_for(context, strategy)
-            return _build(_Task(strategy, family, context, reporter, key))
+            weights = Weights(Path(context.inputs["merge"]))
+            key = key_for(context, strategy, weights)
+            return _build(_Task(strategy, family, context, reporter, weights, key))
         except (CkptdError, Interrupted, MemoryError):
             raise
         except OSError as error:
@@ -97,16 +102,18 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
     return replace(built, undivided=undivided, template={"used": "no", "reason": reason})
 
 
-def key_for(context: StageContext, strategy: Strategy) -> str:
-    """The key of the template of an export by one strategy."""
-    source, form = Path(context.inputs["merge"]), strategy.form(building.wanted_form(context))
+def key_for(context: StageContext, strategy: Strategy, weights: Weights) -> str:
+    """The key of the template of an export of a model by one strategy."""
+    form = strategy.form(building.wanted_form(context))
     options: Json = {
         "optimize": context.work.options(OnnxOptions).optimize, "threads": context.limits.threads, "axes": form.axes, "cache": form.cache,
     }  # fmt: skip
-    return key_of(source, Weights(source), strategy.name, strategy.opset(context.work.export.opset), options)
+    return key_of(weights, strategy.name, strategy.opset(context.work.export.opset), options)
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, Permanent):
+        return f"the model cut down to a stand-in does not work: {error.fault.cause}"[:200]
     line = (str(error).strip().splitlines() or ["no message"])[0]
     return (line if isinstance(error, NoTemplateError | NotRepeatableError) else f"{type(error).__name__}: {line}")[:200]
 
@@ -117,16 +124,13 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
         return "onnx.templates is off"
     if isinstance(family, Layered):
         return "a chain of graphs is made layer by layer"
-    if strategy.experts and not has_experts(Path(context.inputs["merge"])):
-        return "the strategy is for other models"
     if strategy.name == "optimum":
         return "optimum's exporter reads the model itself"
-    return "the weights are not in safetensors" if shallow.pickled(Path(context.inputs["merge"])) else ""
+    return "the weights are not in safetensors" if ModelFolder(Path(context.inputs["merge"])).pickled else ""
 
 
 def _build(task: _Task) -> Built:
-    store = Store(Path(task.context.cache))
-    template = store.get(task.key)
+    template = task.store.get(task.key)
     used = "kept" if template else "made"
     task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
     model = task.family.load(task.source, task.strategy.tracing)
@@ -139,7 +143,9 @@ def _build(task: _Task) -> Built:
     started = time.monotonic()
     if template is None:
         try:
-            template = _made(task, store, found)
+            template = _made(task, found, started)
+        except Permanent as error:  # what is wrong with the stand-in is no fault of the model
+            raise NoTemplateError(_told(error)) from error
         except OSError as error:  # tracing the model itself may need less
             raise NoTemplateError(f"its stand-in could not be written: {error.strerror or error}") from error
     seconds = time.monotonic() - started
@@ -163,101 +169,79 @@ def _build(task: _Task) -> Built:
 
 def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:
     """Write the template's graphs with the model's weights into the staging folder."""
-    context, staging, record = task.context, Path(task.context.staging), template.record
-    weights, models = Weights(task.source), {}
+    context, staging, record, models = task.context, Path(task.context.staging), template.record, {}
     for name, (model, sources) in template.graphs().items():
-        filling.fill(model, sources, weights)
+        filling.fill(model, sources, task.weights)
         graph_file.describe(model, building.metadata(context, record.opset, task.family.task))
         models[name] = model
-    apart = task.strategy.external or context.work.options(OnnxOptions).external_data == "always"
     task.scratch.mkdir(parents=True, exist_ok=True)
-    written = graph_file.write(models, staging, staging if apart else task.scratch, context.limits.threads)
-    graph_file.let_go(models.values())  # and of the model's mapped files
+    place = building.place_for(task.strategy, context, task.scratch)
+    written = graph_file.write(models, staging, place, context.limits.threads)
+    graph_file.let_go(models.values())
+    task.weights.unmap()
     for path in written.values():
         check_form(path)
-    files = {role: graph_file.place(written[name], staging) for role, name in record.roles.items()}
-    graphs = GraphSet(
-        task=task.family.task.name, family=task.family.name, dtype="float32", opset=record.opset,
-        graphs=tuple(described_alone(role, file) for role, file in files.items()),
-        extra=extra_facts(task.family, reference),
-    )  # fmt: skip
-    graphs.write(staging)
-    return graphs
+    graphs = [described_alone(role, graph_file.place(written[name], staging)) for role, name in record.roles.items()]
+    return building.write_set(task.family, reference, record.opset, graphs, staging)
 
 
-def _made(task: _Task, store: Store, found: layers.Layers | None) -> Template:
+def _made(task: _Task, found: layers.Layers | None, started: float) -> Template:
     """Make the template: with the layers that stand for all if the model's repeat, else with all of them."""
     kept = layers.chosen(found.kinds) if found is not None else ()
     why_whole = "" if kept else "the model's layers are not one list" if found is None else "the model has few layers, or too many kinds"
-    started = time.monotonic()
     if found is not None and kept:
         try:
+            stack = Stack(shallow.prefix_of(task.weights.infos, found.depth), found.kinds, kept)
             try:
-                return _of_stand_in(task, store, found, kept, started, fewer_tokens=task.family.name == "causal")
+                return _traced(task, started, found, stack, fewer_tokens=task.family.name == "causal")
             except OtherSurroundingsError:
-                return _of_stand_in(task, store, found, kept, started)
-        except (NotRepeatableError, NoTemplateError, ValueError) as error:
+                return _traced(task, started, found, stack)
+        except (NotRepeatableError, NoTemplateError, Permanent, ValueError) as error:
             why_whole = _told(error)
             task.reporter.warn(f"the layers of this model are not repeated from {len(kept)} of them: {why_whole}")
     if ModelFolder(task.source).stored_bytes > WHOLE_LIMIT:
         raise NoTemplateError(f"{why_whole}, and a second copy of it with random weights would be too large")
-    return _of_stand_in(task, store, found, (), started, why_whole)
-
-
-class OtherSurroundingsError(NoTemplateError):
-    """Outside of its layers the stand-in is not like the model."""
-
-
-def _of_stand_in(
-    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str = "",
-    *, fewer_tokens: bool = False,
-) -> Template:  # fmt: skip
-    """As `_traced`; what is wrong with the stand-in is no fault of the model."""
-    try:
-        return _traced(task, store, found, kept, started, why_whole, fewer_tokens=fewer_tokens)
-    except Permanent as error:
-        raise NoTemplateError(f"the model cut down to a stand-in does not work: {error.fault.cause}") from error
+    return _traced(task, started, why_whole=why_whole)
 
 
 def _traced(
-    task: _Task, store: Store, found: layers.Layers | None, kept: tuple[int, ...], started: float, why_whole: str, *, fewer_tokens: bool
+    task: _Task, started: float, whole: layers.Layers | None = None, stack: Stack | None = None, *, fewer_tokens: bool = False,
+    why_whole: str = "",
 ) -> Template:  # fmt: skip
+    """Trace a stand-in, with the layers of `stack` if it is given, and keep its graphs as the template."""
     graph_file.fresh_folder(task.scratch)
     folder, staging = task.scratch / "model", task.scratch / "graphs"
-    depth = found.depth if found is not None else 0
-    task.reporter.progress(0.1, f"tracing {len(kept)} layers of {depth}" if kept else "tracing the model")
-    weights, vocabulary = shallow.write(task.source, folder, kept, depth, fewer_tokens=fewer_tokens)
-    if found is not None and kept:
-        _check_alike(task, folder, found, kept)
+    task.reporter.progress(0.1, f"tracing {len(stack.kept)} layers of {len(stack.kinds)}" if stack is not None else "tracing the model")
+    weights, vocabulary = shallow.write(task.weights, folder, stack, fewer_tokens=fewer_tokens)
+    if whole is not None and stack is not None:
+        _check_alike(task, folder, whole, stack.kept)
     staging.mkdir()
-    (staging / "config.json").write_bytes((folder / "config.json").read_bytes())
+    shutil.copyfile(folder / "config.json", staging / "config.json")
     small = task.context.model_copy(
         update={"inputs": {**task.context.inputs, "merge": str(folder)}, "staging": str(staging), "temporary": str(task.scratch / "work")}
     )
     built = building.trace(task.strategy, task.family, small, task.reporter)
     polished = optimize_export(small, built.graphs, built.verify, task.reporter)
-    models: dict[str, tuple[ir.Model, Mapping[str, Source]]] = {}
-    read: set[str] = set()
+    finder, models = filling.finder_of(weights), dict[str, tuple[ir.Model, Mapping[str, Source]]]()
+    unread = finder.tensors.keys() - {name for group in weights.equal for name in group}
     for graph in polished.graphs.graphs:
         model = ir.load(staging / graph.file)
-        sources = filling.find_sources(model, weights)
-        read.update(name for source in sources.values() for name in source.tensors)
+        sources = filling.find_sources(model, finder)
+        unread -= {name for source in sources.values() for name in source.tensors}
         if vocabulary:
             sources = filling.resize(model, sources, shallow.TOKENS, vocabulary)
-        if found is not None and kept:
-            prefix = shallow.prefix_of(list(Weights(task.source).infos), depth)
-            model, sources = repetition.repeat(model, sources, Stack(prefix, found.kinds, kept))
+        if stack is not None:
+            model, sources = repetition.repeat(model, sources, stack)
         filling.empty(model, sources)
         models[graph.file] = model, sources
-    if lost := sorted(filling.floating(weights) - read - {name for group in weights.equal for name in group}):
-        # A tool may have computed a constant of it, which would be that of random weights.
-        raise NoTemplateError(f"the graph does not read the weight {lost[0]} as it is")
+    if unread:  # a tool may have computed a constant of it, which would be that of random weights
+        raise NoTemplateError(f"the graph does not read the weight {min(unread)} as it is")
     facts = {
-        "roles": {graph.role: graph.file for graph in polished.graphs.graphs}, "opset": built.opset, "layers": kept,
-        "seconds": time.monotonic() - started, "error": built.error, "why_whole": why_whole,
-        "warnings": (*built.warnings, *polished.warnings), "optimization": polished.figures,
+        "roles": {graph.role: graph.file for graph in polished.graphs.graphs}, "opset": built.opset,
+        "layers": stack.kept if stack is not None else (), "seconds": time.monotonic() - started, "error": built.error,
+        "why_whole": why_whole, "warnings": (*built.warnings, *polished.warnings), "optimization": polished.figures,
     }  # fmt: skip
-    return store.put(task.key, models, task.scratch, facts)
+    return task.store.put(task.key, models, facts)
 
 
 def _check_alike(task: _Task, folder: Path, whole: layers.Layers, kept: tuple[int, ...]) -> None:

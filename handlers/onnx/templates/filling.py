@@ -16,9 +16,14 @@ _NOWHERE = "weights"
 """The file that weights without values are said to be in: there is none of that name."""
 
 
-def find_sources(model: ir.Model, weights: Weights) -> dict[str, Source]:
+def finder_of(weights: Weights) -> Finder:
+    """What finds arrays among the tensors of floating point."""
+    floating = sorted(name for name, info in weights.infos.items() if info.dtype.startswith(("F", "BF")))
+    return Finder({name: weights.tensor(name).astype(np.float32) for name in floating})
+
+
+def find_sources(model: ir.Model, finder: Finder) -> dict[str, Source]:
     """Initializer → the tensors that it comes from; what is not among them is a constant of the graph."""
-    finder = Finder({name: weights.tensor(name).astype(np.float32) for name in sorted(floating(weights))})
     found: dict[str, Source] = {}
     for value in initializers(model):
         tensor = value.const_value
@@ -27,11 +32,6 @@ def find_sources(model: ir.Model, weights: Weights) -> dict[str, Source]:
             if source is not None:
                 found[value.name] = source
     return found
-
-
-def floating(weights: Weights) -> set[str]:
-    """Names of the tensors that hold weights: those of floating point."""
-    return {name for name, info in weights.infos.items() if info.dtype.startswith(("F", "BF"))}
 
 
 def resize(model: ir.Model, sources: Mapping[str, Source], small: int, size: int) -> dict[str, Source]:

@@ -29,8 +29,6 @@ MOST = 0.6
 class Layers:
     """The layers of a model, in order."""
 
-    name: str
-    """Of the list in the model: "model.layers"."""
     kinds: tuple[int, ...]
     """Of each layer; layers of the same kind are alike."""
     digests: tuple[str, ...]
@@ -55,10 +53,10 @@ def of_model(model: torch.nn.Module) -> Layers | None:
         return None
     name, layers = outer[0]
     known: dict[str, int] = {}
-    listed = [_listed(model, number, len(layers)) for number in range(len(layers))]
+    listed = _listed(model, len(layers))
     kinds = tuple(known.setdefault(f"{signature(layer)} {more}", len(known)) for layer, more in zip(layers, listed, strict=True))
     digests = tuple(f"{signature(layer, alone=True)} {more}" for layer, more in zip(layers, listed, strict=True))
-    return Layers(name, kinds, digests, _around(model, name, len(layers)))
+    return Layers(kinds, digests, _around(model, name, len(layers)))
 
 
 def _around(model: Any, layers: str, depth: int) -> str:
@@ -73,13 +71,11 @@ def _around(model: Any, layers: str, depth: int) -> str:
     return digest.hexdigest()
 
 
-def _listed(model: Any, number: int, depth: int) -> str:
-    """What the configuration has for one layer in lists with an entry for each: `layer_types` above all."""
-    found: dict[str, Any] = {}
-    for part in (model.config, getattr(model.config, "text_config", None)):
-        settings: dict[str, Any] = part.to_dict() if part is not None else {}
-        found |= {key: value[number] for key, value in settings.items() if isinstance(value, list | tuple) and len(value) == depth}
-    return _value(dict(sorted(found.items())), True)
+def _listed(model: Any, depth: int) -> list[str]:
+    """What the configuration has for each layer in lists with an entry for each: `layer_types` above all."""
+    parts = [part.to_dict() for part in (model.config, getattr(model.config, "text_config", None)) if part is not None]
+    lists = {key: value for part in parts for key, value in part.items() if isinstance(value, list | tuple) and len(value) == depth}
+    return [_value({key: value[number] for key, value in sorted(lists.items())}, True) for number in range(depth)]
 
 
 def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:

@@ -39,6 +39,15 @@ class Stack:
     kept: tuple[int, ...]
     """Numbers, in the deep model, of the layers that the graph has."""
 
+    def number(self, tensor: str) -> int:
+        """The layer that a tensor belongs to."""
+        head, dot, _ = tensor.removeprefix(self.prefix).partition(".")
+        return int(head) if tensor.startswith(self.prefix) and dot and head.isdigit() else SHARED
+
+    def moved(self, tensor: str, layer: int | str) -> str:
+        """The name of a layer's tensor with another layer's number."""
+        return f"{self.prefix}{layer}.{tensor.removeprefix(self.prefix).partition('.')[2]}"
+
 
 @dataclass(frozen=True)
 class _Likeness:
@@ -74,16 +83,10 @@ class _Graph:
     def layer_of(self, value: ir.Value) -> int:
         """The layer that a weight belongs to."""
         source = self.sources.get(value.name or "")
-        found = {self.number(name) for name in source.tensors} if source is not None else {SHARED}
+        found = {self.stack.number(name) for name in source.tensors} if source is not None else {SHARED}
         if len(found) != 1:
             raise NotRepeatableError(f"{value.name} is made of weights of several layers")
         return found.pop()
-
-    def number(self, tensor: str) -> int:
-        """The layer that a tensor belongs to."""
-        rest = tensor.removeprefix(self.stack.prefix)
-        head = rest.partition(".")[0]
-        return int(head) if rest != tensor and head.isdigit() else SHARED
 
     def label(self, value: ir.Value | None, layer: int) -> object:
         """What an input is, if no node makes it, without the number of `layer`; None if a node does."""
@@ -101,10 +104,8 @@ class _Graph:
         return None
 
     def _unnumbered(self, tensor: str, layer: int) -> str:
-        number = self.number(tensor)
-        if number == SHARED:
-            return tensor
-        return f"{self.stack.prefix}{number - layer:+d}.{tensor.removeprefix(self.stack.prefix).partition('.')[2]}"
+        number = self.stack.number(tensor)
+        return tensor if number == SHARED else self.stack.moved(tensor, f"{number - layer:+d}")
 
 
 def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
@@ -324,7 +325,7 @@ class _Repeater:
             at = self.graph.layer_of(value)
             if at != SHARED:
                 number = layer if layer is not None and at == copied else self.stack.kept[at]
-                source = source.renamed(lambda tensor: self._numbered(tensor, number))
+                source = source.renamed(lambda tensor: self.stack.moved(tensor, number))
                 name = f"{source.tensors[0]}{'.turned' if source.turned else ''}{f'.{name}' if source.parts or source.added else ''}"
             if self.sources.setdefault(name, source) != source:  # the same tensor in another shape
                 name = f"{name}.{'x'.join(map(str, source.shape))}"
@@ -334,9 +335,6 @@ class _Repeater:
                 name=name, shape=value.shape, type=value.type, const_value=None if source is not None else value.const_value
             )
         return self.weights[name]
-
-    def _numbered(self, tensor: str, layer: int) -> str:
-        return f"{self.stack.prefix}{layer}.{tensor.removeprefix(self.stack.prefix).partition('.')[2]}"
 
     def _input(self, value: ir.Value, name: str) -> ir.Value:
         self.inputs[name] = ir.Value(name=name, shape=value.shape, type=value.type)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from safetensors.torch import save_file
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from daemon.contract.values import Json
 from handlers.models.files import read_json
-from handlers.models.folder import ModelFolder
+from handlers.onnx.templates.repetition import SHARED, Stack
 from handlers.onnx.templates.weights import Weights
 
 TOKENS = 509
 """Size of the vocabulary: a prime, which no other size of a model is."""
-_NUMBERED = re.compile(r"^((?:[^.]+\.)*?)(\d+)\.(.+)$")
+_NUMBERED = re.compile(r"((?:[^.]+\.)*?)(\d+)\.")
+"""The beginning of a tensor's name: what stands before the layer's number, and the number."""
 _OPERATION = "make a template of the graph"
 
 
@@ -36,36 +37,33 @@ class NoTemplateError(Exception):
     """No template can be made of a model; the message says why."""
 
 
-def numbered(name: str) -> tuple[str, int, str] | None:
-    """A tensor's name as (what stands before the layer's number, the number, what follows); None if there is no number."""
-    found = _NUMBERED.match(name)
-    return (found[1], int(found[2]), found[3]) if found else None
+class OtherSurroundingsError(NoTemplateError):
+    """Outside of its layers the stand-in is not like the model."""
 
 
-def prefix_of(names: Sequence[str], depth: int) -> str:
+def prefix_of(names: Iterable[str], depth: int) -> str:
     """What stands before the number in the names of the tensors of `depth` layers. NoTemplateError where that is not one text."""
     layers: dict[str, set[int]] = {}
     for name in names:
-        if parts := numbered(name):
-            layers.setdefault(parts[0], set()).add(parts[1])
+        if found := _NUMBERED.match(name):
+            layers.setdefault(found[1], set()).add(int(found[2]))
     fitting = [prefix for prefix, numbers in layers.items() if numbers == set(range(depth))]
     if len(fitting) != 1:
         raise NoTemplateError(f"the files do not name the tensors of {depth} layers in one way")
     return fitting[0]
 
 
-def write(source: Path, target: Path, kept: Sequence[int], depth: int, *, fewer_tokens: bool) -> tuple[Weights, int]:
-    """Write the stand-in for the model of `source` into `target`; gives its weights, and its vocabulary's size if that is another one.
+def write(weights: Weights, target: Path, stack: Stack | None, *, fewer_tokens: bool) -> tuple[Weights, int]:
+    """Write the stand-in for the model of `weights` into `target`; gives its weights, and the model's vocabulary if it has a smaller one.
 
-    `kept` are the layers that it has, all if it is empty. NoTemplateError for weights that can't be drawn.
+    It has the layers that `stack` keeps, all of them if there is none. NoTemplateError for weights that can't be drawn.
     """
-    weights = Weights(source)
+    source = weights.folder
     config: dict[str, Any] = read_json(source / "config.json", _OPERATION)
-    prefix = prefix_of(list(weights.infos), depth) if kept else ""
     text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     vocabulary = _vocabulary(text) if fewer_tokens else 0
-    if kept:
-        _cut(config, text, kept, depth)
+    if stack is not None:
+        _cut(config, text, stack)
     if vocabulary:
         text["vocab_size"] = TOKENS
         _replace_tokens(config, text)
@@ -75,13 +73,12 @@ def write(source: Path, target: Path, kept: Sequence[int], depth: int, *, fewer_
         if path.parent != source or path.name in ("modules.json", "sentence_bert_config.json"):
             (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / path.relative_to(source))
-    numbers = {layer: number for number, layer in enumerate(kept)}
 
     def renamed(name: str) -> str | None:
-        parts = numbered(name)
-        if not kept or parts is None or parts[0] != prefix:
+        number = stack.number(name) if stack is not None else SHARED
+        if stack is None or number == SHARED:
             return name
-        return f"{prefix}{numbers[parts[1]]}.{parts[2]}" if parts[1] in numbers else None
+        return stack.moved(name, stack.kept.index(number)) if number in stack.kept else None
 
     def sizes(info: TensorInfo) -> tuple[int, ...]:
         return tuple(TOKENS if vocabulary and size == vocabulary else size for size in info.shape)
@@ -114,16 +111,17 @@ def _replace_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
         one.update({key: other(value) for key, value in one.items() if key.endswith("token_id")})
 
 
-def _cut(config: dict[str, Any], text: dict[str, Any], kept: Sequence[int], depth: int) -> None:
-    """Let a configuration be that of a model with the layers `kept`; what is listed for each layer is kept for those."""
+def _cut(config: dict[str, Any], text: dict[str, Any], stack: Stack) -> None:
+    """Let a configuration be that of a model with the layers that are kept; what is listed for each layer is kept for those."""
+    depth = len(stack.kinds)
     loaded: Any = transformers.CONFIG_MAPPING[config["model_type"]]
     name = loaded.attribute_map.get("num_hidden_layers", "num_hidden_layers") if text is config else "num_hidden_layers"
     if text.get(name) != depth:
         raise NoTemplateError(f"the configuration does not say {depth} layers as {name}")
-    text[name] = len(kept)
+    text[name] = len(stack.kept)
     for key, value in text.items():
         if isinstance(value, list) and len(value) == depth:
-            text[key] = [value[layer] for layer in kept]
+            text[key] = [value[layer] for layer in stack.kept]
 
 
 def _drawn(
@@ -148,8 +146,3 @@ def _drawn(
         else:
             tensor = 1 + 0.1 * tensor
         yield name, tensor.to(dtype)
-
-
-def pickled(source: Path) -> bool:
-    """Whether the model's weights are not in safetensors."""
-    return ModelFolder(source).pickled

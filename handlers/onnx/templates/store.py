@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from pydantic import Field
 
 from daemon.contract import cpu
-from daemon.contract.values import Frozen, Json
+from daemon.contract.values import Frozen, Json, digest_of
 from handlers.models.files import read_json
 from handlers.onnx.graphs.shared_weights import initializers
 from handlers.onnx.templates.sources import Source
@@ -95,9 +95,10 @@ def read(folder: Path) -> Template:
     return template
 
 
-def key_of(source: Path, weights: Weights, strategy: str, opset: int, options: Json) -> str:
+def key_of(weights: Weights, strategy: str, opset: int, options: Json) -> str:
     """Digest of all that a template depends on: configuration, names and sizes of the weights, options, libraries, this code, the
     processor (on which the optimization was timed)."""
+    source = weights.folder
     config = read_json(source / "config.json", _OPERATION)
     plain = {name: value for name, value in config.items() if name not in _VOLATILE}
     others = {
@@ -107,16 +108,9 @@ def key_of(source: Path, weights: Weights, strategy: str, opset: int, options: J
     known = {
         "version": VERSION, "config": plain, "others": others, "strategy": strategy, "opset": opset, "options": options,
         "weights": sorted((name, info.dtype, info.shape) for name, info in weights.infos.items()), "equal": weights.equal,
-        "libraries": {name: _version(name) for name in LIBRARIES}, "code": _code(), "cpu": [cpu.here().model, *cpu.here().features],
+        "libraries": {name: version(name) for name in LIBRARIES}, "code": _code(), "cpu": [cpu.here().model, *cpu.here().key],
     }  # fmt: skip
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    return digest_of(known)[:32]
 
 
 def _code() -> str:
@@ -146,33 +140,26 @@ class Store:
             os.utime(folder)
         return template
 
-    def put(
-        self, key: str, models: Mapping[str, tuple[ir.Model, Mapping[str, Source]]], scratch: Path, facts: Mapping[str, Any]
-    ) -> Template:
-        """Write a template in `scratch` and move it to its place; where that can't be done it stays there, for this job alone."""
-        made = scratch / f"template-{key}"
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        for name, (model, _) in models.items():
-            ir.save(model, made / name)
+    def put(self, key: str, models: Mapping[str, tuple[ir.Model, Mapping[str, Source]]], facts: Mapping[str, Any]) -> Template:
+        """Keep a template; where that can't be done, it is for this job alone."""
+        content = {name: ir.to_proto(model).SerializeToString() for name, (model, _) in models.items()}
         record = Record(
-            version=VERSION, files={name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in models},
+            version=VERSION, files={name: hashlib.sha256(one).hexdigest() for name, one in content.items()},
             sources={name: {weight: one.to_json() for weight, one in sources.items()} for name, (_, sources) in models.items()}, **facts,
         )  # fmt: skip
-        (made / FILE).write_text(record.model_dump_json())
+        arriving: Path | None = None
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            arriving = self._root / f".{key}.{os.getpid()}"
-            shutil.rmtree(arriving, ignore_errors=True)
-            shutil.copytree(made, arriving)
-            try:
-                os.rename(arriving, self._root / key)
-            except OSError:  # another job was faster
-                shutil.rmtree(arriving, ignore_errors=True)
+            arriving = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=self._root))
+            for name, one in content.items():
+                (arriving / name).write_bytes(one)
+            (arriving / FILE).write_text(record.model_dump_json())
+            os.rename(arriving, self._root / key)
             self._limit()
-        except OSError:
-            pass
-        return read(made)
+        except OSError:  # another job was faster, or there is no room
+            if arriving is not None:
+                shutil.rmtree(arriving, ignore_errors=True)
+        return Template(record, content)
 
     def remove(self, key: str) -> None:
         """Forget the template of a key."""

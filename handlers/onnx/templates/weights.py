@@ -19,6 +19,7 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files: dict[Path, np.memmap] = {}
         self.folders: dict[str, dict[str, TensorInfo]] = {"": ModelFolder(folder).headers}
         for path in sorted(folder.glob("*/*.safetensors")):
             self.folders.setdefault(path.parent.name, {}).update(parse_header(path))
@@ -27,10 +28,6 @@ class Weights:
     def infos(self) -> dict[str, TensorInfo]:
         """Name → tensor."""
         return {f"{folder}/{name}" if folder else name: info for folder, infos in self.folders.items() for name, info in infos.items()}
-
-    @functools.cache  # noqa: B019  (lives as long as the weights do)
-    def _file(self, path: Path) -> np.memmap:
-        return np.memmap(path, np.uint8, mode="r")
 
     @functools.cached_property
     def equal(self) -> tuple[tuple[str, ...], ...]:
@@ -58,4 +55,11 @@ class Weights:
 
     def stored(self, folder: str, info: TensorInfo) -> np.ndarray:
         """The bytes of a tensor of `folder`, uint8."""
-        return self._file(self.folder / folder / info.file)[info.start : info.end]
+        path = self.folder / folder / info.file
+        if path not in self._files:
+            self._files[path] = np.memmap(path, np.uint8, mode="r")
+        return self._files[path][info.start : info.end]
+
+    def unmap(self) -> None:
+        """Let go of the mapped files, so that their pages count for this process no more; what is read later maps them again."""
+        self._files.clear()
