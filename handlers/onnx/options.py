@@ -32,9 +32,10 @@ class OnnxOptions(Frozen):
     exporter: Literal["ckptd", "optimum"] = "ckptd"
     """Whose exporter is tried first: "ckptd", or "optimum", which runs in the toolchain optimum and writes opset 20 at most. The other one
     follows where the first one fails."""
-    optimize: Literal["none", "basic", "extended", "all"] = "basic"
+    optimize: Literal["auto", "none", "basic", "extended", "all"] = "auto"
     """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "none"; "basic" keeps the
-    standard's operators; "extended" brings in onnxruntime's own; "all" binds the graph to onnxruntime."""
+    standard's operators; "extended" brings in onnxruntime's own; "all" binds the graph to onnxruntime. "auto" is "basic", and gives graphs
+    with quantized weights onnxruntime's operator for attention over a KV cache, which need not copy the cache for each token."""
     templates: bool = True
     """Keep each architecture's graph without weights in the cache, and fill it for the next checkpoint instead of tracing that one too."""
     cache: bool = True

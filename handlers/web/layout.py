@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
+from handlers.onnx.attention.fusing import is_fused, spell_out
 from handlers.onnx.graphs.graphset import Graph, Port
 from handlers.onnx.graphs.signature import BATCH
 from handlers.web import operators
@@ -51,6 +53,9 @@ def write(source: Path, graph: Graph, folder: Path, suffix: str) -> Made:
     """Write a graph of `source` into `folder`, with the weights that are in files of their own. Raises TooLargeError."""
     name = f"{STEMS[graph.role]}{suffix}.onnx"
     proto = onnx.load(source / graph.file, load_external_data=False)
+    fused = ir.load(source / graph.file)
+    if is_fused(fused):  # not all of a browser's runtimes have the operator
+        proto = ir.to_proto(spell_out(fused))
     _rename_batch(proto.graph)
     operators.replace_lookups(proto)
     (folder / FOLDER).mkdir(exist_ok=True)

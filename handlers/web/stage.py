@@ -18,6 +18,7 @@ from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
 from handlers.models.tasks import BY_NAME
+from handlers.onnx.attention import marks
 from handlers.onnx.folder import examples
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graphset import GraphSet
@@ -79,7 +80,8 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
     chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    graphs.model_copy(update={"graphs": tuple(one.graph for one in made)}).write(staging)
+    extra = marks.with_roles(marks.with_roles(graphs.extra, marks.SHARED, ()), marks.PROVED, ())
+    graphs.model_copy(update={"graphs": tuple(one.graph for one in made), "extra": extra}).write(staging)
     _place_page(staging, graphs, form)
     figures = {
         "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(one.chunks for one in made),

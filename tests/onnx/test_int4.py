@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnxruntime.capi import _pybind_state as kernels
 
 from daemon.contract.errors import Permanent
 from handlers.onnx.graphs import graphset
@@ -116,6 +118,28 @@ def test_blocks_come_back_within_their_step(algorithm: Any, bits: Any) -> None:
     step = np.repeat(spread / ((1 << bits) - 1), 32, -1).reshape(40, 96)[:, :72]
     assert (np.abs(restored - weight) <= 2 * step + 1e-6).all()
     assert np.abs(restored[7]).max() == 0 and np.abs(restored[8] - 0.7).max() < 1e-5
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("columns", "rows", "size"), [(1024, 1500, 32), (100, 77, 32), (64, 9, 16)])
+def test_rounding_gives_the_bits_that_onnxruntimes_kernel_gives(
+    columns: int, rows: int, size: int, bits: Any, symmetric: bool, threads: int
+) -> None:
+    """Halves of a step too, of which numbers in bf16 have many; a block of zeros, and one whose values are equal."""
+    weight = (np.random.default_rng(0).standard_normal((columns, rows)) * 0.02).astype(ml_dtypes.bfloat16).astype(np.float32)
+    weight[:size, 5], weight[:size, 6], weight[3, 7] = 0, 0.25, -5
+    padded = np.pad(weight, ((0, -columns % size), (0, 0)))
+    count, each = len(padded) // size, 8 // bits
+    values, scales = np.zeros((rows, count, size // each), np.uint8), np.zeros((rows, count), np.float32)
+    zeros = np.zeros((rows, -(-count // each)), np.uint8)
+    kernel = kernels.quantize_matmul_4bits if bits == 4 else kernels.quantize_matmul_8bits
+    kernel(values, padded, scales, zeros, size, rows, len(padded), symmetric)
+    for stored in (weight.T, np.ascontiguousarray(weight.T)):
+        found = quantize(stored, Scheme(bits, size, symmetric), threads)
+        assert np.array_equal(found.values, values) and np.array_equal(found.scales, scales)
+        assert found.zeros is None if symmetric else np.array_equal(found.zeros, zeros)  # type: ignore[arg-type]
 
 
 def test_searching_algorithms_are_nearer_to_the_weights_than_rounding() -> None:

@@ -94,7 +94,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
         proto, tmp_path / "theirs" / "model.onnx", weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"]
     )
     monkeypatch.setattr(rewriting, "MIN_TABLE_SHARE", 2.0)
-    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda block: np.zeros(block.shape[1], np.float32))
     model = ir.load(qwen3.folder / "model.onnx")
     IntegerRewriter(model).rewrite()
     ir.save(model, tmp_path / "ours" / "model.onnx")
@@ -107,6 +107,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
 def test_a_matrix_comes_back_within_half_a_step_of_its_channel(channel: int) -> None:
     weight = np.random.default_rng(1).normal(size=(40, 24)).astype(np.float32) * np.logspace(-3, 2, 24, dtype=np.float32)
     weight[7] = 0
+    weight.flags.writeable = False  # as it is in a mapped file
     values, scales = quantize_matrix(weight, channel)
     step = scales[:, None] if channel == 0 else scales[None, :]
     assert values.dtype == np.int8 and scales.dtype == np.float32 and scales.shape == (weight.shape[channel],)

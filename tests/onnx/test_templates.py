@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +318,28 @@ def test_a_template_that_disappears_while_it_is_used_breaks_nothing(
     assert used(run(job(tmp_path / "job", llama[0].source, of_own(llama, tmp_path)))) == ("kept", [0, 1, 4])
 
 
+def test_where_no_template_can_be_made_it_is_not_tried_for_each_checkpoint(
+    llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templated.filling, "find_sources", lambda *_: {})  # no weight is read as it is
+    first: Any = run(job(tmp_path / "first", llama[0].source)).output.figures["template"]
+    assert first["used"] == "no" and "does not read the weight" in first["reason"]
+    monkeypatch.setattr(templated.shallow, "write", lambda *_, **__: pytest.fail("it was tried again"))
+    second: Any = run(job(tmp_path / "second", llama[0].source, tmp_path / "first" / "cache")).output.figures["template"]
+    assert second["used"] == "no" and second["reason"] == f"{first['reason']} (found out before)"
+
+
+def test_weights_in_the_file_that_the_model_does_not_read_are_left_out(tmp_path: Path) -> None:
+    """A BERT that fills masks, with the pooler of its training in the file."""
+    from safetensors.torch import load_file, save_file
+
+    source = make(tmp_path / "model", "BERT", num_hidden_layers=5)
+    tensors = load_file(source / "model.safetensors")
+    tensors["bert.pooler.dense.weight"] = tensors["bert.encoder.layer.0.attention.self.query.weight"] + 1
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    assert used(run(job(tmp_path / "job", source)))[0] == "made"
+
+
 def test_a_filled_graph_says_nothing_of_the_checkpoint_that_the_template_was_made_with(
     llama: tuple[Exported, Path], tmp_path: Path
 ) -> None:
@@ -342,6 +368,37 @@ def test_weights_that_are_stored_twice_are_drawn_once_and_make_the_key(tmp_path:
         assert np.array_equal(*drawn) == (name == "equal") and len(drawn[0]) == shallow.TOKENS
         keys.append(key_of(job(tmp_path / f"job-{name}", source), DYNAMO))
     assert keys[0] != keys[1]
+
+
+@pytest.mark.slow
+def test_jobs_that_share_a_cache_and_are_killed_at_any_time_leave_it_whole(llama: tuple[Exported, Path], tmp_path: Path) -> None:
+    """Two real jobs at once make the same template; of each pair one is killed at a random moment, then two go on to their ends."""
+    cache, generator = tmp_path / "cache", random.Random(7)
+    cache.mkdir()
+
+    def start(name: str) -> tuple[subprocess.Popen[bytes], Path]:
+        context = job(tmp_path / name, llama[0].source, cache)
+        (tmp_path / name / "job.json").write_text(context.model_dump_json())
+        command = [sys.executable, "-m", "handlers", str(tmp_path / name / "job.json")]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), tmp_path / name
+
+    started = time.monotonic()
+    whole, folder = start("whole")
+    assert whole.wait(600) == 0
+    seconds = time.monotonic() - started
+    shutil.rmtree(cache / FOLDER)
+    for number in range(6):
+        pair = [start(f"pair-{number}-{which}") for which in range(2)]
+        time.sleep(generator.uniform(0.2, 2.2) * seconds)  # two at once take longer than one alone
+        for child, _ in pair:
+            child.kill()
+            child.wait()
+        for found in (cache / FOLDER).glob("[!.]*"):
+            assert Store(cache).get(found.name) is not None
+    for child, folder in [start(f"last-{which}") for which in range(2)]:
+        assert child.wait(600) == 0
+        assert canonical(folder / "staging" / "model.onnx") == canonical(llama[0].folder / "model.onnx")
+    assert len(list((cache / FOLDER).glob("[!.]*"))) == 1
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_what_our_stages_write_is_right_on_every_processor(encoder: Path, tmp_pa
 def test_weights_of_the_whole_range_put_back_are_found_in_every_form(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda block: np.zeros(block.shape[1], np.float32))
     for stage in ("int8", "int8_static"):
         made = derived(stage, encoder, tmp_path / stage)
         assert "overflow" in (examine([ir.load(made.folder / "model.onnx")]).fault or "")

@@ -6,15 +6,22 @@ Called when the configuration and the tokenizer are beside the graphs, so that t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import onnx_ir as ir
 
 from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.models.files import read_json
+from handlers.onnx.attention import marks
+from handlers.onnx.attention.fusing import can_fuse
 from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
+from handlers.onnx.optimize.step import RANK
+from handlers.onnx.optimize.steps import ANY_ATTENTION, CACHED_ATTENTION, STEPS
 from handlers.onnx.options import OnnxOptions
 from handlers.texts.built_in import FURTHER
 
@@ -22,15 +29,31 @@ TEXTS = 4
 """Built-in texts that are compared: each takes a prefill and a step of every graph for every change."""
 
 
-def optimize_export(context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter) -> Optimized:
-    """Optimize the staging folder's graphs in place; `verify` compares a folder with the model and raises when they differ."""
-    staging = Path(context.staging)
-    return optimize(
-        staging, graphs, context.work.options(OnnxOptions).optimize, verify,
+def optimize_export(
+    context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter, *, template: bool = False
+) -> Optimized:  # fmt: skip
+    """Optimize the staging folder's graphs in place; `verify` compares a folder with the model and raises when they differ.
+
+    With `template`, attention is put into one operator on trial only: the layers of the graph are still to be repeated.
+    """
+    staging, level = Path(context.staging), context.work.options(OnnxOptions).optimize
+    steps, trials = STEPS, (CACHED_ATTENTION,) if level == "auto" else ()
+    if template and RANK.get(level, 0) >= RANK[CACHED_ATTENTION.level]:
+        steps, trials = tuple(step for step in STEPS if step is not CACHED_ATTENTION), (CACHED_ATTENTION,)
+        if all(can_fuse(ir.load(staging / graph.file)) for graph in graphs.graphs):
+            steps = tuple(step for step in steps if step is not ANY_ATTENTION)  # it would hide what the trial is for
+    optimized = optimize(
+        staging, graphs, "basic" if level == "auto" else level, verify,
         read_json(staging / "config.json", "read the model's configuration"),
-        OptimizeOptions(threads=context.limits.threads, texts=_texts(staging)),
+        OptimizeOptions(threads=context.limits.threads, texts=_texts(staging), steps=steps, trials=trials),
         lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
     )  # fmt: skip
+    proved = [report.graph for report in optimized.reports if report.good and report.name == CACHED_ATTENTION.name and not report.kept]
+    kept = marks.sharing({graph.role: ir.load(staging / graph.file) for graph in optimized.graphs.graphs})
+    extra = marks.with_roles(marks.with_roles(optimized.graphs.extra, marks.PROVED, proved), marks.SHARED, kept)
+    marked = optimized.graphs.model_copy(update={"extra": extra})
+    marked.write(staging)
+    return replace(optimized, graphs=marked)
 
 
 def _texts(staging: Path) -> tuple[tuple[int, ...], ...]:

@@ -23,10 +23,12 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Interrupted, Reporter
 from handlers.models.folder import ModelFolder
+from handlers.onnx.attention import marks
+from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family, release
+from handlers.onnx.families.base import UNREAD, Family, release
 from handlers.onnx.families.causal import Causal
 from handlers.onnx.families.chain.family import Layered
 from handlers.onnx.graphs import graph_file
@@ -35,7 +37,7 @@ from handlers.onnx.graphs.sessions import check_form, described_alone
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates.repetition import NotRepeatableError, Stack
-from handlers.onnx.templates.shallow import NoTemplateError, OtherSurroundingsError
+from handlers.onnx.templates.shallow import NoTemplateError, NotTriedError, OtherSurroundingsError
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.store import Store, Template, key_of
 from handlers.onnx.templates.weights import Weights
@@ -78,27 +80,34 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
     Raises what `building.trace` raises.
     """
     family, undivided = building.family_for(strategy, family, context)
+    store, key, template = Store(Path(context.cache)), "", None
     reason = _unfit(strategy, family, context)
     if not reason:
-        key = ""
         try:
             weights = Weights(Path(context.inputs["merge"]))
             key = key_for(context, strategy, weights)
-            return _build(_Task(strategy, family, context, reporter, weights, key))
+            if known := store.refused(key):
+                raise NotTriedError(f"{known} (found out before)")
+            template = store.get(key)
+            return _build(_Task(strategy, family, context, reporter, weights, key), template)
         except (CkptdError, Interrupted, MemoryError):
             raise
         except OSError as error:
             if error.errno is not None:
                 raise
             reason = _told(error)
+        except NotTriedError as error:
+            reason, key = _told(error), ""
         except Exception as error:
             reason = _told(error)
         finally:
             shutil.rmtree(Path(context.temporary) / f"template-{strategy.name}", ignore_errors=True)
         graph_file.clear(Path(context.staging))
-        if key:
-            Store(Path(context.cache)).remove(key)
+        store.remove(key)
     built = building.trace(strategy, family, context, reporter)
+    # What is wrong with the model itself would have been found now; a template that was kept may have been damaged.
+    if key and template is None:
+        store.refuse(key, reason)
     return replace(built, undivided=undivided, template={"used": "no", "reason": reason})
 
 
@@ -129,8 +138,7 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
     return "the weights are not in safetensors" if ModelFolder(Path(context.inputs["merge"])).pickled else ""
 
 
-def _build(task: _Task) -> Built:
-    template = task.store.get(task.key)
+def _build(task: _Task, template: Template | None) -> Built:
     used = "kept" if template else "made"
     task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
     model = task.family.load(task.source, task.strategy.tracing)
@@ -138,6 +146,7 @@ def _build(task: _Task) -> Built:
     family = task.family.briefly() if isinstance(task.family, Causal) else task.family
     reference = family.refer(model, task.source)
     found = None if template else layers.of_model(model)
+    task = replace(task, weights=Weights(task.source, getattr(model, UNREAD, ())))
     release(model)
     del model
     started = time.monotonic()
@@ -147,7 +156,7 @@ def _build(task: _Task) -> Built:
         except Permanent as error:  # what is wrong with the stand-in is no fault of the model
             raise NoTemplateError(_told(error)) from error
         except OSError as error:  # tracing the model itself may need less
-            raise NoTemplateError(f"its stand-in could not be written: {error.strerror or error}") from error
+            raise NotTriedError(f"its stand-in could not be written: {error.strerror or error}") from error
     seconds = time.monotonic() - started
     task.reporter.progress(0.7, "filling the graph with the model's weights")
     graphs = _filled(task, template, reference)
@@ -177,12 +186,17 @@ def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:
     task.scratch.mkdir(parents=True, exist_ok=True)
     place = building.place_for(task.strategy, context, task.scratch)
     written = graph_file.write(models, staging, place, context.limits.threads)
+    shared = marks.sharing({role: models[name] for role, name in record.roles.items()})
     graph_file.let_go(models.values())
     task.weights.unmap()
     for path in written.values():
         check_form(path)
     graphs = [described_alone(role, graph_file.place(written[name], staging)) for role, name in record.roles.items()]
-    return building.write_set(task.family, reference, record.opset, graphs, staging)
+    made = building.write_set(task.family, reference, record.opset, graphs, staging)
+    extra = marks.with_roles(marks.with_roles(made.extra, marks.PROVED, record.proved), marks.SHARED, shared)
+    made = made.model_copy(update={"extra": extra})
+    made.write(staging)
+    return made
 
 
 def _made(task: _Task, found: layers.Layers | None, started: float) -> Template:
@@ -221,7 +235,9 @@ def _traced(
         update={"inputs": {**task.context.inputs, "merge": str(folder)}, "staging": str(staging), "temporary": str(task.scratch / "work")}
     )
     built = building.trace(task.strategy, task.family, small, task.reporter)
-    polished = optimize_export(small, built.graphs, built.verify, task.reporter)
+    polished = optimize_export(small, built.graphs, built.verify, task.reporter, template=True)
+    proved = marks.roles(polished.graphs.extra, marks.PROVED)
+    fused = proved if task.context.work.options(OnnxOptions).optimize != "auto" else ()
     finder, models = filling.finder_of(weights), dict[str, tuple[ir.Model, Mapping[str, Source]]]()
     unread = finder.tensors.keys() - {name for group in weights.equal for name in group}
     for graph in polished.graphs.graphs:
@@ -233,13 +249,14 @@ def _traced(
         if stack is not None:
             model, sources = repetition.repeat(model, sources, stack)
         filling.empty(model, sources)
-        models[graph.file] = model, sources
+        models[graph.file] = fuse(model) if graph.role in fused else model, sources
     if unread:  # a tool may have computed a constant of it, which would be that of random weights
         raise NoTemplateError(f"the graph does not read the weight {min(unread)} as it is")
     facts = {
         "roles": {graph.role: graph.file for graph in polished.graphs.graphs}, "opset": built.opset,
         "layers": stack.kept if stack is not None else (), "seconds": time.monotonic() - started, "error": built.error,
-        "why_whole": why_whole, "warnings": (*built.warnings, *polished.warnings), "optimization": polished.figures,
+        "proved": () if fused else proved, "why_whole": why_whole, "warnings": (*built.warnings, *polished.warnings),
+        "optimization": polished.figures,
     }  # fmt: skip
     return task.store.put(task.key, models, facts)
 

@@ -149,6 +149,10 @@ def has_experts(folder: Path) -> bool:
     return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
+UNREAD = "ckptd_unread_weights"
+"""Attribute of a model that `load_model` gives: names of tensors in its files that it does not read."""
+
+
 def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") -> Any:
     """The model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
 
@@ -173,6 +177,7 @@ def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") 
             "check the merge stage's output; random weights are never exported",
             path=folder,
         )
+    setattr(model, UNREAD, frozenset(info["unexpected_keys"]))
     if tracing.experts is not None:
         model.set_experts_implementation(tracing.experts)
     return model.eval().requires_grad_(False)

@@ -6,6 +6,7 @@ are found. Imports neither torch nor onnxruntime.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,6 +60,20 @@ def array_of(value: ir.Value) -> np.ndarray:
     if value.const_value is None:
         raise ValueError(f"{value.name} has no value")
     return value.const_value.numpy()
+
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    """The sizes of an initializer; its content is not read."""
+    if value.const_value is None:
+        raise ValueError(f"{value.name} has no value")
+    return tuple(value.const_value.shape.numpy())
+
+
+def release(value: ir.Value) -> None:
+    """Let go of the mapped file of a weight, which is mapped anew when it is read again: its pages count for this process no more."""
+    if isinstance(value.const_value, ir.ExternalTensor):
+        with contextlib.suppress(BufferError):  # someone still reads it
+            value.const_value.release()
 
 
 def _is_weight(value: ir.Value | None) -> TypeGuard[ir.Value]:

@@ -66,6 +66,8 @@ class OptimizeOptions:
     texts: tuple[tuple[int, ...], ...] = ()
     """Token ids of real texts, which the graphs are compared on beside random inputs."""
     steps: tuple[Step, ...] = STEPS
+    trials: tuple[Step, ...] = ()
+    """Steps that are tried when the others are done, and never kept: what they give is for graphs that are derived of these."""
 
 
 def optimize(
@@ -79,7 +81,7 @@ def optimize(
     """
     nodes, size = sum(one.nodes for one in graphs.graphs), graphs.size(folder)
     steps = [step for step in options.steps if RANK[step.level] <= RANK[level]]
-    if not steps:
+    if not steps and not options.trials:
         return Optimized(graphs, (), nodes, size, size)
     played: dict[str, list[RandomInputs]] = {}
     told: tuple[str, ...] = ()
@@ -138,11 +140,12 @@ class _Work:
             reports.append(report)
             if report.kept:
                 history.append((report, copy))
+        reports += [self._try(step, arena, keep=False) for step in self.options.trials]
         del arena  # its sessions hold the weights
         self._judge(history, verify, errors)
         return reports
 
-    def _try(self, step: Step, arena: acceptance.Arena) -> StepReport:
+    def _try(self, step: Step, arena: acceptance.Arena, *, keep: bool = True) -> StepReport:
         started = time.monotonic()
         before = ir.load(self.path)
         report = StepReport(self.graph.role, step.name, nodes_before=acceptance.nodes(before), bytes_before=self.bench.size())
@@ -152,9 +155,13 @@ class _Work:
                 candidate = self._made(step, before, report)
                 check_form(candidate.path)
                 acceptance.check_size(report.bytes_before, report.bytes_after or 0)
-                arena.compare(candidate.path, report, (report.nodes_before, report.nodes_after or 0))
-            candidate.take()
-            report.kept = True
+                arena.compare(candidate.path, report, (report.nodes_before, report.nodes_after or 0), buffers=step.buffers)
+            report.good = True
+            if keep:
+                candidate.take()
+                report.kept = True
+            else:
+                report.reason = "; ".join(filter(None, ["for graphs with quantized weights", report.reason]))
         except acceptance.UndoneError as error:
             report.reason = str(error)
         except NotForThisError as error:

@@ -43,6 +43,8 @@ class Step:
     level: Level
     """The lowest level that takes it."""
     apply: Callable[[StepInput], ir.Model]
+    buffers: bool = False
+    """The past and the present of its graph may share their buffers, which is compared too."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class StepReport:
     graph: str
     name: str
     kept: bool = False
+    good: bool = False
+    """The graph was equal and not slower, whether it was kept or only tried."""
     reason: str = ""
     nodes_before: int = 0
     nodes_after: int | None = None
@@ -70,4 +74,4 @@ class StepReport:
     @property
     def figures(self) -> dict[str, object]:
         """For the stage's result; what was not measured is left out."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
+        return {name: value for name, value in asdict(self).items() if value not in (None, {}) and name != "good"}

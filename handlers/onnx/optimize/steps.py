@@ -13,6 +13,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.onnx.attention.fusing import fuse
+from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
 from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide
@@ -68,12 +70,23 @@ def optimize_offline(subject: StepInput) -> ir.Model:
     return spell_out(hidden.restore(onnx.load(target)))
 
 
+def cached_attention(subject: StepInput) -> ir.Model:
+    """Put each attention over a cache into one operator, whose cache need not be copied from token to token."""
+    try:
+        return fuse(subject.model)
+    except OtherFormError as error:
+        raise NotForThisError(str(error)) from error
+
+
+ANY_ATTENTION = Step("fuse-attention", "extended", fuse_attention)
+CACHED_ATTENTION = Step("cached-attention", "extended", cached_attention, buffers=True)
 STEPS: tuple[Step, ...] = (
     Step("fold", "basic", fold),
     Step("unflatten", "basic", unflatten),
+    CACHED_ATTENTION,
     Step("fuse-norms", "extended", fuse_norms),
     Step("fuse-gelu", "extended", fuse_gelu),
-    Step("fuse-attention", "extended", fuse_attention),
+    ANY_ATTENTION,
     Step("fuse-by-type", "extended", fuse_by_type),
     Step("pack-attention", "all", pack_attention),
     Step("divide", "basic", divide),

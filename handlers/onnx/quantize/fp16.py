@@ -17,6 +17,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.attention.fusing import spell_out
 from handlers.onnx.folder.playback import GraphRun, UnknownInputError
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
@@ -53,10 +54,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         wide = frozenset(names if SENTENCE_OUTPUT in names else (name for name in names if name.endswith("logits")))
         found = _overflowing(context, one, model, calls)
         peaks.update(found)
-        converted.append(HalfRewriter(model, wide, frozenset(found)).rewrite())
+        # Which values stay in fp32 is known of the standard's operators.
+        converted.append(HalfRewriter(spell_out(model), wide, frozenset(found)).rewrite())
         return model
 
-    made = derive(context, reporter, halve, dtype="float16", operation=OPERATION, doing="turning weights into fp16")
+    made = derive(context, reporter, halve, dtype="float16", operation=OPERATION, doing="turning weights into fp16", quantized=False)
     output.figures = _figures(converted, made, made.size(staging), source.size(folder))
     _warn(converted, peaks, output)
     if calls:

@@ -39,7 +39,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     total = Counts()
 
     def quantize(_: Graph, model: ir.Model) -> ir.Model:
-        total.add(IntegerRewriter(model).rewrite())
+        total.add(IntegerRewriter(model, context.limits.threads).rewrite())
         return model
 
     made = derive(context, reporter, quantize, dtype="int8", operation=OPERATION, doing="turning weights into int8")

@@ -10,6 +10,7 @@ torch nor onnxruntime.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,10 @@ import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of
+from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release
 
-_BLOCK = 1 << 22
-"""Elements turned at once."""
+_BLOCK = 1 << 18
+"""Elements turned at once: what stays in a processor's cache."""
 OPERATION = "quantize the ONNX graph to int8"
 LEVELS = 127
 """Steps from zero to a channel's largest value."""
@@ -36,7 +37,7 @@ class IntegerWeight:
     scales: np.ndarray
 
 
-def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Symmetric int8 of an fp32 matrix, one scale for each index of axis `channel`: (int8 matrix, fp32 scales).
 
     value = round(w / scale), half to even; a channel of zeros, or of numbers almost as small, has scale 1. scale = max|w| / 127, and for
@@ -44,51 +45,59 @@ def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True
     Processors without VNNI add the products of two such weights with uint8 activations in 16 bits, where 255 × 128 is the most that there
     is room for: rounded, two weights come to 128 at most. On trained models that costs a few per cent more error than the whole range.
     """
-    other = 1 - channel
-    extent = np.maximum(weight.max(axis=other), -weight.min(axis=other)).astype(np.float32)
-    scales = extent / np.float32(LEVELS)
-    if multiplied:
-        scales = np.maximum(scales, _largest_pairs(weight, channel) / np.float32(LEVELS / 2))
-    if not np.isfinite(scales).all():
-        raise ValueError("it holds values that are not finite")
-    scales = np.where(scales >= np.finfo(np.float32).tiny, scales, np.float32(1))
-    values = np.empty(weight.shape, np.int8)
-    rows = max(1, _BLOCK // weight.shape[1])
-    for start in range(0, len(weight), rows):
-        part = slice(start, start + rows)
-        divisor = scales[part, None] if channel == 0 else scales[None, :]
-        values[part] = np.rint(weight[part] / divisor)
+    values, scales = np.empty(weight.shape, np.int8), np.empty(weight.shape[channel], np.float32)
+    step = max(1, _BLOCK // weight.shape[1 - channel])
+
+    def turn(start: int) -> None:
+        part = (slice(None),) * channel + (slice(start, start + step),)
+        block = np.ascontiguousarray(weight[part] if channel else weight[part].T)
+        scales[start : start + step] = found = _scales(block, multiplied=multiplied)
+        rounded = block / found
+        np.rint(rounded, out=rounded)
+        np.copyto(values[part], rounded if channel else rounded.T, casting="unsafe")
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(turn, range(0, len(scales), step)):
+            pass
     return values, scales
 
 
-def _largest_pairs(weight: np.ndarray, channel: int) -> np.ndarray:
-    """For each index of axis `channel`: half the largest |a + b| of two weights of one sign among four that follow each other.
+def _scales(block: np.ndarray, *, multiplied: bool) -> np.ndarray:
+    """Of the columns of a matrix."""
+    extent = np.maximum(block.max(axis=0), -block.min(axis=0)).astype(np.float32)
+    scales = extent / np.float32(LEVELS)
+    if multiplied:
+        scales = np.maximum(scales, _largest_pairs(block) / np.float32(LEVELS / 2))
+    if not np.isfinite(scales).all():
+        raise ValueError("it holds values that are not finite")
+    return np.where(scales >= np.finfo(np.float32).tiny, scales, np.float32(1))
+
+
+def _largest_pairs(block: np.ndarray) -> np.ndarray:
+    """For each column: half the largest |a + b| of two weights among four that follow each other.
 
     Half of it is finite for all that fp32 holds. Kernels take weights by fours and add them by twos; which of the four come together is
-    theirs to choose.
+    theirs to choose. Of two weights of different signs the sum is no more than the larger one, which counts anyway.
     """
-    most = np.zeros(weight.shape[channel], np.float32)
-    rows = max(4, _BLOCK // weight.shape[1] // 4 * 4)
-    for start in range(0, len(weight), rows):
-        part = weight[start : start + rows]
-        part = part.T if channel == 0 else part
-        padded = np.pad(part, ((0, -len(part) % 4), (0, 0)))
-        for half in (np.float32(0.5), np.float32(-0.5)):
-            first, second, third, fourth = (np.maximum(half * padded[place::4], 0) for place in range(4))
-            pairs = np.maximum(np.maximum(first, second) + np.maximum(third, fourth), np.maximum(first + second, third + fourth))
-            found = pairs.max(axis=0, initial=0)
-            if channel == 0:
-                most[start : start + rows] = np.maximum(most[start : start + rows], found)
-            else:
-                np.maximum(most, found, out=most)
-    return most
+    halves = np.pad(block, ((0, -len(block) % 4), (0, 0))) * np.float32(0.5)
+    first, second, third, fourth = (halves[place::4] for place in range(4))
+    sums = first + second, third + fourth
+    found = np.zeros(block.shape[1], np.float32)
+    for better, sign in ((np.maximum, 1), (np.minimum, -1)):
+        most = better(first, second)
+        most += better(third, fourth)
+        for other in sums:
+            better(most, other, out=most)
+        np.maximum(found, sign * better.reduce(most, axis=0), out=found)
+    return found
 
 
 class Int8Rewriter(Rewriter):
     """Tables and weights in int8; what becomes of a product is up to those that inherit."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, threads: int = 1) -> None:
         super().__init__(model)
+        self._threads = threads
         self._weights: dict[str, IntegerWeight] = {}
         self._tied: set[ir.Value] = set()
 
@@ -100,12 +109,13 @@ class Int8Rewriter(Rewriter):
         stem = f"{weight.name}.int8.{'rows' if channel == 0 else 'columns'}"
         if stem not in self._weights:
             try:
-                values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
+                values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied, threads=self._threads)
             except ValueError as error:
                 remedy = "leave the int8 variants out, or train the checkpoint again: products with such a weight have no meaning"
                 raise Permanent(
                     FaultCode.NOT_FINITE, OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy
                 ) from error
+            release(weight)
             self._weights[stem] = IntegerWeight(stem, self.constant(stem, values), scales)
         return self._weights[stem]
 
@@ -124,8 +134,8 @@ class Int8Rewriter(Rewriter):
 class IntegerRewriter(Int8Rewriter):
     """Products over integers, with ranges of activations taken at run time."""
 
-    def __init__(self, model: ir.Model) -> None:
-        super().__init__(model)
+    def __init__(self, model: ir.Model, threads: int = 1) -> None:
+        super().__init__(model, threads)
         self._activations: dict[tuple[ir.Value, int], tuple[ir.Value, ir.Value, ir.Value]] = {}
 
     def _activation(self, value: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:

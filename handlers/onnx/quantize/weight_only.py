@@ -67,7 +67,7 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
     counts = Counts()
 
     def transform(_: Graph, model: ir.Model) -> ir.Model:
-        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked).rewrite())
+        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked, context.limits.threads).rewrite())
         return model
 
     source = read(folder)

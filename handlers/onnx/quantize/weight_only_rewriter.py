@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of
+from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release, shape_of
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, quantize
 
 DOMAIN = "com.microsoft"
@@ -19,8 +19,9 @@ DOMAIN = "com.microsoft"
 class WeightOnlyRewriter(Rewriter):
     """Rewrites one graph in place; `blocks` holds what the weights became, without their bytes."""
 
-    def __init__(self, model: ir.Model, scheme: Scheme, accuracy_level: int) -> None:
+    def __init__(self, model: ir.Model, scheme: Scheme, accuracy_level: int, threads: int = 1) -> None:
         super().__init__(model)
+        self._threads = threads
         self._scheme = scheme
         self._level = accuracy_level
         self._tied: set[ir.Value] = set()
@@ -32,7 +33,7 @@ class WeightOnlyRewriter(Rewriter):
 
     def quantized(self, weight: ir.Value, array: np.ndarray, scheme: Scheme) -> Blocks:
         """The blocks of a weight, whose values are `array`, (outputs, inputs)."""
-        return quantize(array, scheme)
+        return quantize(array, scheme, self._threads)
 
     def prepare(self, tied: set[ir.Value]) -> None:
         self._tied = tied
@@ -42,8 +43,8 @@ class WeightOnlyRewriter(Rewriter):
         """(name, (values, scales, zero points)) of a weight as (outputs, inputs), made once however many nodes read it."""
         stem = f"{weight.name}.int{scheme.bits}{'.turned' if turn else ''}"
         if stem not in self._made:
-            array = array_of(weight)
-            made = self.quantized(weight, array.T if turn else array, scheme)
+            made = self.quantized(weight, array_of(weight).T if turn else array_of(weight), scheme)
+            release(weight)
             zeros = None if made.zeros is None else self.constant(f"{stem}.zeros", made.zeros)
             self._made[stem] = self.constant(stem, made.values), self.constant(f"{stem}.scales", made.scales), zeros
         return stem, self._made[stem]
@@ -53,7 +54,7 @@ class WeightOnlyRewriter(Rewriter):
         node, scheme = lookup.node, self.scheme_of(lookup.table).for_tables
         stem, (values, scales, zeros) = self._blocks(lookup.table, scheme, turn=False)
         name = f"{node.outputs[0].name}.int{scheme.bits}"
-        columns = array_of(lookup.table).shape[1]
+        columns = shape_of(lookup.table)[1]
         rows, count, size = array_of(values).shape
         flat = self.constant(f"{stem}.shape", np.array([rows, count * size], np.int64))
         table = self.add(node, "Reshape", values, flat, name=f"{name}.table").outputs[0]
@@ -74,7 +75,7 @@ class WeightOnlyRewriter(Rewriter):
         scheme = self.scheme_of(product.weight)
         scheme = scheme.for_tables if product.weight in self._tied and product.transposed else scheme
         _, (values, scales, zeros) = self._blocks(product.weight, scheme, turn=not product.transposed)
-        outputs, inputs = array_of(product.weight).shape[:: 1 if product.transposed else -1]
+        outputs, inputs = shape_of(product.weight)[:: 1 if product.transposed else -1]
         name = f"{node.outputs[0].name}.int{scheme.bits}"
         result = self.add(
             node, "MatMulNBits", product.factor, values, scales, *([] if zeros is None else [zeros]), name=name, domain=DOMAIN,

@@ -37,6 +37,10 @@ class NoTemplateError(Exception):
     """No template can be made of a model; the message says why."""
 
 
+class NotTriedError(NoTemplateError):
+    """None was made, for a reason that says nothing new of the model."""
+
+
 class OtherSurroundingsError(NoTemplateError):
     """Outside of its layers the stand-in is not like the model."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -30,7 +31,9 @@ from handlers.onnx.templates.weights import Weights
 
 FOLDER = "onnx-templates"
 FILE = "template.json"
-VERSION = 1
+REFUSAL = "refused.json"
+"""In the place of a template where none could be made."""
+VERSION = 2
 LIMIT = 64
 """Templates that are kept; those that were not used for the longest time go first."""
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxslim", "numpy")
@@ -56,6 +59,8 @@ class Record(Frozen):
     """Numbers of the layers that were traced; () for all."""
     error: float = 0.0
     """Largest error of the traced graph against torch, with random weights."""
+    proved: tuple[str, ...] = ()
+    """Roles of the graphs whose attention may be put into one operator."""
     why_whole: str = ""
     """Why all layers were traced."""
     warnings: tuple[str, ...] = ()
@@ -140,6 +145,17 @@ class Store:
             os.utime(folder)
         return template
 
+    def refused(self, key: str) -> str:
+        """Why there is no template of a key, where that was found out before; else ""."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return str(json.loads((self._root / key / REFUSAL).read_bytes())["reason"])
+        return ""
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Remember that there is no template of a key, so that it is not tried for each checkpoint."""
+        self.remove(key)
+        self._keep(key, {REFUSAL: json.dumps({"reason": reason}).encode()})
+
     def put(self, key: str, models: Mapping[str, tuple[ir.Model, Mapping[str, Source]]], facts: Mapping[str, Any]) -> Template:
         """Keep a template; where that can't be done, it is for this job alone."""
         content = {name: ir.to_proto(model).SerializeToString() for name, (model, _) in models.items()}
@@ -147,23 +163,26 @@ class Store:
             version=VERSION, files={name: hashlib.sha256(one).hexdigest() for name, one in content.items()},
             sources={name: {weight: one.to_json() for weight, one in sources.items()} for name, (_, sources) in models.items()}, **facts,
         )  # fmt: skip
+        self._keep(key, {**content, FILE: record.model_dump_json().encode()})
+        return Template(record, content)
+
+    def _keep(self, key: str, files: Mapping[str, bytes]) -> None:
         arriving: Path | None = None
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             arriving = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=self._root))
-            for name, one in content.items():
-                (arriving / name).write_bytes(one)
-            (arriving / FILE).write_text(record.model_dump_json())
+            for name, content in files.items():
+                (arriving / name).write_bytes(content)
             os.rename(arriving, self._root / key)
             self._limit()
         except OSError:  # another job was faster, or there is no room
             if arriving is not None:
                 shutil.rmtree(arriving, ignore_errors=True)
-        return Template(record, content)
 
     def remove(self, key: str) -> None:
-        """Forget the template of a key."""
-        shutil.rmtree(self._root / key, ignore_errors=True)
+        """Forget the template of a key, if there is one."""
+        if key:
+            shutil.rmtree(self._root / key, ignore_errors=True)
 
     def _limit(self) -> None:
         found: Sequence[Path] = sorted((path for path in self._root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 
 import ml_dtypes
@@ -15,12 +16,16 @@ _NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dt
 
 
 class Weights:
-    """All tensors of a model, those of the modules in its subfolders too, by names that say the folder: "2_Dense/linear.weight"."""
+    """All tensors of a model, those of the modules in its subfolders too, by names that say the folder: "2_Dense/linear.weight".
 
-    def __init__(self, folder: Path) -> None:
+    `unread`: names in the folder itself that are left out, since the model does not read them.
+    """
+
+    def __init__(self, folder: Path, unread: Collection[str] = ()) -> None:
         self.folder = folder
         self._files: dict[Path, np.memmap] = {}
-        self.folders: dict[str, dict[str, TensorInfo]] = {"": ModelFolder(folder).headers}
+        own = {name: info for name, info in ModelFolder(folder).headers.items() if name not in unread}
+        self.folders: dict[str, dict[str, TensorInfo]] = {"": own}
         for path in sorted(folder.glob("*/*.safetensors")):
             self.folders.setdefault(path.parent.name, {}).update(parse_header(path))
 

@@ -4,7 +4,7 @@
     python example.py --chat "How are you?"
 
 Needs onnxruntime, tokenizers and numpy; --chat, for a model with a chat template, jinja2 too. The key-value cache goes back into the graph
-after each step.
+after each step; where the graph can do that, past and present are the same buffer, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -39,32 +39,62 @@ def session(name: str) -> Any:
     return onnxruntime.InferenceSession(FOLDER / name, providers=["CPUExecutionProvider"])
 
 
-def generate(graph: Any, tokens: list[int], count: int) -> list[int]:
-    """Greedy continuation of `tokens` by at most `count` tokens."""
-    inputs = {one.name: one for one in graph.get_inputs()}
-    outputs = [one.name for one in graph.get_outputs() if one.name == "logits" or one.name.startswith("present.")]
-    # The cache starts empty: (batch, key-value heads, 0, head dimension).
-    past = {
-        name: np.zeros((1, one.shape[1], 0, one.shape[3]), DTYPES[one.type])
-        for name, one in inputs.items()
-        if name.startswith("past_key_values.")
-    }
-    ends, made, new = end_tokens(), list[int](), tokens
-    while len(made) < count:
-        total = len(tokens) + len(made)
-        feeds: dict[str, Any] = {
+def shares_cache() -> bool:
+    """Whether the graph can write what is new into the buffer that holds its past."""
+    about = FOLDER / "graphs.json"
+    return about.is_file() and "model" in json.loads(about.read_text(encoding="utf-8"))["extra"].get("shared_cache", ())
+
+
+class Steps:
+    """Runs the graph on the tokens that are new, and keeps the key-value cache."""
+
+    def __init__(self, graph: Any, longest: int) -> None:
+        self.graph = graph
+        self.inputs = {one.name: one for one in graph.get_inputs()}
+        self.outputs = [one.name for one in graph.get_outputs() if one.name == "logits" or one.name.startswith("present.")]
+        past = [one for name, one in self.inputs.items() if name.startswith("past_key_values.")]
+        self.shared = bool(past) and shares_cache()
+        # (batch, key-value heads, tokens, head dimension): room for all tokens where past and present share it, else empty at first.
+        room = longest if self.shared else 0
+        arrays = {one.name: np.zeros((1, one.shape[1], room, one.shape[3]), DTYPES[one.type]) for one in past}
+        self.past = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+
+    def logits(self, new: list[int], total: int) -> np.ndarray:
+        """Of all tokens, `total` in number, the last of which are new."""
+        feeds = {
             "input_ids": np.array([new], np.int64),
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(total - len(new), total, dtype=np.int64)[None],
         }
-        feeds = {name: value.astype(DTYPES[inputs[name].type]) for name, value in feeds.items() if name in inputs}
-        result = dict(zip(outputs, graph.run(outputs, {**feeds, **past}), strict=True))
-        past = {name: result[name.replace("past_key_values", "present", 1)] for name in past}
-        following = int(result["logits"][0, -1].argmax())
+        binding = self.graph.io_binding()
+        for name, value in feeds.items():
+            if name in self.inputs:
+                binding.bind_cpu_input(name, value.astype(DTYPES[self.inputs[name].type]))
+        for name, cache in self.past.items():
+            binding.bind_ortvalue_input(name, cache)
+        for name in self.outputs:
+            past = name.replace("present.", "past_key_values.", 1)
+            if self.shared and past in self.past:
+                binding.bind_ortvalue_output(name, self.past[past])
+            else:
+                binding.bind_output(name, "cpu")
+        self.graph.run_with_iobinding(binding)
+        found = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        if not self.shared:
+            self.past = {name: found[name.replace("past_key_values.", "present.", 1)] for name in self.past}
+        return np.array(found["logits"].numpy())
+
+
+def generate(graph: Any, tokens: list[int], count: int) -> list[int]:
+    """Greedy continuation of `tokens` by at most `count` tokens."""
+    steps = Steps(graph, len(tokens) + count)
+    ends, made, new = end_tokens(), list[int](), tokens
+    while len(made) < count:
+        following = int(steps.logits(new, len(tokens) + len(made))[0, -1].argmax())
         made.append(following)
         if following in ends:
             break
-        new = [following] if past else [*tokens, *made]  # a graph without a cache reads everything again
+        new = [following] if steps.past else [*tokens, *made]  # a graph without a cache reads everything again
     return made
 
 

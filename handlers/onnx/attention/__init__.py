@@ -1,0 +1,1 @@
+"""Attention over a KV cache in one operator of onnxruntime's, and back."""

@@ -1,0 +1,163 @@
+"""The attention of a decoder in one operator: equal to what was traced, its cache stays in its buffer, and it can be undone."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from handlers.onnx.attention import fusing, shared_buffers
+from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
+from handlers.onnx.attention.reading import OtherFormError
+from handlers.onnx.graphs.graphset import read
+from handlers.onnx.graphs.sessions import check_form, open_session
+from handlers.onnx.optimize.equivalence import difference
+from handlers.onnx.optimize.random_inputs import Maker
+from handlers.onnx.quantize import fp16, int8
+from handlers.web import layout
+from tests.onnx.conftest import Exported, make_context, silent
+from tests.onnx.deep_models import MODELS, job, make, run
+
+DECODERS = [name for name, (_, kind, _) in MODELS.items() if kind.endswith(("ForCausalLM", "LMHeadModel"))]
+NOT_FUSED = {"GPT-OSS"}
+"""Decoders whose attention the operator does not compute as they do, or is not known: sinks beside the tokens."""
+QUICK = ("Qwen3", "GPT-2", "Gemma 2")
+
+
+def operators(model: ir.Model) -> list[str]:
+    """Of all nodes."""
+    return [node.op_type for node in model.graph.all_nodes()]
+
+
+def fused(folder: Path) -> Path:
+    """The graph of a folder with fused attention, beside it."""
+    model, path = fuse(ir.load(folder / "model.onnx")), folder / "fused.onnx"
+    assert shares_buffers(model)
+    ir.save(model, path)
+    check_form(path)
+    return path
+
+
+def in_int8(folder: Path, job_folder: Path, optimize: str = "auto") -> Path:
+    """What the stage onnx-int8 makes of an exported folder."""
+    context = make_context(job_folder, "onnx-int8", {"onnx": folder}, folder, optimize=optimize)
+    int8.run(context, silent())
+    return Path(context.staging)
+
+
+def assert_equal(folder: Path, path: Path, *, buffers: bool) -> None:
+    """A graph gives what the folder's gives, for all shapes; with `buffers`, where it may, also with past and present in one buffer."""
+    graph = read(folder).graphs[0]
+    before, after = open_session(folder / graph.file, 1), open_session(path, 1)
+    shapes = set()
+    for case in Maker(graph, json.loads((folder / "config.json").read_text())).cases():
+        expected = before.run(None, case.feeds)
+        difference(graph.outputs, expected, after.run(None, case.feeds), case)
+        rows, tokens = case.feeds["input_ids"].shape
+        past = case.feeds["attention_mask"].shape[1] - tokens
+        if buffers and (rows == 1 or tokens == 1):
+            difference(graph.outputs, expected, shared_buffers.run(after, case.feeds), case)
+        shapes.add((rows > 1, tokens > 1, past > 0))
+    assert shapes >= {(False, False, True), (True, False, True), (True, True, True), (True, True, False)}
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS])
+def test_fused_attention_is_the_one_that_was_traced(name: str, tmp_path: Path) -> None:
+    folder = run(job(tmp_path / "job", make(tmp_path / "model", name, num_hidden_layers=2), templates=False)).folder
+    if name in NOT_FUSED:
+        with pytest.raises(OtherFormError, match="layer 0"):
+            fuse(ir.load(folder / "model.onnx"))
+        return
+    path = fused(folder)
+    assert operators(ir.load(path)).count(OPERATOR) == 2
+    assert_equal(folder, path, buffers=True)
+    plain = spell_out(ir.load(path))
+    assert OPERATOR not in operators(plain) and "If" not in operators(plain) and not shares_buffers(plain)
+    ir.save(plain, folder / "plain.onnx")
+    check_form(folder / "plain.onnx")
+    assert_equal(folder, folder / "plain.onnx", buffers=False)
+
+
+def test_the_cache_is_changed_where_it_is(qwen3: Exported) -> None:
+    session = open_session(fused(qwen3.folder), 1)
+    before = open_session(qwen3.folder / "model.onnx", 1)
+    maker = Maker(read(qwen3.folder).graphs[0], json.loads((qwen3.folder / "config.json").read_text()))
+    case = maker.speed()["decode"]
+    names = [one.name for one in session.get_outputs()]
+    for got, expected, name in zip(shared_buffers.run(session, case.feeds), before.run(None, case.feeds), names, strict=True):
+        assert np.isfinite(got).all() and np.allclose(got, expected, atol=1e-4), name
+
+
+def test_quantized_graphs_get_it_and_the_fp32_one_keeps_the_standard(
+    trained: Path, export: Callable[..., Exported], tmp_path: Path
+) -> None:
+    plain = export(trained, optimize="auto").folder
+    assert OPERATOR not in operators(ir.load(plain / "model.onnx")) and read(plain).extra == {"cached_attention": ["model"]}
+    made = in_int8(plain, tmp_path / "auto")
+    assert OPERATOR in operators(ir.load(made / "model.onnx")) and read(made).extra == {"shared_cache": ["model"]}
+    made = in_int8(plain, tmp_path / "basic", optimize="basic")
+    assert OPERATOR not in operators(ir.load(made / "model.onnx")) and read(made).extra == {}
+
+
+def test_a_graph_that_is_not_equal_is_not_marked(
+    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    found = fusing.find
+    monkeypatch.setattr(fusing, "find", lambda *given: replace(found(*given), scale=found(*given).scale * 1.01))
+    exported = export(trained, optimize="auto")
+    assert read(exported.folder).extra == {}
+    steps: Any = exported.output.figures["optimization"]
+    report = next(one for one in steps["steps"] if one["name"] == "cached-attention")
+    assert not report["kept"] and "differs by" in report["reason"]
+
+
+def test_a_graph_that_reads_more_than_the_past_from_its_buffer_is_not_marked(
+    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The length of the past must not come from the buffer: with that left as it was, only steps in a longer buffer show it."""
+    monkeypatch.setattr(fusing, "_measure_past", lambda *_: None)
+    assert read(export(trained, optimize="auto").folder).extra == {}
+
+
+@pytest.mark.parametrize("optimize", ["extended", "basic"])
+def test_a_template_of_few_layers_serves_all(optimize: str, tmp_path: Path) -> None:
+    source = make(tmp_path / "model", "Qwen3")
+    exported = run(job(tmp_path / "job", source, optimize=optimize))
+    model, template = ir.load(exported.folder / "model.onnx"), cast(dict[str, Any], exported.output.figures["template"])
+    assert template["used"] == "made" and len(template["layers"]) < 7
+    fused = optimize == "extended"
+    assert operators(model).count(OPERATOR) == (7 if fused else 0)
+    assert read(exported.folder).extra == ({"shared_cache": ["model"]} if fused else {})
+    half = make_context(tmp_path / "half", "onnx-fp16", {"onnx": exported.folder}, source)
+    fp16.run(half, silent())
+    assert OPERATOR not in operators(ir.load(Path(half.staging) / "model.onnx"))
+
+
+def test_the_example_gives_the_same_tokens_with_one_buffer(trained: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
+    plain = export(trained, optimize="auto").folder
+    made = in_int8(plain, tmp_path / "int8")
+    shared = generated(made)
+    graphs = read(made)
+    graphs.model_copy(update={"extra": {}}).write(made)
+    assert shared == generated(made) and len(shared) > 4
+
+
+def generated(folder: Path) -> list[int]:
+    """The tokens that a folder's example gives."""
+    example = runpy.run_path(str(folder / "example.py"))
+    return list(example["generate"](example["session"]("model.onnx"), [5, 9, 17, 40], 12))
+
+
+def test_a_page_gets_the_standards_operators(trained: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
+    made = in_int8(export(trained, optimize="auto").folder, tmp_path / "int8")
+    assert OPERATOR in operators(ir.load(made / "model.onnx"))
+    (tmp_path / "page").mkdir()
+    written = layout.write(made, read(made).graphs[0], tmp_path / "page", "").graph.file
+    assert OPERATOR not in operators(ir.load(tmp_path / "page" / written))
