@@ -30,7 +30,7 @@ from handlers.merge.engine.execute import (
     collection_paused,
     set_threads,
     stream,
-)  # fmt: skip
+)
 from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_all, refuse_base, refuse_peft

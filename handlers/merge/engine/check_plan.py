@@ -123,10 +123,9 @@ class FileCheck:
         return found
 
     def _check(self, group: Sequence[tuple[Output, int]]) -> None:
-        with torch.inference_mode():
-            tensors = [self._tensor(*one) for one in group]
-            left = tensors if self._full else not_accepted(tensors, self._on_bytes)
-            problems = [problem for one in left if (problem := one.problem(self._full, self._on_bytes))]
+        tensors = [self._tensor(*one) for one in group]
+        left = tensors if self._full else not_accepted(tensors, self._on_bytes)
+        problems = [problem for one in left if (problem := one.problem(self._full, self._on_bytes))]
         if problems:
             raise wrong(problems, self._output)
 
