@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MAX_DIMENSIONS = 16
 MAX_NAME = 2048
 """Characters of a tensor's name: rules that take a name apart must come to an end."""
 ZERO_BLOCK = 4096
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
@@ -166,7 +168,7 @@ def _short(value: Any) -> str:
 
 def is_name(text: str) -> bool:
     """Whether text can be a tensor's name: bounded, and without lone halves of surrogate pairs, which no other file can hold."""
-    return len(text) <= MAX_NAME and not any("\ud800" <= one <= "\udfff" for one in text)
+    return len(text) <= MAX_NAME and _SURROGATES.search(text) is None
 
 
 def _whole(value: Any) -> bool:
@@ -176,22 +178,21 @@ def _whole(value: Any) -> bool:
 
 def _entry(file: str, start: int, name: str, value: Any) -> tuple[str, TensorInfo]:
     """One tensor; ValueError when its entry is not what the format says."""
-    label = _short(name)
     if not is_name(name):
-        raise ValueError(f"the header names a tensor {label}, which is longer than {MAX_NAME} characters or is not Unicode text")
+        raise ValueError(f"the header names a tensor {_short(name)}, which is longer than {MAX_NAME} characters or is not Unicode text")
     if not isinstance(value, dict):
-        raise ValueError(f"the header's entry of {label} is not an object")
-    dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
+        raise ValueError(f"the header's entry of {_short(name)} is not an object")
+    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or (dtype not in DTYPES and dtype not in OPAQUE):
-        raise ValueError(f"{label} has the dtype {_short(dtype)}, which is unknown")
+        raise ValueError(f"{_short(name)} has the dtype {_short(dtype)}, which is unknown")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_whole, shape)):
-        raise ValueError(f"{label} has the shape {_short(shape)}, which is not valid")
+        raise ValueError(f"{_short(name)} has the shape {_short(shape)}, which is not valid")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)) or offsets[0] > offsets[1]:
-        raise ValueError(f"{label} has the offsets {_short(offsets)}, which are not valid")
+        raise ValueError(f"{_short(name)} has the offsets {_short(offsets)}, which are not valid")
     info = TensorInfo(file, dtype, tuple(shape), start + offsets[0], start + offsets[1])
     bits = DTYPES[dtype][1] * 8 if dtype in DTYPES else OPAQUE[dtype]
     if 8 * info.size != info.elements * bits:
-        raise ValueError(f"{label} has {info.size:,} bytes, which does not match its shape {_short(shape)} as {dtype}")
+        raise ValueError(f"{_short(name)} has {info.size:,} bytes, which does not match its shape {_short(shape)} as {dtype}")
     return name, info
 
 

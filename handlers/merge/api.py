@@ -19,7 +19,18 @@ from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
-from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, Progress, check_written, set_threads, stream
+from handlers.merge.engine.execute import (
+    Execution,
+    MergeResult,
+    MergeTask,
+    Meter,
+    Original,
+    Progress,
+    check_headers,
+    collection_paused,
+    set_threads,
+    stream,
+)
 from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_all, refuse_base, refuse_peft
@@ -77,31 +88,35 @@ def merge_adapter(
     started = time.monotonic()
     if not execution.resume:
         _refuse_leftovers(output)
-    model = ModelFolder.opened(base, "base")
-    states = file_states(model)
-    loaded = read_adapter(adapter)
-    refuse_base(model)
-    meter = Meter(model.file_bytes, execution.report)
-    model.check()
-    set_threads(execution.threads)
-    others = [(read_adapter(path), weight) for path, weight in adapters]
+    with collection_paused():
+        model = ModelFolder.opened(base, "base")
+        states = file_states(model)
+        loaded = read_adapter(adapter)
+        refuse_base(model)
+        meter = Meter(model.file_bytes, execution.report)
+        model.check()
+        set_threads(execution.threads)
+        others = [(read_adapter(path), weight) for path, weight in adapters]
     task = None
     try:
-        matched = match_all([(loaded, weight), *others], model, options.base)
-        apply_format(matched, model, options)
+        with collection_paused():
+            matched = match_all([(loaded, weight), *others], model, options.base)
+            apply_format(matched, model, options)
     except NeedsPeft as reason:
         refuse_peft(adapter, options, str(reason), several=bool(others) or weight != 1)
         clear(output)
         result = _merge_with_peft(loaded, model, output, str(reason), execution.report)
     else:
         original = Original(model, states if execution.resume else {})
-        task = MergeTask(original, model, (loaded, *(one for one, _ in others)), matched, plan(model, matched.outputs), output)
-        result = stream(task, meter)
+        with collection_paused():
+            planned = plan(model, matched.outputs)
+        task = MergeTask(original, model, (loaded, *(one for one, _ in others)), matched, planned, output)
+        result = stream(task, meter, execution.verify(options))
     copy_config(model, output, result.edits)
     copy_generation(adapter, output)
     written = ModelFolder(output, "merged model")
     if task is not None and execution.check:
-        check_written(task, written, meter, options.verify)
+        check_headers(task, written)
     digest = base_digest(model, execution.cache, meter.keep_alive("reading the base for its digest")) if execution.cache else None
     if result.ledger is not None:
         result.ledger.remove()

@@ -23,7 +23,7 @@ from daemon.contract.files import remove_tree
 from daemon.contract.jobs.options import MergeOptions
 from daemon.contract.placing import duplicate, place
 from handlers.merge.api import MergeReport, Method, report_of
-from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_written, set_threads, stream
+from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_headers, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_none
@@ -77,10 +77,10 @@ def _rewrite(checkpoint: ModelFolder, output: Path, options: MergeOptions, execu
     if planned.changes(model):
         meter = Meter(sum(file.size for file in planned.files), execution.report)
         task = MergeTask(original, model, (), matched, planned, output, keep=(CONVERTED,))
-        result = stream(task, meter)
+        result = stream(task, meter, execution.verify(options))
         copy_config(checkpoint, output, matched.edits)
         if execution.check:
-            check_written(task, ModelFolder(output), meter, options.verify)
+            check_headers(task, ModelFolder(output))
     else:
         clear(output, keep=(CONVERTED,))
         place_weights(model, output)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from daemon.contract.errors import Permanent
-from handlers.merge.engine.readback import ChangedTensor, Factors, check_merge, contradictions, wrong
+from handlers.merge.engine.check_plan import misplaced
+from handlers.merge.engine.readback import ChangedTensor, Factors, WrittenTensor, contradictions, wrong
+from handlers.merge.engine.screen import not_accepted
+from handlers.merge.plan.output_layout import Output, plan
 from handlers.merge.weights.sources import CastSource, StoredSource
 from handlers.models.folder import ModelFolder
 
@@ -48,6 +51,12 @@ class Case:
         model = ModelFolder(self.base)
         return {name: StoredSource(name, model.path_of(info), info) for name, info in model.headers.items()}
 
+    def misplaced(self) -> list[str]:
+        """What differs in the headers from the plan of a merge that changes no header."""
+        model = ModelFolder(self.base)
+        outputs = [Output(name, info.file, info.dtype, info.shape, info) for name, info in model.headers.items()]
+        return misplaced(plan(model, outputs), ModelFolder(self.output))
+
     def check(self, full: bool = False, factors: Any = None, **norms: Any) -> list[str]:
         sources, (left, right) = self.sources(), factors or (self.left, self.right)
         changed = ChangedTensor("layer", "layer.weight", sources["layer.weight"], lambda: Factors(SCALE * left, right), **norms)
@@ -55,7 +64,14 @@ class Case:
 
 
 def check(sources: Any, output: Path, changed: Any, *, full: bool = False) -> list[str]:
-    return check_merge(sources, ModelFolder(output), changed, full=full, on_bytes=lambda count: None)
+    """What readback says of each tensor in `output`. What the screen accepts of them must be sound by readback's samples too."""
+    model, by_name = ModelFolder(output), {one.tensor: one for one in changed}
+    found = [StoredSource(name, model.path_of(info), info) for name, info in model.headers.items()]
+    tensors = [WrittenTensor(sources[one.name], one, by_name.get(one.name)) for one in found]
+    for one in tensors:
+        left = not_accepted([one], lambda count: None)
+        assert left == ([one] if one.problem(False, lambda count: None) else left)
+    return [problem for one in tensors if (problem := one.problem(full, lambda count: None))]
 
 
 @pytest.fixture
@@ -148,7 +164,21 @@ def test_a_flipped_bit_between_the_samples_is_found_by_the_full_check(tmp_path: 
 )
 def test_what_is_missing_added_or_of_another_kind_is_found(case: Case, change: Callable[[Table], Any], problem: str) -> None:
     case.write(case.merged(), change)
-    assert case.check() == [problem]
+    assert case.misplaced()[:1] == [problem]
+
+
+def test_headers_as_planned_pass_and_names_that_were_exchanged_are_found(case: Case) -> None:
+    assert case.misplaced() == []
+    path = case.output / "model.safetensors"
+    save_file(
+        {**load_file(case.base / "model.safetensors"), "a.weight": torch.ones(64), "b.weight": torch.zeros(64)}, case.base / path.name
+    )
+    save_file({**load_file(case.base / "model.safetensors"), "a.weight": torch.zeros(64), "b.weight": torch.ones(64)}, path)
+    path.write_bytes(
+        path.read_bytes().replace(b"a.weight", b"c.weight").replace(b"b.weight", b"a.weight").replace(b"c.weight", b"b.weight")
+    )
+    problems = case.misplaced()
+    assert [problem.partition(",")[0].split(" byte ")[0] for problem in problems] == ["b.weight begins at", "a.weight begins at"]
 
 
 @pytest.mark.parametrize("by_column", [False, True])

@@ -14,7 +14,7 @@ import pytest
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.files import sha256_file
 from handlers.merge import MergeOptions, merge_adapter
-from handlers.merge.engine import resume_ledger
+from handlers.merge.engine import resume_ledger, streaming
 from tests.merge import helpers
 from tests.merge.interrupted import Case, Stop, digests, marks, noted, one_worker
 
@@ -130,11 +130,11 @@ def test_a_merge_into_files_of_another_size_goes_on_where_it_stopped(case: Case,
         if len(noted(output)) == 2:
             raise Stop
 
-    with pytest.raises(Stop):
-        case.merge(output, progress=stop, max_shard_size=100_000)
-    assert case.merge(output, max_shard_size=100_000).figures.resumed_files == 2
+    with one_worker(), pytest.raises(Stop):
+        case.merge(output, progress=stop, max_shard_size=65_536)
+    assert case.merge(output, max_shard_size=65_536).figures.resumed_files == 2
     (tmp_path / "fresh").mkdir()
-    merge_adapter(case.adapter, case.base, tmp_path / "fresh", *helpers.settings(max_shard_size=100_000))
+    merge_adapter(case.adapter, case.base, tmp_path / "fresh", *helpers.settings(max_shard_size=65_536))
     assert digests(output) == digests(tmp_path / "fresh")
 
 
@@ -177,3 +177,42 @@ def test_without_resume_a_folder_that_is_not_empty_is_refused_and_left_alone(cas
         merge_adapter(case.adapter, case.base, output)
     assert caught.value.fault.code == "output-not-empty"
     assert digests(output) == before
+
+
+def test_a_kept_file_that_does_not_hold_base_and_adapter_is_found_though_it_has_its_digest(case: Case, tmp_path: Path) -> None:
+    output = case.interrupted(tmp_path / "out", 3)
+    wrong = output / noted(output)[1]
+    flip(wrong)
+    edit(output / resume_ledger.LEDGER, lambda value: value["files"][wrong.name].update(sha256=sha256_file(wrong)))
+    with pytest.raises(Permanent, match=r"is not base|should be the base's") as caught:
+        case.merge(output, verify="full")
+    assert caught.value.fault.code == "merge-not-exact"
+
+
+@pytest.mark.parametrize("what", ["base", "adapter"])
+def test_a_file_that_was_written_wrong_is_not_recorded_as_finished(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A bit that flips on its way to the disk, or a factor that was read wrong: the next attempt writes the file again."""
+    output = tmp_path / "out"
+    output.mkdir()
+    if what == "base":
+        write = streaming.write_from
+
+        def flipped(descriptor: int, view: memoryview, offset: int) -> None:
+            write(descriptor, view, offset)
+            if len(view) > 64:
+                write(descriptor, memoryview(bytes([view[1] ^ 4])), offset + 1)
+
+        monkeypatch.setattr(streaming, "write_from", flipped)
+    else:
+        prepare = streaming.prepare
+        monkeypatch.setattr(streaming, "prepare", lambda operation, read: prepare(operation, lambda key: read(key).roll(1, 0)))
+    with pytest.raises(Permanent) as caught:
+        case.merge(output)
+    assert caught.value.fault.code == "merge-not-exact"
+    for name in noted(output):
+        assert sha256_file(output / name) == case.digests[name]
+    monkeypatch.undo()
+    case.merge(output)
+    assert digests(output) == case.digests

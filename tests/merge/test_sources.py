@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from daemon.contract.errors import Permanent
 from daemon.contract.safetensors import read_header
 from handlers.merge.plan.output_format import resharded
+from handlers.merge.weights.file_io import OpenFiles
 from handlers.merge.weights.sources import CastSource, Source, StoredSource
 
 
@@ -102,3 +103,19 @@ def test_every_tensor_gets_a_place_in_order_and_no_file_is_too_large(sizes: list
 def test_files_are_named_as_transformers_names_them() -> None:
     assert list(resharded([("a", 5), ("b", 5)], 5)) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     assert list(resharded([("a", 5)], 5)) == ["model.safetensors"]
+
+
+def test_files_that_are_read_many_times_are_opened_once_and_closed_at_the_end(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 50 + b"end")
+    before, found = len(os.listdir("/proc/self/fd")), bytearray(3)
+    with OpenFiles() as files:
+        for _ in range(40):
+            for path in paths:
+                files.read(path, memoryview(found), 50)
+                assert found == b"end"
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+        with pytest.raises(Permanent, match="the file ends at byte 53"):
+            files.read(paths[0], memoryview(found), 51)
+    assert len(os.listdir("/proc/self/fd")) == before

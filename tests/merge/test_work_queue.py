@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handlers.merge.engine.work_queue import AHEAD, FileInProgress, Piece, PieceQueue, run_workers
+from handlers.merge.engine.work_queue import AHEAD, FileInProgress, Piece, PieceQueue, joined, run_workers
 from handlers.merge.weights.file_io import ByteRange
 
 Plan = tuple[str, int]
@@ -19,9 +19,10 @@ Buffers = list[str]
 
 
 class Work:
-    """Files of so many pieces, each of which notes its name; and what became of the files."""
+    """Files of so many pieces, each of which notes its name, and of so many checks; and what became of the files."""
 
-    def __init__(self, *plans: Plan) -> None:
+    def __init__(self, *plans: Plan, checks: int = 0) -> None:
+        self.checks = checks
         self.begun: list[str] = []
         self.closed: list[str] = []
         self.queue: PieceQueue[Plan, Buffers] = PieceQueue(plans, self._begin)
@@ -31,7 +32,9 @@ class Work:
         self.begun.append(name)
         stack = contextlib.ExitStack()
         stack.callback(self.closed.append, name)
-        return FileInProgress(name, [Piece(functools.partial(_note, f"{name}{number}")) for number in range(count)], stack)
+        pieces = [Piece(functools.partial(_note, f"{name}{number}")) for number in range(count)]
+        checks = [Piece(functools.partial(_note, f"{name} checked {number}")) for number in range(self.checks)]
+        return FileInProgress(name, pieces, stack, checks)
 
     def next(self, worker: int) -> str | None:
         """The next piece for a worker, done at once."""
@@ -79,6 +82,58 @@ def test_a_file_is_closed_when_its_last_piece_is_done_and_not_when_it_is_taken()
     assert work.closed == ["a"]
 
 
+def test_a_written_file_is_checked_by_whoever_comes_before_anything_else_and_closed_after_that() -> None:
+    work = Work(("a", 2), ("b", 9), checks=2)
+    assert [work.next(worker) for worker in (0, 1, 0)] == ["a0", "b0", "a1"]
+    assert work.closed == []
+    assert [work.next(1), work.next(0)] == ["a checked 0", "a checked 1"]
+    assert work.closed == ["a"]
+    assert work.next(1) == "b1"
+
+
+def test_a_file_without_pieces_is_only_checked() -> None:
+    work = Work(("a", 0), ("b", 1), checks=1)
+    assert [work.next(0) for _ in range(5)] == ["a checked 0", "b0", "b checked 0", None, None]
+    assert work.closed == ["a", "b"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_has_nothing_to_do_waits_for_the_checks_of_what_another_still_writes(stopped: bool) -> None:
+    work = Work(("a", 1), checks=2)
+    taken = work.queue.take(0)
+    assert taken is not None
+    found: list[str | None] = []
+    waiting = threading.Thread(target=lambda: found.append(work.next(1)))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive() and found == []
+    if stopped:
+        work.queue.stop()
+    else:
+        work.queue.done(taken[0])
+    waiting.join(60)
+    assert found == [None if stopped else "a checked 0"]
+
+
+def test_pieces_that_follow_each_other_in_a_file_become_one_up_to_a_size() -> None:
+    few = [
+        *pieces(5),
+        Piece(functools.partial(_note, "header")),
+        ranged("elsewhere", 500),
+        ranged("after it", 510),
+        ranged("large", 520, 99),
+    ]
+    done: list[list[str]] = []
+    sources = []
+    for piece in joined(few, 30):
+        noted: Buffers = []
+        piece.do(noted)
+        done.append(noted)
+        sources.append(piece.source and (piece.source.start, piece.source.size))
+    assert done == [["0", "1", "2"], ["3", "4"], ["header"], ["elsewhere", "after it"], ["large"]]
+    assert sources == [(0, 30), (30, 20), None, (500, 20), (520, 99)]
+
+
 def test_what_an_error_left_is_closed() -> None:
     work = Work(("a", 2), ("b", 2), ("c", 2))
     assert [work.next(worker) for worker in (0, 1, 1)] == ["a0", "c0", "c1"]
@@ -88,7 +143,7 @@ def test_what_an_error_left_is_closed() -> None:
 
 def test_many_threads_do_every_piece_once() -> None:
     plans = [(f"file{number}-", 1 + number % 7) for number in range(60)]
-    work, done, finished = Work(*plans), [[] for _ in range(5)], []  # type: ignore[var-annotated]
+    work, done, finished = Work(*plans, checks=2), [[] for _ in range(5)], []  # type: ignore[var-annotated]
     barrier = threading.Barrier(5)
 
     def do(tool: Buffers, task: tuple[FileInProgress[Buffers], Piece[Buffers]]) -> None:
@@ -99,12 +154,18 @@ def test_many_threads_do_every_piece_once() -> None:
             finished.append(task[0].name)
 
     run_workers(work.queue.take, [functools.partial(do, tool) for tool in done])
-    assert sorted(name for tool in done for name in tool) == sorted(f"{name}{piece}" for name, count in plans for piece in range(count))
+    expected = [f"{name}{piece}" for name, count in plans for piece in range(count)]
+    expected += [f"{name} checked {number}" for name, _ in plans for number in range(2)]
+    assert sorted(name for tool in done for name in tool) == sorted(expected)
     assert sorted(finished) == sorted(work.closed) == sorted(name for name, _ in plans)
 
 
+def ranged(name: str, start: int, size: int = 10) -> Piece[Buffers]:
+    return Piece(functools.partial(_note, name), ByteRange(Path("file"), 7, start, size))
+
+
 def pieces(count: int) -> list[Piece[Buffers]]:
-    return [Piece(functools.partial(_note, str(number)), ByteRange(Path("file"), 7, 10 * number, 10)) for number in range(count)]
+    return [ranged(str(number), 10 * number) for number in range(count)]
 
 
 @pytest.fixture

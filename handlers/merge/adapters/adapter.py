@@ -6,6 +6,7 @@ with `weights_only=True`, which executes nothing. torch is imported only when a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from daemon.contract.safetensors import DTYPES, TensorInfo, is_name, read_header
 from daemon.contract.values import Json
 from handlers.merge.adapters.keys import without_prefixes
 from handlers.merge.adapters.patterns import first_keys
+from handlers.merge.weights.file_io import OpenFiles
 from handlers.models.files import read_json
 
 if TYPE_CHECKING:
@@ -103,15 +105,13 @@ class Adapter:
         """The base that the adapter says it was trained on."""
         return str(self.config.get("base_model_name_or_path") or "unknown")
 
-    def tensor(self, key: str) -> torch.Tensor:
-        """One tensor in fp32, read from the file now (`.bin`: taken from memory)."""
-        return self.part(key, 0, math.prod(self.shapes[key])).view(self.shapes[key]).float()
+    def tensor(self, key: str, files: OpenFiles | None = None) -> torch.Tensor:
+        """One tensor in fp32, read from the file now (`.bin`: taken from memory), by way of `files` where it is one of many."""
+        return self.part(key, 0, math.prod(self.shapes[key]), files).view(self.shapes[key]).float()
 
-    def part(self, key: str, first: int, count: int) -> torch.Tensor:
+    def part(self, key: str, first: int, count: int, files: OpenFiles | None = None) -> torch.Tensor:
         """`count` elements of a tensor from element `first` on, flat, as stored."""
         import torch
-
-        from handlers.merge.weights.sources import TensorReader
 
         if self.unpickled:
             return self.unpickled[key].reshape(-1)[first : first + count]
@@ -120,11 +120,13 @@ class Adapter:
             raise Permanent(
                 FaultCode.ADAPTER_DTYPE, OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file
             )
-        dtype = getattr(torch, DTYPES[info.dtype][0])
-        found = torch.empty(count, dtype=dtype)
-        if count:
-            TensorReader(self.file, info).read(first, found)
-        return found
+        dtype: torch.dtype = getattr(torch, DTYPES[info.dtype][0])
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        data = bytearray(count * dtype.itemsize)
+        with OpenFiles() if files is None else contextlib.nullcontext(files) as opened:
+            opened.read(self.file, memoryview(data), info.start + first * dtype.itemsize)
+        return torch.frombuffer(data, dtype=dtype)
 
 
 class AdapterSource:

@@ -7,21 +7,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handlers.merge.adapters.adapter import Adapter
+from handlers.merge.weights.file_io import OpenFiles
 
 if TYPE_CHECKING:
     import torch
 
 
 class Bundle:
-    """The tensors of several adapters, or of none: `N:key` is a key of adapter number N, a key without a number one of the first."""
+    """The tensors of several adapters, or of none: `N:key` is a key of adapter number N, a key without a number one of the first.
+
+    Used in a `with`, at whose end the adapters' files are closed. May be read by several threads.
+    """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._adapters = adapters
+        self._files = OpenFiles()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.__exit__(*error)
 
     def tensor(self, key: str) -> torch.Tensor:
         """One tensor in fp32."""
         adapter, own = self._owner(key)
-        return adapter.tensor(own)
+        return adapter.tensor(own, self._files)
 
     def not_finite(self, keys: Iterable[str]) -> Path | None:
         """The first file in which one of these tensors holds NaN or infinity."""

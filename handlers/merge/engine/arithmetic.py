@@ -16,6 +16,8 @@ from handlers.merge.plan.operations import Bias, Copy, Experts, LowRank, Operati
 
 Read = Callable[[str], torch.Tensor]
 """Gives a tensor of the adapter, in fp32, by its key."""
+CACHED = 4
+"""Tensors of the adapter that are kept in memory for the next tensor of the base: separate experts share the same factors."""
 
 
 class Prepared:

@@ -1,21 +1,31 @@
 """The check of a streaming merge: translates the plan for `handlers.merge.engine.readback`, which reads the written files back.
 
-Called by `handlers.merge.engine.execute` after all files are written and before the merge counts as done.
+The streaming engine does the pieces of a file as soon as it has written all of it, and before the file counts as finished; a file that an
+interrupted attempt finished is checked likewise. What was written a moment ago is read from the kernel's page cache, so that the check
+finds what this process and the kernel did wrong, but not what the disk loses later: for that there are the digests that are taken of the
+same bytes. `handlers.merge.engine.execute` compares the headers when all files are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from handlers.merge.engine.arithmetic import Read
-from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, check_merge
+from daemon.contract.safetensors import DTYPES, TensorInfo
+from handlers.merge.engine.arithmetic import CACHED, Read
+from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, WrittenTensor, samples_of, wrong
+from handlers.merge.engine.screen import not_accepted
 from handlers.merge.plan.operations import Bias, Experts, LowRank, Operation, Rows, Sum
-from handlers.merge.plan.output_layout import Output
-from handlers.merge.weights.sources import Source, StoredSource, torch_dtype
+from handlers.merge.plan.output_layout import FilePlan, Output, Plan
+from handlers.merge.weights.sources import Source, StoredSource, row_elements, torch_dtype
 from handlers.models.folder import ModelFolder
+
+PIECE = 1 << 16
+"""Elements that are compared in one piece: so few that their values in float64 stay near the core, and enough for the calls to pay."""
 
 
 class RoundedSource:
@@ -91,20 +101,70 @@ def _changed(output: Output, operation: Operation, source: Source, read: Read) -
     return replace(changed, magnitude=norms, by_column=operation.transposed)
 
 
-def check(outputs: Iterable[Output], read: Read, model: ModelFolder, written: ModelFolder, *, full: bool, on_bytes: OnBytes) -> list[str]:
-    """What is wrong with the files in `written`, which were made of `model` as `outputs` say; empty when nothing was found.
+class FileCheck:
+    """The check of written files, in pieces that are independent of each other, so that threads can share them."""
 
-    `full` compares every value instead of samples.
-    """
-    sources: dict[str, Source] = {}
-    changed = []
-    for one in outputs:
-        dtype = torch_dtype(one.dtype, model.path)
-        if one.source is not None:
-            sources[one.name] = RoundedSource(one.source, dtype, rounded=bool(one.origin))
-        elif one.stored is not None:
-            source = StoredSource(one.name, model.path_of(one.stored), one.stored)
-            sources[one.name] = source if source.dtype == dtype else RoundedSource(source, dtype, rounded=False)
-        if one.operation is not None:
-            changed.append(_changed(one, one.operation, sources[one.name], read))
-    return check_merge(sources, written, changed, full=full, on_bytes=on_bytes)
+    def __init__(self, read: Read, model: ModelFolder, output: Path, on_bytes: OnBytes, *, full: bool) -> None:
+        """Files in `output` that were made of `model`. `full` compares every value instead of samples."""
+        self._read = functools.lru_cache(CACHED)(read)
+        self._model, self._output, self._on_bytes, self._full = model, output, on_bytes, full
+
+    def pieces(self, file: FilePlan) -> list[Callable[[], None]]:
+        """Calls that raise Permanent where the file, once it holds all its bytes, does not hold what it should."""
+        alike: dict[tuple[object, ...], list[tuple[Output, int]]] = {}
+        for one, start in zip(file.outputs, file.starts, strict=True):
+            alike.setdefault((one.shape, one.dtype, type(one.operation)), []).append((one, start))
+        found: list[Callable[[], None]] = []
+        for group in alike.values():
+            first = group[0][0]
+            sampled = sum(count for _, count in samples_of(first.name, first.shape)) * row_elements(first.shape)
+            step = max(1, PIECE // max(1, sampled))
+            found += [functools.partial(self._check, group[at : at + step]) for at in range(0, len(group), step)]
+        return found
+
+    def _check(self, group: Sequence[tuple[Output, int]]) -> None:
+        tensors = [self._tensor(*one) for one in group]
+        left = tensors if self._full else not_accepted(tensors, self._on_bytes)
+        problems = [problem for one in left if (problem := one.problem(self._full, self._on_bytes))]
+        if problems:
+            raise wrong(problems, self._output)
+
+    def _tensor(self, one: Output, start: int) -> WrittenTensor:
+        dtype, source = torch_dtype(one.dtype, self._model.path), one.source
+        base: Source
+        if source is not None:
+            base = RoundedSource(source, dtype, rounded=bool(one.origin))
+        else:
+            assert one.stored is not None
+            base = StoredSource(one.name, self._model.path_of(one.stored), one.stored)
+            base = base if base.dtype == dtype else RoundedSource(base, dtype, rounded=False)
+        info = TensorInfo(one.file, one.dtype, one.shape, start, start + one.size)
+        found = StoredSource(one.name, self._output / one.file, info)
+        return WrittenTensor(base, found, None if one.operation is None else _changed(one, one.operation, base, self._read))
+
+
+def misplaced(plan: Plan, written: ModelFolder) -> list[str]:
+    """How the headers in `written` differ from the plan, one clause each: by them others find what `FileCheck` has compared."""
+    planned = {
+        one.name: TensorInfo(one.file, one.dtype, one.shape, start, start + one.size)
+        for file in plan.files for one, start in zip(file.outputs, file.starts, strict=True)
+    }  # fmt: skip
+    found = written.headers
+    problems = [f"{name} is missing" for name in sorted(planned.keys() - found.keys())]
+    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(found.keys() - planned.keys())]
+    for name, info in found.items():
+        if name in planned and info != planned[name]:
+            problems.append(f"{name} {_difference(planned[name], info)}")
+    return problems
+
+
+def _difference(planned: TensorInfo, found: TensorInfo) -> str:
+    if planned.shape != found.shape:
+        return f"has the shape {list(found.shape)}, where {list(planned.shape)} was expected"
+    if planned.dtype != found.dtype:
+        return f"is {_name(found.dtype)}, where {_name(planned.dtype)} was expected"
+    return f"begins at byte {found.start:,} of {found.file}, where byte {planned.start:,} of {planned.file} was expected"
+
+
+def _name(dtype: str) -> str:
+    return DTYPES[dtype][0] if dtype in DTYPES else dtype

@@ -6,9 +6,11 @@ imported when the work begins.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from daemon.contract.errors import Retryable
 from daemon.contract.failpoints import point
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.resume_ledger import Ledger, States, file_state, purpose
@@ -26,6 +29,23 @@ from handlers.models.folder import ModelFolder
 
 Progress = Callable[[float, str], None]
 """Called with the fraction of the work that is done, 0 to 1, and a message."""
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Python's garbage collector does not run meanwhile.
+
+    The plan of a large model is hundreds of thousands of objects, none of which is garbage before the merge ends, and for each pass the
+    collector goes through these and through all of torch's: about 0.1 s.
+    """
+    was_running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_running:
+            gc.enable()
+
 
 SPARE = 1
 """Threads beside those that may compute: while one waits for the disk, the others go on."""
@@ -45,6 +65,10 @@ class Execution:
     """Keep the weight files that an interrupted merge with the same arguments has finished; remove all else from the output folder."""
     check: bool = True
     """Read the written files back and compare them with base and adapter, as closely as `MergeOptions.verify` says."""
+
+    def verify(self, options: MergeOptions) -> str | None:
+        """How closely the written files are compared: "sample" or "full"; None for not at all."""
+        return options.verify if self.check else None
 
     @property
     def report(self) -> Progress:
@@ -156,13 +180,16 @@ class _Observer:
                 )
 
 
-def stream(task: MergeTask, meter: Meter) -> MergeResult:
-    """Write the files of the plan, those left out that an earlier attempt has finished.
+@collection_paused()
+def stream(task: MergeTask, meter: Meter, verify: str | None) -> MergeResult:
+    """Write the files of the plan, those left out that an earlier attempt has finished, and check them all.
 
-    Raises Permanent for values that can't be written, Retryable when the model's files change meanwhile, OSError as it comes.
+    `verify` says how closely, "sample" or "full"; None leaves the check out. Raises Permanent for values that can't be written and for
+    files that do not hold what they should, Retryable when the model's files change meanwhile, OSError as it comes.
     """
     import torch
 
+    from handlers.merge.engine.check_plan import FileCheck
     from handlers.merge.engine.streaming import StreamingMerge
 
     matched, plan, output = task.matched, task.plan, task.output
@@ -170,9 +197,14 @@ def stream(task: MergeTask, meter: Meter) -> MergeResult:
     if task.original.states:
         made_for = purpose(task.adapters, [plan.describe(), matched.edits], task.original.states)
         ledger = Ledger(output, made_for, plan.names, _rereading(meter), task.keep)
-    missing = [file for file in plan.files if ledger is None or file.name not in ledger.kept]
-    workers = torch.get_num_threads() + SPARE
-    StreamingMerge(Bundle(task.adapters), task.model, missing, output, _Observer(task, meter, ledger), workers).run()
+    there = ledger.kept if ledger else ()
+    kept, missing = ([file for file in plan.files if (file.name in there) == wanted] for wanted in (True, False))
+    workers, check = torch.get_num_threads() + SPARE, None
+    with Bundle(task.adapters) as bundle:
+        if verify is not None:
+            on_bytes = meter.keep_alive("checking the written weights")
+            check = FileCheck(bundle.tensor, task.model, output, on_bytes, full=verify == "full")
+        StreamingMerge(bundle, task.model, missing, output, _Observer(task, meter, ledger), workers, check, kept).run()
     if plan.index is not None:
         (output / str(plan.index_name)).write_bytes(plan.index)
     elif plan.index_name:
@@ -188,14 +220,13 @@ def _rereading(meter: Meter) -> Callable[[str], Callable[[int], None]]:
     return lambda name: lambda count: meter.add(count, f"checking {name}, which an interrupted attempt left")
 
 
-def check_written(task: MergeTask, written: ModelFolder, meter: Meter, verify: str) -> None:
-    """Permanent when the files in `written` do not hold what they should; `verify` is "sample" or "full"."""
-    from handlers.merge.engine.check_plan import check
+@collection_paused()
+def check_headers(task: MergeTask, written: ModelFolder) -> None:
+    """Permanent when the headers in `written` are not as planned, or contradict its config.json; the rest of the check is `stream`'s."""
+    from handlers.merge.engine.check_plan import misplaced
     from handlers.merge.engine.readback import contradictions, wrong
 
-    on_bytes = meter.keep_alive("checking the written weights")
-    read = Bundle(task.adapters).tensor
-    problems = check(task.matched.outputs, read, task.model, written, full=verify == "full", on_bytes=on_bytes)
+    problems = misplaced(task.plan, written)
     if task.adapters:  # a full fine-tune is written as it is, whatever its config.json says about the weights
         problems += contradictions(written)
     if problems:

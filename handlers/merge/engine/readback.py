@@ -3,13 +3,14 @@
 Called by `handlers.merge.engine.check_plan` before a merge counts as done. Changed tensors are multiplied with a random vector, W'x
 against Wx + B(Ax), and some of their rows are compared element by element with a float64 computation; unchanged tensors are compared with
 the base's bytes. Samples of each tensor are compared, or all of it where that is asked for; an error outside of the samples is not found.
+`handlers.merge.engine.screen` accepts most sound samples, many tensors at once; what it does not accept is decided here.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -72,26 +73,24 @@ class _Rows(NamedTuple):
     after: torch.Tensor
 
 
-def check_merge(
-    base: Mapping[str, Source], written: ModelFolder, changed: Sequence[ChangedTensor], *, full: bool, on_bytes: OnBytes
-) -> list[str]:
-    """What is wrong with the merged weights in `written`, one clause each; empty when nothing was found.
+@dataclass(frozen=True)
+class WrittenTensor:
+    """A tensor of a written file, and what it should be."""
 
-    `base`: what each tensor was made of, with the dtype in which it is to be written. `full` compares every value instead of samples.
-    Permanent when the output can't be read at all.
-    """
-    sources = {name: StoredSource(name, written.path_of(info), info) for name, info in written.headers.items()}
-    by_name = {one.tensor: one for one in changed}
-    problems = [f"{name} is missing" for name in sorted(base.keys() - sources.keys())]
-    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(sources.keys() - base.keys())]
-    with torch.inference_mode():
-        for name, found in sources.items():
-            if name not in base:
-                continue
-            one = by_name.get(name)
-            problem = _unchanged(base[name], found, full, on_bytes) if one is None else _changed(one, found, full, on_bytes)
-            problems += [f"{name} {problem}"] if problem else []
-    return problems
+    base: Source
+    """What it was made of, with the dtype in which it is to be written."""
+    found: StoredSource
+    """What is in the file."""
+    changed: ChangedTensor | None = None
+    """None for a tensor that should hold the base's values."""
+
+    def problem(self, full: bool, on_bytes: OnBytes) -> str | None:
+        """What is wrong with it, as a clause; None when nothing was found. `full` compares every value instead of samples."""
+        if self.changed is None:
+            problem = _unchanged(self.base, self.found, full, on_bytes)
+        else:
+            problem = _changed(self.changed, self.found, full, on_bytes)
+        return problem and f"{self.found.name} {problem}"
 
 
 def wrong(problems: Sequence[str], output: Path) -> Permanent:
@@ -119,11 +118,16 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def samples_of(name: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(first row, rows) of up to three samples. The middle one depends only on the name, so that a check can be repeated."""
+    """(first row, rows) of three samples that share no row, or of the whole tensor where these would be all of it.
+
+    The middle one depends only on the name, so that a check can be repeated.
+    """
     total = shape[0] if shape else 1
-    rows = min(total, max(1, SAMPLE // max(1, row_elements(shape))))
-    between = zlib.crc32(name.encode()) % max(1, total - rows + 1)
-    return [(first, rows) for first in sorted({0, between, total - rows})]
+    rows = max(1, SAMPLE // max(1, row_elements(shape)))
+    if total <= 3 * rows:
+        return [(0, total)]
+    between = rows + zlib.crc32(name.encode()) % (total - 3 * rows + 1)
+    return [(first, rows) for first in (0, between, total - rows)]
 
 
 def _blocks(name: str, shape: tuple[int, ...], full: bool) -> Iterator[tuple[int, int]]:
@@ -209,7 +213,7 @@ class _Projection:
         # The sum is rounded once, the delta perhaps before it; and everything is rounded to fp32 on the way, where it may cancel out.
         rounded = after.norm(dim=1) + (after - before).norm(dim=1)
         summed = rounded + before.norm(dim=1) + (factor.abs() @ self._reach).float()
-        bound = FAR * (unit_of(self._dtype) * rounded + self._fp32 * summed + _tiny(self._dtype) * math.sqrt(len(self._x)))
+        bound = FAR * (unit_of(self._dtype) * rounded + self._fp32 * summed + tiny_of(self._dtype) * math.sqrt(len(self._x)))
         off = (after @ self._x - wanted).abs()
         if bool((off <= bound).all()):
             return None
@@ -225,7 +229,7 @@ def unit_of(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _tiny(dtype: torch.dtype) -> float:
+def tiny_of(dtype: torch.dtype) -> float:
     """The largest absolute error of one rounding among the smallest numbers of the dtype."""
     return float(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
 
@@ -241,7 +245,7 @@ def _elements(changed: ChangedTensor, found: Source, factors: Factors, rows: _Ro
     slack += unit_of(found.dtype) * (delta.abs() + slack)
     if changed.magnitude is not None:
         total, slack = _rescaled(changed, rows, total, slack)
-    bound = 1.01 * unit_of(found.dtype) * (total.abs() + slack) + slack + _tiny(found.dtype)
+    bound = 1.01 * unit_of(found.dtype) * (total.abs() + slack) + slack + tiny_of(found.dtype)
     off = (rows.after - total).abs()
     if bool((off <= bound).all()):
         return None

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -23,8 +23,9 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES
 from handlers.merge.adapters.bundle import Bundle
-from handlers.merge.engine.arithmetic import Prepared, prepare
-from handlers.merge.engine.work_queue import FileInProgress, Piece, PieceQueue, run_workers
+from handlers.merge.engine.arithmetic import CACHED, Prepared, prepare
+from handlers.merge.engine.check_plan import FileCheck
+from handlers.merge.engine.work_queue import FileInProgress, Piece, PieceQueue, joined, run_workers
 from handlers.merge.plan.operations import Copy, Operation, Sum
 from handlers.merge.plan.output_layout import FilePlan, Output
 from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
@@ -37,10 +38,10 @@ SHARE = 32
 """Blocks of a tensor in one piece, so that several threads can work on a large tensor."""
 COPIED = 1 << 25
 """Bytes of unchanged tensors in one piece."""
+JOINED = 1 << 20
+"""Bytes of small tensors in one piece: to hand out a piece costs as much as to compute a few thousand elements."""
 REPORTED = 1 << 22
 """Bytes of computed rows after which progress is reported: for each report a thread waits for the others."""
-CACHED = 4
-"""Tensors of the adapter that are kept in memory for the next tensor of the base: separate experts share the same factors."""
 SHAPES = 64
 """Shapes of blocks whose views of the buffers are kept; a model has few."""
 
@@ -104,28 +105,40 @@ class _Target:
 
 
 class StreamingMerge:
-    """One merge: `files` of its plan, written into `output` from the weights in `model`, by `workers` threads."""
+    """One merge: `files` of its plan, written into `output` from the weights in `model`, by `workers` threads.
+
+    With a `check` each file is checked when it is written, and so are the files `kept`, which are there already.
+    """
 
     def __init__(
-        self, adapter: Bundle, model: ModelFolder, files: Sequence[FilePlan], output: Path, observer: Observer, workers: int
-    ) -> None:
+        self, adapter: Bundle, model: ModelFolder, files: Sequence[FilePlan], output: Path, observer: Observer, workers: int,
+        check: FileCheck | None = None, kept: Sequence[FilePlan] = (),
+    ) -> None:  # fmt: skip
         self._adapter, self._base, self._files, self._output, self._observer = adapter, model.path, files, output, observer
+        self._check, self._kept = check, {file.name: file for file in kept}
         self._read_factor = functools.lru_cache(CACHED)(adapter.tensor)
         elements = max((_rows(one) * one.matrix[1] for file in files for one in file.outputs if one.computed), default=1)
         self._buffers = [Buffers(elements) for _ in range(workers)]
 
     def run(self) -> None:
-        """Write all files. OSError and Permanent pass through; files written so far stay for the caller to remove."""
+        """Write all files. OSError and Permanent pass through; files written so far stay for the caller to remove.
+
+        Permanent too when the check finds that a file does not hold what it should.
+        """
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the threads share the blocks, and each operation on a block runs in one thread
-        queue = PieceQueue(self._files, self._begin)
+        queue = PieceQueue((*self._files, *(self._kept.values() if self._check else ())), self._begin)
 
         def do(buffers: Buffers, task: tuple[FileInProgress[Buffers], Piece[Buffers]]) -> None:
             file, piece = task
-            with torch.inference_mode():  # which a thread does not inherit
-                piece.do(buffers)
-            if queue.done(file):
-                self._observer.finished(file.name)
+            try:
+                with torch.inference_mode():  # which a thread does not inherit
+                    piece.do(buffers)
+                if queue.done(file) and file.name not in self._kept:
+                    self._observer.finished(file.name)
+            except BaseException:
+                queue.stop()
+                raise
 
         try:
             run_workers(queue.take, [functools.partial(do, buffers) for buffers in self._buffers])
@@ -134,7 +147,10 @@ class StreamingMerge:
             torch.set_num_threads(threads)
 
     def _begin(self, file: FilePlan) -> FileInProgress[Buffers]:
-        """A new file of its full size, and the pieces that fill it."""
+        """A new file of its full size, the pieces that fill it, and those that check it; of a file that is kept only these."""
+        checks = [Piece(functools.partial(_do_check, one)) for one in self._check.pieces(file)] if self._check else []
+        if file.name in self._kept:
+            return FileInProgress(file.name, (), contextlib.ExitStack(), checks)
         with contextlib.ExitStack() as stack:
             names = {one.stored.file for one in file.outputs if one.stored is not None and one.source is None}
             sources: dict[str, ByteRange] = {}
@@ -145,8 +161,8 @@ class StreamingMerge:
                 sources[name] = ByteRange(path, descriptor, 0, os.fstat(descriptor).st_size)
             target = create(self._output / file.name, file.size)
             stack.callback(os.close, target)
-            pieces = list(self._pieces(file, sources, target))
-            return FileInProgress(file.name, pieces, stack.pop_all())
+            pieces = joined(self._pieces(file, sources, target), JOINED)
+            return FileInProgress(file.name, pieces, stack.pop_all(), checks)
 
     def _pieces(self, file: FilePlan, sources: dict[str, ByteRange], target: int) -> Iterator[Piece[Buffers]]:
         """The file in its order: bytes that are copied, and rows that are computed. `sources` are the base's open files by name."""
@@ -264,6 +280,10 @@ class StreamingMerge:
         else:
             cause = f"base and adapter are finite, but the sum {reaches}"
         raise Permanent(FaultCode.NON_FINITE_WEIGHTS, f"merge {output.module or output.name}", cause, remedy, path=where)
+
+
+def _do_check(check: Callable[[], None], buffers: Buffers) -> None:
+    check()
 
 
 def _write_header(target: int, header: bytes, buffers: Buffers) -> None:

@@ -5,7 +5,9 @@ Called by the streaming merge. Files are not memory-mapped: mapped pages count a
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +38,36 @@ class ByteRange:
         os.posix_fadvise(self.descriptor, self.start, self.size, os.POSIX_FADV_WILLNEED)
 
 
+class OpenFiles:
+    """Files that are read many times: each is opened once, when it is first read, and all are closed together. For several threads."""
+
+    def __init__(self) -> None:
+        self._closing = contextlib.ExitStack()
+        self._descriptors: dict[Path, int] = {}
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def read(self, path: Path, view: memoryview, offset: int) -> None:
+        """Fill `view` from `offset` of the file; Permanent when the file ends before that."""
+        descriptor = self._descriptors.get(path)
+        read_into(self._open(path) if descriptor is None else descriptor, view, offset, path)
+
+    def _open(self, path: Path) -> int:
+        with self._opening:
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._closing.callback(os.close, self._descriptors[path])
+            return self._descriptors[path]
+
+
 def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
     """Fill `view` from `offset`; Permanent when the file ends before that."""
-    done = 0
+    done = os.preadv(descriptor, [view], offset)
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if count == 0:
@@ -55,7 +84,7 @@ def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> Non
 
 def write_from(descriptor: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`."""
-    done = 0
+    done = os.pwrite(descriptor, view, offset)
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
 

@@ -109,6 +109,10 @@ class StoredSource:
         self._reader = TensorReader(path, info)
         self.name, self.shape, self.dtype = name, info.shape, self._reader.dtype
 
+    def place(self, first: int) -> tuple[Path, int]:
+        """The file, and the position in it, of the row `first`; the rows that follow lie behind it."""
+        return self._reader.path, self._reader.info.start + first * row_elements(self.shape) * self.dtype.itemsize
+
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; into the stored dtype without a second buffer."""
         width = row_elements(self.shape)

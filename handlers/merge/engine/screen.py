@@ -1,0 +1,116 @@
+"""The quick part of the check: many tensors of one shape at once, since for small ones a call costs more than its arithmetic.
+
+Called by `handlers.merge.engine.check_plan`. It accepts a tensor only where `handlers.merge.engine.readback` would accept its samples too:
+it computes the same differences in float64, and its limits are those of that module without the summands that only widen them. Whatever
+it does not accept, for whatever reason, is decided there.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from handlers.merge.engine.readback import FAR, Factors, OnBytes, WrittenTensor, samples_of, tiny_of, unit_of
+from handlers.merge.weights.file_io import OpenFiles
+from handlers.merge.weights.sources import StoredSource, as_bytes, row_elements
+
+MARGIN = 1.005
+"""Times half the distance of two numbers beside the one that was written: within readback's 1.01 times that beside the exact sum."""
+SMALLEST = 0.9
+"""Times the distance of the smallest numbers, of which one rounding loses half: likewise."""
+FACTORS = 1 << 18
+"""Elements of the factors that are in memory for one batch; those of one tensor may be more."""
+NARROW = (torch.bfloat16, torch.float16)
+"""Where one rounding is far larger than what fp32 loses; in other dtypes sound sums exceed the limits of this module."""
+
+
+def not_accepted(tensors: Sequence[WrittenTensor], on_bytes: OnBytes) -> list[WrittenTensor]:
+    """Those of the tensors, which have one shape and dtype, whose samples are not found to be right here."""
+    fit = [one for one in tensors if _can_be_screened(one)]
+    unchanged = [one for one in fit if one.changed is None]
+    left = [one for one in tensors if not _can_be_screened(one)]
+    with OpenFiles() as files:
+        if unchanged:
+            before, after = _samples(unchanged, files, on_bytes)
+            left += [] if torch.equal(before.view(torch.uint8), after.view(torch.uint8)) else unchanged
+        for batch in _batches([one for one in fit if one.changed is not None]):
+            stacked = batch[0].factors.left.ndim == 3
+            sound = [False] * len(batch) if stacked else _sound(batch, *_samples([one.tensor for one in batch], files, on_bytes))
+            left += [one.tensor for one, passed in zip(batch, sound, strict=True) if not passed]
+    return left
+
+
+class _Changed(NamedTuple):
+    """A tensor whose factors have been read."""
+
+    tensor: WrittenTensor
+    factors: Factors
+
+
+def _batches(tensors: Sequence[WrittenTensor]) -> Iterator[list[_Changed]]:
+    """The tensors with their factors, those that follow each other and have the same rank together, as far as memory allows it."""
+    batch: list[_Changed] = []
+    size = 0
+    for tensor in tensors:
+        assert tensor.changed is not None
+        factors = tensor.changed.factors()
+        own = factors.left.numel() + factors.right.numel()
+        if batch and (size + own > FACTORS or factors.right.shape != batch[0].factors.right.shape):
+            yield batch
+            batch, size = [], 0
+        batch.append(_Changed(tensor, factors))
+        size += own
+    if batch:
+        yield batch
+
+
+def _can_be_screened(one: WrittenTensor) -> bool:
+    plain = isinstance(one.base, StoredSource) and one.base.dtype == one.found.dtype and one.base.shape == one.found.shape
+    return plain and (one.changed is None or (one.changed.magnitude is None and one.found.dtype in NARROW))
+
+
+def _samples(tensors: Sequence[WrittenTensor], files: OpenFiles, on_bytes: OnBytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sampled rows before and after the merge, as tensors × rows × columns, in the stored dtype."""
+    found = tensors[0].found
+    rows = sum(count for _, count in samples_of(found.name, found.shape))
+    before, after = (torch.empty(len(tensors), rows, row_elements(found.shape), dtype=found.dtype) for _ in range(2))
+    row = before[0, 0].nbytes if before.numel() else 0
+    for buffer, sources in ((before, [one.base for one in tensors]), (after, [one.found for one in tensors])):
+        view, at = as_bytes(buffer), 0
+        for source in sources:
+            assert isinstance(source, StoredSource)
+            for first, count in samples_of(source.name, source.shape):
+                path, offset = source.place(first)
+                files.read(path, view[at : at + count * row], offset)
+                at += count * row
+        on_bytes(at)
+    return before, after
+
+
+def _sound(batch: Sequence[_Changed], before: torch.Tensor, after: torch.Tensor) -> list[bool]:
+    """For each tensor of the batch, whether its rows are base + delta by both of readback's measures."""
+    name, dtype = batch[0].tensor.found.name, before.dtype
+    (count, rows, columns), rank = before.shape, batch[0].factors.right.shape[0]
+    left, right = torch.empty(count, rows, rank, dtype=torch.float64), torch.empty(count, rank, columns, dtype=torch.float64)
+    for place, (one, factors) in enumerate(batch):
+        right[place] = factors.right
+        at = 0
+        for first, number in samples_of(one.found.name, one.found.shape):
+            left[place, at : at + number] = factors.left[first : first + number]
+            at += number
+    seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    x = torch.randint(0, 2, (columns,), generator=seed).double().mul_(2).sub_(1)
+    exact, base = after.double(), before.double()
+    change = exact - base
+    summed = (change @ x - (left @ (right @ x)[:, :, None])[:, :, 0]).abs_()
+    may_sum = torch.linalg.vector_norm(exact, dim=2).mul_(unit_of(dtype)).add_(tiny_of(dtype) * math.sqrt(columns)).mul_(FAR)
+    off = torch.bmm(left, right).sub_(change).abs_()
+    may = exact.abs_().mul_(MARGIN * unit_of(dtype)).add_(SMALLEST * tiny_of(dtype))
+    may.add_(base.abs_(), alpha=unit_of(torch.float32) * (rank + 8))
+    # What is not a number is within no limit.
+    sound: list[bool] = ((off <= may).flatten(1).all(dim=1) & (summed <= may_sum).all(dim=1)).tolist()
+    return sound
