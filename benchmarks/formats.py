@@ -119,11 +119,12 @@ def _compared(
     folder: Path, state: Path, model: Path, peer: Peer, python: str, rounds: int, size: int, out: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Both in turns. `out`: what the peer writes, where that is no folder."""
+    """Both in turns. `out`: what the peer writes, where that is no folder. Some leave caches in the folder that they are started in."""
     folder.mkdir()
     target = out or folder / "theirs"
-    given = {"model": str(model), "out": str(target), "python": python}
-    theirs = ["env", *(f"{name}={value}" for name, value in (env or {}).items()), *(part.format(**given) for part in peer.command)]
+    given = {"model": str(model), "out": str(target), "python": os.path.abspath(python)}
+    settings = (f"{name}={value}" for name, value in (env or {}).items())
+    theirs = ["env", f"--chdir={folder}", *settings, *(part.format(**given) for part in peer.command)]
     chain = chain_of(peer.variant)
 
     def ours(cache: str) -> list[str]:
@@ -188,7 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=512, help="width of the model for the peers, a multiple of 64")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="a checkout of llama.cpp")
+    parser.add_argument("--llama-cpp", type=lambda path: Path(path).absolute(), metavar="DIR", help="a checkout of llama.cpp")
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=PYTHON", help="the Python that has a peer which no toolchain has"
     )

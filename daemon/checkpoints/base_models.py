@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from daemon.checkpoints.completeness import read_json
 from daemon.contract.errors import Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
@@ -19,6 +20,7 @@ from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.safetensors import model_size, parse_header
 from daemon.contract.sharded.forms import is_sharded, read_tensors
+from daemon.contract.values import Json
 from daemon.system import access
 
 UNNAMED = ""
@@ -130,6 +132,15 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
 def _searched(candidate: Path, search: Sequence[Path]) -> Path | None:
     """The folder of base.search that a candidate is looked for in; None for every other candidate."""
     return next((folder for folder in search if folder in candidate.parents), None)
+
+
+def config_of(folder: Path) -> Json:
+    """config.json of a model; {} where there is none that can be read: a stage that needs it says what is wrong."""
+    try:
+        found = read_json(folder / "config.json")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def measure(folder: Path) -> ModelSize:

@@ -47,6 +47,16 @@ named_by: dict[str, str] = {}
 """Dotted key → the option of a verb that gave it in place of `--set`."""
 
 
+def as_asked(text: str) -> str:
+    """A sentence that names `export.variants`, in the words of whoever gave variants or targets on the command line."""
+    option = named_by.get("export.variants")
+    if option is None:
+        return text
+    if option != "--to":  # it names targets, none of which is a variant that could be left out
+        text = text.replace(" out of export.variants", f" out: name the variants that you want by --to instead of {option}")
+    return text.replace("export.variants", "--to")
+
+
 class CommandLine(ListFriendlyEnv):
     """What `--set SECTION.KEY=VALUE` gave, read as a variable's value is."""
 

@@ -12,6 +12,8 @@ MANIFEST = "MANIFEST.json"
 MANIFEST_VERSION = 1
 MANIFEST_LIMIT = 64 << 20
 """Bytes of a manifest that is read."""
+README = "README.md"
+"""At the top of an export, and in the folder of each artifact: written when the export ends, unless the artifact brings its own."""
 
 
 MOST_ENTRIES = 20_000

@@ -821,7 +821,7 @@ class FaultCode(StrEnum):
     To do: Leave the onnx-activations variants out of `export.variants`.
     """
     FORM_NOT_POSSIBLE = "form-not-possible"
-    """The model's layers are of a kind that this smaller form can't hold.
+    """The model is of a type, or its layers are of a kind, that this form can't hold.
 
     To do: Use the variant that the message names, and leave this one out of `export.variants`.
     """

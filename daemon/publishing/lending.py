@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract import failpoints
 from daemon.contract.events import Event
+from daemon.contract.export_layout import README
 from daemon.contract.files import exchange, files_below, fsync_directory, odd_below, remove_tree, temporary_of, write_atomic
 from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
@@ -217,7 +218,8 @@ def refer_to_export(entry: Path) -> None:
 
 
 def _home(entry: Path) -> Path | None:
-    """The folder of an export that holds all of a kept output under the same names, and nothing else; None where there is none."""
+    """The folder of an export that holds all of a kept output under the same names, and nothing else but a README; None where there is
+    none."""
     lent, homes = {one.name: one.at for one in lent_in(entry)}, set[str]()
     names = odd_below(entry / FILES)
     for name in names:
@@ -225,7 +227,8 @@ def _home(entry: Path) -> Path | None:
         homes.add(at.removesuffix(f"/{name}") if at.endswith(f"/{name}") else "")
     if len(homes) != 1 or not (home := homes.pop()) or any(files_below(entry / FILES)):
         return None
-    return Path(home) if sorted(path.relative_to(home).as_posix() for path in files_below(Path(home))) == names else None
+    there = {path.relative_to(home).as_posix() for path in files_below(Path(home))}
+    return Path(home) if {*names} <= there <= {*names, README} else None
 
 
 def _entry(name: Path, at: Path, part: Path, status: os.stat_result) -> Lent:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import LimitSettings
+from daemon.config.sources import as_asked
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -46,6 +47,7 @@ def settle(
     log_file = str(attempt.folder / "log.txt")
     spec = find_spec(stage)
     resumable = bool(spec and spec.resumable)
+    result = _as_asked(result)
     if result.fault is not None and result.fault.code == FaultCode.UNEXPECTED and result.fault.path is None:
         result = result.model_copy(update={"fault": result.fault.model_copy(update={"path": log_file})})  # it says to read that log
     if crashed:
@@ -62,6 +64,13 @@ def settle(
         ended, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, counted=decision.counted, measured=measured
     )  # fmt: skip
     _say(ended, result, decision, log_file)
+
+
+def _as_asked(result: StageResult) -> StageResult:
+    """What a child says to do, by the names that whoever gave variants on the command line knows."""
+    fault = result.fault and result.fault.model_copy(update={"remedy": as_asked(result.fault.remedy)})
+    checks = tuple(one.model_copy(update={"remedy": as_asked(one.remedy)}) if one.remedy else one for one in result.checks)
+    return result.model_copy(update={"fault": fault, "checks": checks})
 
 
 def _has_written(attempt: AttemptRow) -> bool:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.base_models import Bases
+from daemon.checkpoints.base_models import Bases, config_of
 from daemon.checkpoints.pins import pins_of, rewritten
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
+from daemon.config.sources import as_asked
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.plan import spec_of
+from daemon.contract.jobs.plan import effective_variants, spec_of
+from daemon.contract.values import Json
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
@@ -42,6 +44,7 @@ from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
+from daemon.running.rules.suitable import unsuited, useless
 from daemon.running.starter import Starter, sized_by
 from daemon.running.waits import FOR_ROOM, Waits
 from daemon.system.rounds import Complaints
@@ -344,18 +347,36 @@ class Runner:
     def _start_job(self, job: JobRow) -> JobRow | None:
         """pending → running; None where it was superseded meanwhile.
 
-        A base that can't be found fails the first stage at once, and the report says so.
+        A base that can't be found fails the first stage at once, a model that variants can't be made of these, and the report says so.
         """
         folder, fault = self._bases.find(job.checkpoint)
         if not self.journal.jobs.start(job.id, folder):
             return None
         log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
-        first = next(iter(self.journal.stages.of(job.id).values()))
-        if fault and first.state == "waiting":
-            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, code=fault.code)
-            self.journal.stages.end(job.id, first.name, "failed", fault)
+        waiting = [stage.name for stage in self.journal.stages.of(job.id).values() if stage.state == "waiting"]
+        first = next(iter(self.journal.stages.of(job.id)))
+        if fault:
+            self._fail({first: fault} if first in waiting else {}, job)
+        else:
+            self._refuse(job, waiting, config_of(folder or job.pin))
         self.changed()
         return self.journal.jobs.get(job.id)
+
+    def _refuse(self, job: JobRow, waiting: Sequence[str], config: Json) -> None:
+        """Fail the waiting stages that can't be made of the model; where none of the variants can, there is nothing to do but report."""
+        export = job.work.export
+        refused = unsuited(map(spec_of, waiting), config, as_asked("export.variants"))
+        self._fail(refused, job)
+        if refused and refused.keys() >= {*effective_variants(export.variants, export.quantization)}:
+            for name in waiting:
+                if name != "report" and name not in refused:
+                    self.journal.stages.end(job.id, name, "skipped", useless(name))
+
+    def _fail(self, faults: Mapping[str, Fault], job: JobRow) -> None:
+        """Fail stages of a job before a child makes sense."""
+        for name, fault in faults.items():
+            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=name, code=fault.code)
+            self.journal.stages.end(job.id, name, "failed", fault)
 
     # Outcomes
 

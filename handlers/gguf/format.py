@@ -12,6 +12,10 @@ from handlers.gguf.options import GgufOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
 TOOLCHAIN = "gguf"
+TYPES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2"}
+)  # fmt: skip
+"""The model types that `handlers.gguf.file.architectures` writes."""
 DEFAULTS = "on the CPU with a cache in fp32 and without flash attention; llama.cpp's default cache is fp16, and other builds use a GPU"
 TEXTS = ("gguf.calibration_samples", "validation.prompts", "validation.data", "validation.samples")
 
@@ -22,7 +26,7 @@ def _variant(
 ) -> Variant:  # fmt: skip
     return Variant(
         f"gguf-{name}", f"handlers.gguf.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic=arithmetic, about=about,
-        needs=("pytorch", "calibration") if texts else ("pytorch",),
+        needs=("pytorch", "calibration") if texts else ("pytorch",), model_types=TYPES,
         memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1, disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
         settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
         limits=Limits("gguf", weights=True, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2),
@@ -58,7 +62,8 @@ FORMAT = Format(
         Variant(
             "gguf-adapter", "handlers.gguf.adapter.stage:run", 1, toolchain=TOOLCHAIN,
             about="only the adapter, as a GGUF file for llama.cpp and Ollama, to be put over the GGUF file of its base",
-            needs=("pytorch-adapter",), heavy=False, threads=1, memory_fixed=500 * MIB, disk_fixed=16 * MIB, disk_stored=0.2,
+            needs=("pytorch-adapter",), model_types=TYPES,
+            heavy=False, threads=1, memory_fixed=500 * MIB, disk_fixed=16 * MIB, disk_stored=0.2,
             limits=Limits("gguf-adapter", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=1.3),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25), traits=frozenset({"cache", "padding"}),
             usage=Path(__file__).parent / "adapter" / "usage.md", deploys="over its base", elsewhere=DEFAULTS,

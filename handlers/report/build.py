@@ -218,7 +218,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         published=published,
         reasons=check.reasons,
         remedy=check.remedy,
-        failed_stage=_failed_stage(check, facts) if check.verdict is not Verdict.PASSED else None,
+        failed_stage=failed[0] if (failed := verdicts.failed_stage(check, verdicts.stages_of(facts))) else None,
         folder=check.variant if published else None,
         files=stage.result.files if made and stage and stage.result else (),
         size_bytes=size,
@@ -233,17 +233,6 @@ def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
     """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
     found = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
     return [(name, fault) for name, fault in found if fault.code != FaultCode.SKIPPED] or found
-
-
-def _failed_stage(check: ArtifactCheck, facts: JobFacts) -> str | None:
-    """The stage that failed, so that the artifact was not made or not checked. One that was skipped for want of another is not it."""
-    stages = {stage.name: stage for stage in facts.stages}
-    made = verdicts.was_made(stages.get(check.variant))
-    checked = verdicts.checking_stage(check.variant, stages)
-    if made and (check.verdict is not Verdict.UNVERIFIED or checked is None or not verdicts.fault_of(checked)):
-        return None
-    found = verdicts.culprit(checked.name if made and checked else check.variant, stages)
-    return found[0] if found else None
 
 
 def _failures(

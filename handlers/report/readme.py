@@ -1,8 +1,9 @@
-"""`README.md` of an export: a model card that says what it is, what to deploy, and how each artifact is run.
+"""`README.md` of an export: a model card that says what it is, what to deploy, and how each artifact is run; and that of each artifact.
 
-Called by `handlers.report.stage`, and by the stage `pytorch-adapter` for the metadata of its folder. The template is readme.md. By the
-metadata hubs list a model: base, library, task, license, what the check measured. Nothing is claimed that is not known, and nothing names a
-folder of this box. The keys are those of the Hugging Face Hub's model cards, and a test reads each card by huggingface_hub.
+Called by `handlers.report.stage`, and by the stage `pytorch-adapter` for the metadata of its folder. The templates are readme.md and
+variant.md: a folder that is copied out of its export says what it is, and how it is run from where it lies. By the metadata hubs list a
+model: base, library, task, license, what the check measured. Nothing is claimed that is not known, and nothing names a folder of this box.
+The keys are those of the Hugging Face Hub's model cards, and a test reads each card by huggingface_hub.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 import yaml
 
+from daemon.contract.export_layout import README
 from daemon.contract.formats.declaration import Variant
-from daemon.contract.jobs.plan import find_variant
+from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.plan import check_of, find_variant
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import html
@@ -27,23 +30,43 @@ from handlers.report.usage import Usage
 
 _SENTENCES = "modules.json"
 """The file by which sentence-transformers knows its folders."""
+_VERDICTS = {
+    Verdict.PASSED: "It was run and compared with the model that was trained, and passed",
+    Verdict.UNVERIFIED: "It was not verified",
+    Verdict.FAILED: "It failed its check, and was published since the configuration asks for that",
+}
 _METRICS = (("agreement", "agreement with the live model"), ("kl", "KL divergence from the live model, nats"))
 
 
 def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
-    usage = Usage(report)
+    return _filled(
+        "readme.md", report, Usage(report),
+        title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=html.gaps(report),
+    )  # fmt: skip
+
+
+def of_artifacts(report: Report) -> dict[str, str]:
+    """Folder → README.md of each published artifact that brings none of its own."""
+    return {
+        artifact.folder: _of_artifact(report, artifact)
+        for artifact in report.published
+        if artifact.folder and all(file.path != README for file in artifact.files)
+    }
+
+
+def _of_artifact(report: Report, artifact: Artifact) -> str:
+    alone = report.model_copy(update={"artifacts": (artifact,)})
+    stages = {artifact.variant, check.name if (check := check_of(artifact.variant)) else ""}
+    warnings = [warning for warning in report.warnings if warning.source in stages]
+    usage = Usage(report, within=True)
+    return _filled("variant.md", alone, usage, artifact=artifact, verdict=_VERDICTS[artifact.verdict], warnings=warnings)
+
+
+def _filled(name: str, report: Report, usage: Usage, **told: object) -> str:
     made = html.environment().overlay()
     made.filters = made.filters | {"md": usage.prose, "usage": usage.text, "last": lambda path: PurePosixPath(path).name}
-    return made.get_template("readme.md").render(
-        report=report,
-        title=headline.title_line(report),
-        places=target_rows(report),
-        failures=html.roots(report),
-        gaps=html.gaps(report),
-        metadata=metadata(report),
-        based=_base_in_words(report),
-    )
+    return made.get_template(name).render(report=report, metadata=metadata(report), based=_base_in_words(report), **told)
 
 
 def front_matter(keys: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The report stage: `report.json`, `report.html` and `README.md` of an export, whether it went well or badly.
 
 Run by `python -m handlers` as the last stage of every job. It imports nothing heavy, reads nothing but the job file's
-facts and the machine's description, and writes three small files.
+facts and the machine's description, and writes three small files, and a README.md for the folder of each published artifact, beside whose
+files it is published.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from daemon.contract.export_layout import README
 from daemon.contract.jobs.figures import ReportFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -18,7 +20,7 @@ from handlers.report.model import Report
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Write the three files into the staging folder; give `status`, `verdict` and each artifact's verdict as figures.
+    """Write these files into the staging folder; give `status`, `verdict` and each artifact's verdict as figures.
 
     Raises Permanent when the job file holds no facts, OSError when the folder cannot be written.
     """
@@ -28,7 +30,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     (staging / "report.json").write_text(as_json(report), encoding="utf-8")
     reporter.progress(0.5, "drawing the page")
     (staging / "report.html").write_text(html.render(report), encoding="utf-8")
-    (staging / "README.md").write_text(readme.render(report), encoding="utf-8")
+    (staging / README).write_text(readme.render(report), encoding="utf-8")
+    for folder, text in readme.of_artifacts(report).items():
+        (staging / folder).mkdir()
+        (staging / folder / README).write_text(text, encoding="utf-8")
     return StageOutput(
         figures=ReportFigures(
             status=report.status,

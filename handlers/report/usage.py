@@ -1,7 +1,7 @@
 """How each artifact is installed and run, by the usage text of its format's declaration. Called by `headline` and `readme`.
 
-Code blocks run as they stand from the export's folder, and the tests run them. What comes from outside is escaped for Markdown, or written
-as a Python literal inside a block.
+Code blocks run as they stand from the export's folder, or from that of the artifact, and the tests run them. What comes from outside is
+escaped for Markdown, or written as a Python literal inside a block.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PATH = re.compile(r"""(?<![\w.:/~])~?/(?:[^\s/:;,'"`()\[\]<>|]+/)+[^\s/:;,'"`()
 
 
 class Usage:
-    """What a report says of how its artifacts are run."""
+    """What a report says of how its artifacts are run; `within`: from the artifact's own folder, instead of the export's."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, *, within: bool = False) -> None:
         task = TASKS.get(report.task or "") or TASKS["text-generation"]
-        self._versions = report.versions
+        self._versions, self._within = report.versions, within
         self._files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
         self._figures = {stage.name: stage.figures for stage in report.stages}
         self._places = local_paths(report)
@@ -55,7 +55,7 @@ class Usage:
         try:
             template = made.from_string(variant.usage.read_text(encoding="utf-8"))
             told = {"files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
-            return template.render(variant=name, about=about, **told, **self._facts).strip()
+            return template.render(variant=name, folder="." if self._within else name, about=about, **told, **self._facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {self.prose(f'{type(error).__name__}: {error}')}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
@@ -10,6 +11,12 @@ from daemon.contract.formats.stages import MIB
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
 TOOLCHAIN = "web"
+TYPES = frozenset(
+    name
+    for rows in tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8")).values() if isinstance(rows, list)
+    for row in rows for name in row["types"]
+)  # fmt: skip
+"""The model types that transformers.js loads for any task."""
 _ENGINE = "handlers.web.engine"
 _MEMORY = 1400 * MIB
 """A browser with its processes, and the check."""
@@ -27,7 +34,8 @@ FORMAT = Format(
         Variant(
             "web", "handlers.web.stage:plain", 1,
             about="the ONNX graph in fp32 as transformers.js loads it, with a page",
-            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.3, disk_fp32=1.1, libraries=("onnx", "tokenizers", "sentencepiece"),
+            needs=("onnx",), model_types=TYPES,
+            memory_fixed=400 * MIB, memory_fp32=0.3, disk_fp32=1.1, libraries=("onnx", "tokenizers", "sentencepiece"),
             limits=Limits("web", cache=1e-3, padding=1e-3, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=4.0),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="transformers.js",
@@ -36,7 +44,8 @@ FORMAT = Format(
         Variant(
             "web-int8", "handlers.web.stage:int8", 1,
             about="the ONNX graph with int8 weights as transformers.js loads it (dtype q8), with a page",
-            needs=("onnx-int8",), memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.6, libraries=("onnx", "tokenizers", "sentencepiece"),
+            needs=("onnx-int8",), model_types=TYPES,
+            memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.6, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int8", fallback="web",
             limits=Limits("web", cache=0.5, padding=0.5, noise_share=1.5, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
@@ -46,7 +55,8 @@ FORMAT = Format(
         Variant(
             "web-int4", "handlers.web.stage:int4", 1,
             about="the ONNX graph with 4-bit weights as transformers.js loads it (dtype q4), with a page",
-            needs=("onnx-int4",), memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.5, libraries=("onnx", "tokenizers", "sentencepiece"),
+            needs=("onnx-int4",), model_types=TYPES,
+            memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.5, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int4", fallback="web-int8",
             limits=Limits("web", cache=0.1, padding=0.1, noise_share=0.25, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),

@@ -28,7 +28,7 @@ KEY = "transformers.js_config"
 PAGE = Path(__file__).with_name("page")
 MERGED = "decoder_merged"
 ROLES = {"causal": ("model",), "encoder": ("model",), "seq2seq": ("encoder", MERGED)}
-_WITHOUT = {examples.NAME, examples.MARIAN, examples.CHAT, "README.md"}
+_WITHOUT = {examples.NAME, examples.MARIAN, examples.CHAT}
 _DATA = "DATA"
 """What stands in index.html where the facts of the folder belong."""
 

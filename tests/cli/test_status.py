@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from daemon.operating.monitoring.live import (
 from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked
 from daemon.watching.tracker import Incomplete
+from tests.cli.test_bad_input import ckptd
+from tests.runner.conftest import Toy
 
 FULL = LiveFile(
     pid=4711,
@@ -130,3 +133,37 @@ def test_the_live_file_tells_of_a_directory_that_comes_or_goes_at_once_and_how_l
     writer.write(value, watch)  # type: ignore[arg-type]
     with locked(tmp_path / "lock"):
         assert [one.seconds for one in snapshot(tmp_path).incomplete] == [60]
+
+
+def test_a_variant_that_failed_before_its_check_is_listed_with_its_stage_and_cause(
+    make_toy: Callable[..., Toy], pico_checkpoint: Path
+) -> None:
+    toy = make_toy(variants=("pytorch", "onnx-fp16", "onnx-int8", "onnx-int8-weight"))
+    toy.environment["TOY_BROKEN"] = "onnx"
+    checkpoint = toy.add(pico_checkpoint)
+    toy.start()
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    lost = ("onnx-fp16", "onnx-int8", "onnx-int8-weight")
+    assert job["state"] == "partial"
+    assert job["artifacts"] == {"pytorch": "passed", **dict.fromkeys(sorted(lost, key=list(job["artifacts"]).index), "failed")}
+    assert sorted((one["variant"], one["stage"], one["cause"]) for one in job["lost"]) == [
+        (name, "onnx", "this toy can't be made") for name in sorted(lost)
+    ]
+    said = f"{', '.join(one['variant'] for one in job['lost'])}: the stage onnx failed: this toy can't be made"
+    explained = ckptd(toy.folder, "explain", checkpoint, "--config", toy.config).stdout
+    for text in (ckptd(toy.folder, "status", "--config", toy.config).stdout, explained):
+        assert said in " ".join(text.split()) and text.count("this toy can't be made") <= 2
+    assert "pytorch:passed" in explained and "onnx-int8:failed" in explained
+
+
+def test_what_the_error_of_an_export_says_already_is_not_said_again(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:
+    toy = make_toy(variants=("pytorch", "onnx"))
+    toy.environment["TOY_BROKEN"] = "onnx"
+    toy.add(pico_checkpoint)
+    toy.start()
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    assert [(one["variant"], one["stage"]) for one in job["lost"]] == [("onnx", "onnx")]
+    text = ckptd(toy.folder, "status", "--config", toy.config).stdout
+    assert "pytorch:passed onnx:failed" in text and text.count("this toy can't be made") == 1

@@ -32,6 +32,13 @@ def test_each_architecture_says_what_transformers_says_with_a_cache_and_in_batch
     assert decoding.padding_error(engine, [prompt, prompt[:7]], [[5, 6, 7], [8, 9, 10]]) < limit
 
 
+def test_the_declaration_names_the_types_that_are_written() -> None:
+    from handlers.gguf.file.architectures import ARCHITECTURES
+    from handlers.gguf.format import TYPES
+
+    assert ARCHITECTURES.keys() == TYPES
+
+
 def test_a_cache_that_is_full_goes_on_in_a_wider_one(tmp_path: Path) -> None:
     model = kinds.make("Llama", tmp_path / "model", max_position_embeddings=1024)
     engine = forms.engine(forms.exact(model, tmp_path / "work"))

@@ -46,7 +46,7 @@ def test_a_file_has_the_models_chat_template_name_and_end(exported: Path, librar
     said = forms.keys(path)
     assert said["tokenizer.chat_template"] == models.CHAT_TEMPLATE
     assert said["general.name"] == "run step 4" and said["tokenizer.ggml.eos_token_id"] == 1
-    assert {one.name for one in path.parent.iterdir()} == {"model-Q4_K_M.gguf", "Modelfile"}
+    assert {one.name for one in path.parent.iterdir()} == {"model-Q4_K_M.gguf", "Modelfile", "README.md"}
     assert (path.parent / "Modelfile").read_text().startswith("FROM ./model-Q4_K_M.gguf\n")
 
 

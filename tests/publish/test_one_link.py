@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.export_layout import MANIFEST, README
 from daemon.contract.files import FileEntry, files_below, seal, sha256_file
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.publishing import lending, swap
@@ -35,6 +35,7 @@ class Job:
         self.all_staging, self.kept, self.pin = home / "out" / ".staging", home / "out" / ".kept", home / "pin"
         self.staging = self.all_staging / "job"
         self.merge, self.pytorch, self.onnx = self.staging / "merge.1", self.staging / "pytorch.1", self.kept / KEY / "files"
+        self.report = self.staging / "report.1"
 
     def make(self, fill: Callable[[Job], None] = lambda job: None) -> Job:
         """Lay it out. `fill` may put other files in its place before they are sealed."""
@@ -46,6 +47,8 @@ class Job:
             (folder / "config.json").write_text("config 1")
         for name in ("model.onnx", "model.onnx.data"):
             (self.onnx / name).write_text(f"{name} 1")
+        (self.report / "onnx").mkdir(parents=True)
+        (self.report / "onnx" / README).write_text("what it is")
         fill(self)
         result = StageResult(outcome=Outcome.SUCCEEDED, files=seal(self.onnx))
         (self.kept / KEY / "result.json").write_text(result.model_dump_json())
@@ -56,7 +59,7 @@ class Job:
 
     @property
     def outputs(self) -> dict[str, Path]:
-        return {"merge": self.merge, "pytorch": self.pytorch, "onnx": self.onnx}
+        return {"merge": self.merge, "pytorch": self.pytorch, "onnx": self.onnx, "report": self.report}
 
     def files(self, name: str) -> tuple[FileEntry, ...]:
         return tuple(FileEntry(**one) for one in json.loads((self.home / "files.json").read_bytes())[name])
@@ -66,7 +69,8 @@ class Job:
 
     def publish(self) -> None:
         """As `daemon.publishing.closing` does it."""
-        parts = [ExportPart(name, self.outputs[name], self.files(name)) for name in ("pytorch", "onnx")]
+        places = {"pytorch": "pytorch", "onnx": "onnx", "report": ""}
+        parts = [ExportPart(place, self.outputs[name], self.files(name)) for name, place in places.items()]
         assemble(parts, self.staging / "publish", {}, replaced=self.target)
         self.target.parent.mkdir(exist_ok=True)
         lend_staged(self.staging, self.target, (self.kept, self.pin))
@@ -84,8 +88,8 @@ def several_links(folder: Path) -> list[str]:
     return sorted(path.name for path in [*odd, *(path for path in files_below(folder) if path.stat().st_nlink != 1)])
 
 
-WHOLE = {"merge": True, "pytorch": True, "onnx": True}
-PUBLISHED = [MANIFEST, "onnx/model.onnx", "onnx/model.onnx.data", "pytorch/config.json", "pytorch/model.safetensors"]
+WHOLE = {"merge": True, "pytorch": True, "onnx": True, "report": True}
+PUBLISHED = [MANIFEST, "onnx/README.md", "onnx/model.onnx", "onnx/model.onnx.data", "pytorch/config.json", "pytorch/model.safetensors"]
 
 
 def published(job: Job) -> list[str]:
@@ -243,6 +247,7 @@ def test_exports_and_kept_outputs_of_the_former_version_are_parted_and_stay_of_u
 
 
 BEGINNING = [
+    "publish.part",
     "publish.part",
     "publish.part",
     "publish.assembled",

@@ -41,6 +41,8 @@ def test_a_full_fine_tune_that_is_passed_through_has_no_file_of_the_trainers(pic
     trainers = {path.stat().st_ino for path in files_below(checkpoint)}
     published = export(checkpoint, tmp_path, "pytorch")
     assert several_links(published) == []
+    listed = {one["path"] for one in json.loads((published / "MANIFEST.json").read_bytes())["files"]}
+    assert {"README.md", "pytorch/README.md"} <= listed and "from_pretrained(folder" in (published / "pytorch" / "README.md").read_text()
     assert not trainers & {path.stat().st_ino for path in files_below(published)}
     assert {path.stat().st_nlink for path in files_below(checkpoint)} == {1}, "the pin is gone"
     with safe_open(published / "pytorch" / "model.safetensors", "np") as opened:

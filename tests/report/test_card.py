@@ -54,6 +54,18 @@ def exported(*variants: str, task: str | None = "text-generation", extra: str = 
 ALL = ("pytorch", "onnx", "onnx-int8")
 
 
+def test_the_readme_of_each_folder_is_a_card_of_that_artifact_alone(tmp_path: Path) -> None:
+    found = readme.of_artifacts(report_of(exported(*ALL), tmp_path))
+    libraries = dict(zip(ALL, ("transformers", "onnx", "onnx"), strict=True))
+    for variant, text in found.items():
+        (tmp_path / "README.md").write_text(text, encoding="utf-8")
+        data = ModelCard.load(tmp_path / "README.md").data
+        assert (data.library_name, data.pipeline_tag, data.base_model) == (libraries[variant], "text-generation", "Qwen/Qwen3-0.6B")
+        assert {one.metric_name.partition(":")[0] for one in data.eval_results} == {variant}
+        assert not LOCAL.search(text)
+    assert list(found) == list(ALL)
+
+
 @pytest.mark.parametrize(
     ("job", "expected"),
     [

@@ -161,6 +161,52 @@ def test_the_onnx_example_hands_on_cache_positions_and_mask_and_stops_at_the_end
         assert run_code(code, tmp_path) == f"{expected}\n"
 
 
+def test_the_example_in_a_folders_own_readme_runs_from_that_folder_alone_whatever_its_name_is(tmp_path: Path) -> None:
+    folder = tmp_path / "deployed here"
+    folder.mkdir()
+    make_counting_graph(folder)
+    place("text-generation", folder)
+    tokenizer = models.make_tokenizer().backend_tokenizer
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}")
+    text = of_artifacts(plain_job(), tmp_path / "work")["onnx"]
+    (code,) = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    begin = tokenizer.encode(usage.PROMPT).ids
+    assert run_code(code, folder) == tokenizer.decode(begin + list(range(len(begin), len(begin) + 32))) + "\n"
+
+
+def of_artifacts(job: JobFacts, folder: Path) -> dict[str, str]:
+    return readme.of_artifacts(build(facts.context(job, folder), END))
+
+
+def test_a_folders_own_readme_says_what_it_is_and_how_good(tmp_path: Path) -> None:
+    found = of_artifacts(facts.succeeded(), tmp_path)
+    assert list(found) == ["pytorch", "onnx", "onnx-int8"]
+    text = found["onnx-int8"]
+    assert "# onnx-int8, code-lora, step 60" in text and "and passed." in text
+    assert "| Base | Qwen/Qwen3-0.6B |" in text and "| Checkpoint | checkpoint-60 (LORA) |" in text
+    assert "| Agreement with the live model | 96.2 % |" in text and "| Speed relative to PyTorch | 4.8 × |" in text
+    assert "onnx-int8/" not in text, "it may have another name where it lies"
+
+
+def test_a_folders_own_readme_says_that_nothing_verified_it(tmp_path: Path) -> None:
+    job = facts.unverified()
+    for text in of_artifacts(job, tmp_path).values():
+        assert "It was not verified: " in text and "passed" not in text
+
+
+def test_what_is_not_published_gets_no_readme_and_a_format_keeps_its_own(tmp_path: Path) -> None:
+    assert list(of_artifacts(facts.rejected_int8(), tmp_path / "1")) == ["pytorch", "onnx"]
+    job = plain_job()
+    own = FileEntry(path="README.md", size=1, sha256="0" * 64)
+    stages = (
+        stage.model_copy(update={"result": stage.result.model_copy(update={"files": (*stage.result.files, own)})})
+        if stage.name == "onnx" and stage.result else stage
+        for stage in job.stages
+    )  # fmt: skip
+    assert list(of_artifacts(job.model_copy(update={"stages": tuple(stages)}), tmp_path / "2")) == ["pytorch", "onnx-int8"]
+
+
 def plain_job() -> JobFacts:
     """Every artifact passed, and validation gave no sample."""
     return facts.made_all(*(facts.check(name, sample=None) for name in ("pytorch", "onnx", "onnx-int8")))

@@ -36,13 +36,16 @@ def run_stage(job: JobFacts | None, folder: Path) -> tuple[StageResult, Path]:
         (facts.withheld, "failed", ("unverified", "unverified", "unverified")),
     ],
 )
-def test_every_export_gets_its_three_files_however_it_ended(case: Any, status: str, verdicts: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_export_gets_its_three_files_however_it_ended_and_each_published_folder_its_readme(
+    case: Any, status: str, verdicts: tuple[str, ...], tmp_path: Path
+) -> None:
     result, staging = run_stage(case(), tmp_path)
     assert result.outcome is Outcome.SUCCEEDED
-    assert sorted(path.name for path in staging.iterdir()) == ["README.md", "report.html", "report.json"]
+    report = json.loads((staging / "report.json").read_text(encoding="utf-8"))
+    folders = [f"{one['folder']}/README.md" for one in report["artifacts"] if one["published"]]
+    assert sorted(file.path for file in result.files) == sorted(["README.md", "report.html", "report.json", *folders])
     assert result.figures["status"] == status
     assert result.figures["artifacts"] == dict(zip(("pytorch", "onnx", "onnx-int8"), verdicts, strict=True))
-    report = json.loads((staging / "report.json").read_text(encoding="utf-8"))
     assert report["status"] == status
     jsonschema.validate(report, json.loads(schema.TARGET.read_text(encoding="utf-8")))
     for name in ("report.html", "README.md"):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from daemon.journal.overview import TargetState
+    from daemon.operating.monitoring.artifacts import LostArtifact
     from daemon.operating.monitoring.live import RootState
     from daemon.operating.monitoring.status import JobStatus, Snapshot, StageStatus
 
@@ -322,10 +323,30 @@ def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
         texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []
+        texts += [(text, "yellow") for text in told_of(_unsaid(job))]
         texts += [(text, "yellow") for text in job.warnings]
         for text, style in texts:
             found.setdefault(printable(text), ([], style))[0].append(job.id)
     return found
+
+
+def _unsaid(job: JobStatus) -> list[LostArtifact]:
+    """The lost variants of which the error of the job does not say all that there is to say."""
+    errors = {stage.name: stage.error for stage in job.stages}
+    return [
+        one for one in job.lost if errors.get(one.stage) != job.error or not (job.state == "failed" or one.variant == one.stage)
+    ]  # fmt: skip
+
+
+def told_of(lost: Iterable[LostArtifact]) -> list[str]:
+    """A line for each stage that failed: the variants that it took, and its cause."""
+    taken: dict[tuple[str, str], list[str]] = {}
+    for one in lost:
+        taken.setdefault((one.stage, one.cause), []).append(one.variant)
+    return [
+        f"{', '.join(names)}: {'its stage' if names == [stage] else f'the stage {stage}'} failed: {cause}"
+        for (stage, cause), names in taken.items()
+    ]  # fmt: skip
 
 
 def pace(stage: StageStatus) -> str | None:

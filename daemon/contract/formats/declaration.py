@@ -90,10 +90,11 @@ class Variant(StageSpec):
     """The next less quantized variant, to take where this one is not exact enough."""
     traits: frozenset[Trait] = frozenset()
     usage: Path | None = None
-    """A Jinja template in Markdown: who runs it and how, for the export's README; its first `shell` block (what to install) and its first
-    `sh` or `python` block (how to run it) for the report. It knows `variant`, `about`, `prompt`, `auto` (the transformers class),
-    `generates`, `pairs` and `figures` (its stage's, by name), the filters `md`, `literal` and `word`, and `install("torch", …)`, a block
-    that installs distributions in the versions that the check ran with; code blocks run from the export's folder."""
+    """A Jinja template in Markdown: who runs it and how, for the export's README and that of its folder; its first `shell` block (what to
+    install) and its first `sh` or `python` block (how to run it) for the report. It knows `variant`, `folder` (the path of its folder:
+    from the export's, or `.`), `about`, `prompt`, `auto` (the transformers class), `generates`, `pairs` and `figures` (its stage's, by
+    name), the filters `md`, `literal` and `word`, and `install("torch", …)`, a block that installs distributions in the versions that the
+    check ran with; code blocks run from the export's folder, or from its own."""
     library: str = ""
     """The library that loads it, as model hubs name it (`library_name` of a model card); "" where hubs know none."""
     elsewhere: str = ""

@@ -80,6 +80,9 @@ class StageSpec:
     """(key, value, toolchain): what it uses besides, where a key of its settings has that value. Without it the stage does what it can."""
     programs: tuple[str, ...] = ()
     """Programs of the box, of which it takes the first that is there; $NAME is the one that this environment variable names."""
+    model_types: frozenset[str] = frozenset()
+    """Values of `model_type` in config.json that it can be made of, so that a job refuses others before anything is loaded; empty where any
+    will do, or config.json alone does not tell."""
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""

@@ -176,6 +176,18 @@ def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts
     return next((stage for stage in chain if stage and fault_of(stage)), chain[-1])
 
 
+def failed_stage(check: ArtifactCheck, stages: Mapping[str, StageFacts]) -> tuple[str, Fault] | None:
+    """The stage that failed, so that the artifact was not made or not checked, with its fault; None where none did. One that was skipped
+    for want of another is not it."""
+    if check.verdict is Verdict.PASSED:
+        return None
+    made = was_made(stages.get(check.variant))
+    checked = checking_stage(check.variant, stages)
+    if made and (check.verdict is not Verdict.UNVERIFIED or checked is None or not fault_of(checked)):
+        return None
+    return culprit(checked.name if made and checked else check.variant, stages)
+
+
 def _checker(variant: str) -> str:
     """Name of the stage that checks a variant, or that did while there was one of that name."""
     spec = check_of(variant)

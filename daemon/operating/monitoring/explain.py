@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,8 @@ from daemon.contract.errors import CkptdError, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.journal.database import reading
-from daemon.journal.overview import seen_as
+from daemon.journal.overview import job_of_id, seen_as
+from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.watching.intake import digest_of_fingerprint
 from daemon.watching.observers import innermost_first
@@ -61,6 +63,10 @@ class Remembered:
     job_state: str | None
     current: bool
     """Whether the directory has not changed since then."""
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    """Variant → verdict, of the job."""
+    lost: tuple[LostArtifact, ...] = ()
+    """The variants that the job did not make or did not check, each with the stage that failed."""
 
 
 @dataclass(frozen=True)
@@ -286,9 +292,11 @@ def _remembered(settings: Settings, path: Path) -> Remembered | None:
         try:
             with reading(StatePaths(folder).journal) as connection:
                 row = seen_as(connection, str(path))
+                view = job_of_id(connection, row.job) if row is not None and row.job else None
         except (FileNotFoundError, sqlite3.OperationalError):
             continue  # no journal there, or one that can't be read now
         if row is not None:
             current = os.access(path, os.R_OK | os.X_OK) and row.fingerprint == digest_of_fingerprint(fingerprint(path))
-            return Remembered(by, row.verdict, row.at, row.job, row.job_state, current)
+            variants = became(view) if view is not None else Became()
+            return Remembered(by, row.verdict, row.at, row.job, row.job_state, current, variants.verdicts, variants.lost)
     return None

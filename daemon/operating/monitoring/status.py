@@ -38,6 +38,7 @@ from daemon.journal.rows import ENDED_JOB, AttemptRow, JobRow, StageRow
 from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
+from daemon.operating.monitoring.artifacts import LostArtifact, became
 from daemon.operating.monitoring.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
 from daemon.publishing.closing import target_of
@@ -145,7 +146,7 @@ class JobStatus:
     paused: bool
     warnings: tuple[str, ...]
     artifacts: Mapping[str, str]
-    """Variant → verdict."""
+    """Variant → verdict; if the export has not ended, of the variants that are checked already."""
     stages: tuple[StageStatus, ...]
     """The stages, in the order of the plan."""
     activity: str = ""
@@ -161,6 +162,8 @@ class JobStatus:
     """Whether an export that did not succeed has no folder of its checkpoint any more, so that it can't be tried again."""
     foreground: bool = False
     """Whether `ckptd export` makes it, and not the daemon."""
+    lost: tuple[LostArtifact, ...] = ()
+    """The variants of an export that has ended which were not made or not checked, each with the stage that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +434,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     progress, metadata = scene.live.progress.get(job.id, {}), checkpoint.metadata
     earlier = Earlier() if job.state in ENDED_JOB else scene.earlier(job)
     checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
+    variants = became(view)
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
@@ -462,7 +466,8 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         paused=job.paused,
         first=job.first,
         warnings=job.warnings,
-        artifacts={check.variant: str(check.verdict) for check in checks},
+        artifacts=variants.verdicts,
+        lost=variants.lost,
         stages=stages,
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),

@@ -11,6 +11,13 @@ from handlers.onnx.options import OnnxOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "cache", "padding", "dynamic axes", "tokenizer"})
 LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai")
+TYPES = frozenset(
+    {
+        "ernie4_5", "gemma", "gemma2", "granite", "internlm3", "iquestcoder", "llama", "mistral", "nemotron", "phi", "phi3", "qwen2",
+        "qwen3",
+    }
+)  # fmt: skip
+"""The model types of the architectures in `handlers.onnx.genai.source`."""
 
 FORMAT = Format(
     name="onnx-genai",
@@ -24,7 +31,8 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,
             about="a folder that onnxruntime-genai runs, fp32",
-            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
+            needs=("merge",), model_types=TYPES,
+            memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
@@ -33,7 +41,8 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
             about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
-            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
+            needs=("merge",), model_types=TYPES,
+            memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
             limits=Limits("onnx-genai", cache=0.05, padding=0.05, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
@@ -43,7 +52,8 @@ FORMAT = Format(
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 3, arithmetic="blocks",
             about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, and activations in fp32 or int8",
-            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
+            needs=("merge",), model_types=TYPES,
+            memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",
                 "validation.data", "validation.samples",

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from daemon.contract.errors import Permanent
+from daemon.contract.export_layout import README
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Frozen, Json
 
@@ -90,7 +91,7 @@ def read(folder: Path) -> GraphSet:
 
 
 def copy_beside(folder: Path, target: Path, graphs: GraphSet, without: Collection[str] = ()) -> None:
-    """Copy all of such a folder but its graphs, their description, and the names in `without`."""
+    """Copy all of such a folder but its graphs, their description, a published one's README, and the names in `without`."""
     for path in sorted(folder.iterdir()):
-        if path.name not in (*graphs.files, FILE, *without):
+        if path.name not in (*graphs.files, FILE, README, *without):
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target / path.name)

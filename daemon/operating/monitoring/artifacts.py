@@ -1,0 +1,47 @@
+"""What became of each variant that an export was asked for, by the journal: for `ckptd status`, `list`, `show` and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
+from daemon.journal.journal import facts_from
+from daemon.journal.overview import JobView
+
+JUDGED = ("succeeded", "partial", "failed")
+"""States of a job in which each variant has its verdict."""
+
+
+@dataclass(frozen=True)
+class LostArtifact:
+    """A variant that was not made or not checked because a stage failed."""
+
+    variant: str
+    """Its name, for example `onnx-int8`."""
+    stage: str
+    """The stage that failed."""
+    cause: str
+    """Why it failed, as a clause in one line."""
+
+
+@dataclass(frozen=True)
+class Became:
+    """The variants of an export."""
+
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    """Variant → verdict; of an export that has not ended, of those that were checked."""
+    lost: tuple[LostArtifact, ...] = ()
+
+
+def became(view: JobView) -> Became:
+    """What became of the variants of a job."""
+    if view.job.state not in JUDGED:
+        given = (check for stage in view.stages if stage.result for check in stage.result.checks)
+        return Became({check.variant: str(check.verdict) for check in given})
+    facts = facts_from(view.job, view.stages)
+    stages, lost = stages_of(facts), list[LostArtifact]()
+    for check in (checks := judge(facts)):
+        if failed := failed_stage(check, stages):
+            lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split())))
+    return Became({check.variant: str(check.verdict) for check in checks}, tuple(lost))

@@ -1,0 +1,102 @@
+"""A variant that can't be made of a model is refused when the export begins, by config.json alone, in the words of whoever asked for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemon.config import sources
+from daemon.config.sources import as_asked
+from daemon.contract.formats.catalog import catalog
+from daemon.journal.rows import StageRow
+from tests.cli.test_bad_input import ckptd
+from tests.runner.desk import Desk
+
+LISTS = {name: one.model_types for name, one in catalog().variants.items() if one.model_types}
+
+
+def begun(desk: Desk, config: object, variants: tuple[str, ...]) -> dict[str, StageRow]:
+    """The stages of a job after the round in which it began."""
+    job = desk.add("run", 1, variants=variants)
+    (desk.runner.paths.pins / job / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    desk.tick()
+    return desk.journal.stages.of(job)
+
+
+def test_it_fails_before_the_merge_and_takes_no_other_variant_with_it(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk()
+    stages = begun(desk, {"model_type": "bert"}, ("pytorch", "gguf-q8_0", "onnx-genai-int4"))
+    for name in ("gguf-q8_0", "onnx-genai-int4"):
+        fault = stages[name].fault
+        assert stages[name].state == "failed" and stages[name].attempts == 0 and fault is not None
+        assert fault.code == "form-not-possible" and "llama" in fault.cause and "of the type 'bert'" in fault.cause
+        assert fault.remedy == f"leave {name} out of export.variants"
+    assert desk.started == ["run-1 merge"]
+    assert stages["pytorch"].state == "waiting"
+
+
+def test_where_nothing_can_be_made_nothing_is_merged_and_the_report_says_why(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk()
+    stages = begun(desk, {"model_type": "bert"}, ("gguf-q4_k_m", "gguf-q8_0"))
+    assert desk.started == ["run-1 report"]
+    assert {row.state for name, row in stages.items() if not name.startswith("gguf-") and name != "report"} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+        {},
+        {"model_type": ["bert"]},
+        "[",
+        "[]",
+    ],
+)  # fmt: skip
+def test_what_can_be_made_or_does_not_say_is_not_refused(make_desk: Callable[..., Desk], config: object) -> None:
+    stages = begun(make_desk(), config, ("gguf-q8_0",))
+    assert stages["gguf-q8_0"].state == "waiting"
+
+
+def test_the_sentence_names_the_option_that_was_used(tmp_path: Path, pico_base: Path) -> None:
+    checkpoint = shutil.copytree(pico_base, tmp_path / "run" / "checkpoint-4")
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
+    command = ("export", checkpoint, "--output", tmp_path / "out")
+    typed = ckptd(tmp_path, *command, "--to", "gguf-q8_0")
+    assert typed.returncode == 1 and "leave gguf-q8_0 out of --to." in " ".join(typed.stderr.split()), typed.stderr
+    assert "export.variants" not in typed.stdout + typed.stderr and "merge: running" not in typed.stderr
+    configured = ckptd(tmp_path, *command, "--force", CKPTD_EXPORT__VARIANTS="gguf-q8_0")
+    assert "leave gguf-q8_0 out of export.variants." in " ".join(configured.stderr.split()), configured.stderr
+
+
+def test_what_a_stage_says_to_do_names_the_option_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "leave web out of export.variants"
+    assert as_asked(told) == told
+    monkeypatch.setitem(sources.named_by, "export.variants", "--to")
+    assert as_asked(told) == "leave web out of --to"
+    assert as_asked("use gguf-q8_0 instead of gguf-f16 in export.variants") == "use gguf-q8_0 instead of gguf-f16 in --to"
+    monkeypatch.setitem(sources.named_by, "export.variants", "--deploy")
+    assert as_asked(told) == "leave web out: name the variants that you want by --to instead of --deploy"
+
+
+def test_the_types_are_those_of_the_architectures_that_the_stages_take() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    from handlers.onnx.genai.source import SUPPORTED
+    from handlers.tensorrt.llm.mapping import ARCHITECTURES
+    from handlers.web.known import table
+
+    def types(architectures: object) -> set[str]:
+        return {kind for kind, name in CLASSES.items() if name in architectures}  # type: ignore[operator]
+
+    assert LISTS["onnx-genai-fp32"] == LISTS["onnx-genai-fp16"] == LISTS["onnx-genai-int4"] == types(SUPPORTED)
+    assert LISTS["tensorrt-llm"] == types(ARCHITECTURES)
+    assert {"bert", "qwen3", "t5"} <= LISTS["web"] == {
+        name for rows in table().values() if isinstance(rows, list) for row in rows for name in row["types"]
+    }  # fmt: skip
