@@ -64,9 +64,10 @@ def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int
     for name in ("scratch", "answer"):
         (folder / name).mkdir(parents=True)
     program = (
-        "import sys; from pathlib import Path; from handlers.toolchains.use import run_module;"
+        "import sys; from pathlib import Path; from handlers.onnx.tracing.optimum import Exported;"
+        "from handlers.toolchains.use import run_module;"
         "run_module(Path(sys.argv[1]), 'handlers.toolchains.optimum_export', dict(source=sys.argv[2], target=sys.argv[3],"
-        " scratch=sys.argv[4], task='text-generation', opset=18), Path(sys.argv[5]))"
+        " scratch=sys.argv[4], task='text-generation', opset=18), Path(sys.argv[5]), Exported)"
     )
     target = folder / "onnx"
     arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer")]
