@@ -140,8 +140,9 @@ def test_the_readmes_question_is_answered_as_transformers_answers_it(folders: di
     environment = jinja2.Environment(trim_blocks=True)
     environment.filters.update(md=usage.escape, literal=usage.literal)
     words = environment.from_string((Path(stage.__file__).with_name("usage.md")).read_text())
+    name = made.folder.name
     text = words.render(
-        variant=made.folder.name, about="", prompt=usage.PROMPT, chat=True, question=usage.QUESTION, install=lambda *names: ""
+        variant=name, folder=name, about="", prompt=usage.PROMPT, chat=True, question=usage.QUESTION, install=lambda *names: ""
     )
     code = text.split("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=made.folder.parent, capture_output=True, text=True, check=False)

@@ -64,7 +64,7 @@ def test_weights_of_the_whole_range_are_wrong_just_where_sums_end_at_16_bits(
     run_as: RunAs, tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: these kernels really run, and nothing but the room that the weights leave makes them right."""
-    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda block: np.zeros(block.shape[1], np.float32))
     model, calls = graphs.dynamic(graphs.hostile_weights()), graphs.activations()
     assert examine([model]).fault is not None
     graphs.store(model, tmp_path / "whole", "dynamic", calls)

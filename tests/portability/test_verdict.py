@@ -26,7 +26,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from handlers.onnx.quantize import int8_rewriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+        patch.setattr(int8_rewriter, "_largest_pairs", lambda block: np.zeros(block.shape[1], np.float32))
         graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "whole", "model", [])
     return tmp_path / "whole"
 

@@ -53,6 +53,7 @@ def test_only_language_models_are_said_to_be_for_vllm_and_that_it_was_not_run() 
         template = environment.from_string(usage.read_text())
         values = {
             "variant": variant,
+            "folder": variant,
             "prompt": "text",
             "auto": "Auto",
             "pairs": False,

@@ -14,6 +14,7 @@ import pytest
 
 from daemon.config.paths import prepare
 from daemon.config.settings import Settings
+from daemon.contract.export_layout import README
 from daemon.contract.files import sha256_file
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
@@ -73,8 +74,8 @@ class Toy(Service):
 
 
 def artifacts(target: Path) -> dict[str, str]:
-    """File → digest of what an export publishes, reports left out since they tell times."""
-    files = sorted(path for path in target.rglob("*") if path.is_file() and path.parent != target)
+    """File → digest of what an export publishes, reports and the folders' READMEs left out since they tell times."""
+    files = sorted(path for path in target.rglob("*") if path.is_file() and path.parent != target and path.name != README)
     return {path.relative_to(target).as_posix(): sha256_file(path) for path in files}
 
 

@@ -56,33 +56,34 @@ class Steps:
         self.shared = bool(past) and shares_cache()
         # (batch, key-value heads, tokens, head dimension): room for all tokens where past and present share it, else empty at first.
         room = longest if self.shared else 0
-        arrays = {one.name: np.zeros((1, one.shape[1], room, one.shape[3]), DTYPES[one.type]) for one in past}
-        self.past = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+        self.past = {one.name: np.zeros((1, one.shape[1], room, one.shape[3]), DTYPES[one.type]) for one in past}
 
     def logits(self, new: list[int], total: int) -> np.ndarray:
-        """Of all tokens, `total` in number, the last of which are new."""
-        feeds = {
+        """Of the new tokens, which are the last of `total`."""
+        feeds: dict[str, Any] = {
             "input_ids": np.array([new], np.int64),
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(total - len(new), total, dtype=np.int64)[None],
         }
+        feeds = {name: value.astype(DTYPES[self.inputs[name].type]) for name, value in feeds.items() if name in self.inputs}
+        if self.shared:
+            return self._in_place(feeds)
+        result = dict(zip(self.outputs, self.graph.run(self.outputs, {**feeds, **self.past}), strict=True))
+        self.past = {name: result[name.replace("past_key_values", "present", 1)] for name in self.past}
+        logits: np.ndarray = result["logits"]
+        return logits
+
+    def _in_place(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
         binding = self.graph.io_binding()
         for name, value in feeds.items():
-            if name in self.inputs:
-                binding.bind_cpu_input(name, value.astype(DTYPES[self.inputs[name].type]))
+            binding.bind_cpu_input(name, value)
         for name, cache in self.past.items():
-            binding.bind_ortvalue_input(name, cache)
-        for name in self.outputs:
-            past = name.replace("present.", "past_key_values.", 1)
-            if self.shared and past in self.past:
-                binding.bind_ortvalue_output(name, self.past[past])
-            else:
-                binding.bind_output(name, "cpu")
+            where = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+            binding.bind_input(name, *where)
+            binding.bind_output(name.replace("past_key_values", "present", 1), *where)
+        binding.bind_output("logits", "cpu")
         self.graph.run_with_iobinding(binding)
-        found = dict(zip(self.outputs, binding.get_outputs(), strict=True))
-        if not self.shared:
-            self.past = {name: found[name.replace("past_key_values.", "present.", 1)] for name in self.past}
-        return np.array(found["logits"].numpy())
+        return np.array(binding.get_outputs()[-1].numpy())
 
 
 def generate(graph: Any, tokens: list[int], count: int) -> list[int]:
