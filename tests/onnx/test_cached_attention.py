@@ -18,8 +18,10 @@ from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.graphs.graphset import read
 from handlers.onnx.graphs.sessions import check_form, open_session
+from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import Maker
+from handlers.onnx.optimize.timing import Race
 from handlers.onnx.quantize import fp16, int8
 from handlers.web import layout
 from tests.onnx.conftest import Exported, make_context, silent
@@ -29,6 +31,20 @@ DECODERS = [name for name, (_, kind, _) in MODELS.items() if kind.endswith(("For
 NOT_FUSED = {"GPT-OSS"}
 """Decoders whose attention the operator does not compute as they do, or is not known: sinks beside the tokens."""
 QUICK = ("Qwen3", "GPT-2", "Gemma 2")
+
+
+@pytest.fixture(autouse=True)
+def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a machine is just now decides nothing here."""
+    monkeypatch.setattr(acceptance, "race", lambda before, after: Race(1.0, 1.0, "equal"))
+
+
+@pytest.mark.parametrize(("after", "marked"), [(1.05, True), (1.2, False)])
+def test_it_may_be_a_little_slower_on_a_short_past(
+    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch, after: float, marked: bool
+) -> None:
+    monkeypatch.setattr(acceptance, "race", lambda *_: Race(1.0, after, "slower"))
+    assert bool(read(export(trained, optimize="auto").folder).extra) == marked
 
 
 def operators(model: ir.Model) -> list[str]:
