@@ -16,6 +16,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.attention import marks
 from handlers.onnx.folder import examples, opening, tokenizers
 from handlers.onnx.graphs import graphset
 from handlers.openvino import compression, conversion, library, tokenizer
@@ -52,7 +53,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
             raise _not_possible(context, _told(error)) from error
         made.append(_saved(model, graph, staging, stateful=stateful))
         del model
-    known.model_copy(update={"graphs": tuple(made), "opset": 0}).write(staging)
+    known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.unmarked(known.extra)}).write(staging)
     reporter.progress(0.7, "copying configuration and tokenizer")
     graphset.copy_beside(source, staging, known, {examples.NAME})
     if not stateful:

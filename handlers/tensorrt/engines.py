@@ -14,6 +14,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.attention import marks
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graphset import Graph
 from handlers.tensorrt.box import build, session
@@ -54,7 +55,7 @@ def _engines(context: StageContext, reporter: Reporter, name: str, capabilities:
     for one in known.graphs:
         _check_ports(context, one, made[one.role])
     graphs = tuple(one.model_copy(update={"file": _file(one), "data": (), "nodes": made[one.role].layers}) for one in known.graphs)
-    known.model_copy(update={"graphs": graphs, "opset": 0}).write(staging)
+    known.model_copy(update={"graphs": graphs, "opset": 0, "extra": marks.unmarked(known.extra)}).write(staging)
     reporter.progress(0.9, "copying configuration and tokenizer")
     _copy_beside(source, staging, known)
     figures: dict[str, Any] = {

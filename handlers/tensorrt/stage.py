@@ -19,6 +19,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
+from handlers.onnx.attention import marks
 from handlers.onnx.folder import examples as onnx_examples
 from handlers.onnx.folder import opening
 from handlers.onnx.graphs import graphset
@@ -111,7 +112,8 @@ def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[Grap
             opset.checked(staging / one.file)
         else:
             shutil.copyfile(source / one.file, staging / one.file)
-    made = known.model_copy(update={"graphs": graphs, "opset": options.newest_opset if before else known.opset})
+    changed = {"graphs": graphs, "opset": options.newest_opset if before else known.opset, "extra": marks.unmarked(known.extra)}
+    made = known.model_copy(update=changed)
     made.write(staging)
     graphset.copy_beside(source, staging, known, {onnx_examples.NAME})
     if before:

@@ -80,8 +80,8 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
     chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    extra = marks.with_roles(marks.with_roles(graphs.extra, marks.SHARED, ()), marks.PROVED, ())
-    graphs.model_copy(update={"graphs": tuple(one.graph for one in made), "extra": extra}).write(staging)
+    changed = {"graphs": tuple(one.graph for one in made), "extra": marks.unmarked(graphs.extra)}
+    graphs.model_copy(update=changed).write(staging)
     _place_page(staging, graphs, form)
     figures = {
         "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(one.chunks for one in made),

@@ -28,6 +28,11 @@ def with_roles(extra: Json, key: str, names: Iterable[str]) -> Json:
     return {**rest, key: found} if found else rest
 
 
+def unmarked(extra: Json) -> Json:
+    """The same without both, for graphs of another runtime."""
+    return {name: value for name, value in extra.items() if name not in (PROVED, SHARED)}
+
+
 def sharing(models: Mapping[str, ir.Model]) -> list[str]:
     """Of graphs by role, the roles of those that can be run with one buffer for past and present."""
     return [role for role, model in models.items() if shares_buffers(model)]
