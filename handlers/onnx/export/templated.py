@@ -89,7 +89,7 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
             if known := store.refused(key):
                 raise NotTriedError(f"{known} (found out before)")
             template = store.get(key)
-            return _build(_Task(strategy, family, context, reporter, weights, key), template)
+            return replace(_build(_Task(strategy, family, context, reporter, weights, key), template), undivided=undivided)
         except (CkptdError, Interrupted, MemoryError):
             raise
         except OSError as error:
