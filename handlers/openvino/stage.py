@@ -53,7 +53,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
             raise _not_possible(context, _told(error)) from error
         made.append(_saved(model, graph, staging, stateful=stateful))
         del model
-    known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.unmarked(known.extra)}).write(staging)
+    known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
     reporter.progress(0.7, "copying configuration and tokenizer")
     graphset.copy_beside(source, staging, known, {examples.NAME})
     if not stateful:

@@ -55,7 +55,7 @@ def _engines(context: StageContext, reporter: Reporter, name: str, capabilities:
     for one in known.graphs:
         _check_ports(context, one, made[one.role])
     graphs = tuple(one.model_copy(update={"file": _file(one), "data": (), "nodes": made[one.role].layers}) for one in known.graphs)
-    known.model_copy(update={"graphs": graphs, "opset": 0, "extra": marks.unmarked(known.extra)}).write(staging)
+    known.model_copy(update={"graphs": graphs, "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
     reporter.progress(0.9, "copying configuration and tokenizer")
     _copy_beside(source, staging, known)
     figures: dict[str, Any] = {

@@ -112,7 +112,7 @@ def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[Grap
             opset.checked(staging / one.file)
         else:
             shutil.copyfile(source / one.file, staging / one.file)
-    changed = {"graphs": graphs, "opset": options.newest_opset if before else known.opset, "extra": marks.unmarked(known.extra)}
+    changed = {"graphs": graphs, "opset": options.newest_opset if before else known.opset, "extra": marks.marked(known.extra)}
     made = known.model_copy(update=changed)
     made.write(staging)
     graphset.copy_beside(source, staging, known, {onnx_examples.NAME})

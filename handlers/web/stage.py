@@ -80,7 +80,7 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
     chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    changed = {"graphs": tuple(one.graph for one in made), "extra": marks.unmarked(graphs.extra)}
+    changed = {"graphs": tuple(one.graph for one in made), "extra": marks.marked(graphs.extra)}
     graphs.model_copy(update=changed).write(staging)
     _place_page(staging, graphs, form)
     figures = {

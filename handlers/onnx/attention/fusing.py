@@ -63,8 +63,7 @@ def shares_buffers(model: ir.Model) -> bool:
     """Whether past and present of every layer may be one buffer, longer than what is in it: the graph reads the past in the operator only,
     and asks no cache for its length."""
     inside = {inner for node in _fused_ones(model) for branch in node.attributes.values() for inner in branch.as_graph()}
-    pasts = [value for value in model.graph.inputs if (value.name or "").startswith("past_key_values.")]
-    return bool(inside) and all(node in inside or _asks(node, 0) for value in pasts for node, _ in value.uses())
+    return bool(inside) and all(node in inside or _asks(node, 0) for value in _pasts(model.graph) for node, _ in value.uses())
 
 
 def spell_out(model: ir.Model) -> ir.Model:
@@ -106,6 +105,11 @@ def _fused_ones(model: ir.Model) -> list[ir.Node]:
     """The If nodes that `fuse` has put in."""
     ifs = (node for node in model.graph if node.op_type == "If")
     return [node for node in ifs if any(inner.op_type == OPERATOR for inner in node.attributes["then_branch"].as_graph())]
+
+
+def _pasts(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs that hold keys and values of the tokens before."""
+    return [value for value in graph.inputs if (value.name or "").startswith("past_key_values.")]
 
 
 def _asks(node: ir.Node, axis: int) -> bool:
@@ -230,6 +234,6 @@ def _read_flat(attention: Attention, result: ir.Value, sizes: Sizes, tape: Tape)
 
 def _measure_past(graph: ir.Graph, sizes: Sizes) -> None:
     """Compute the length of the past from those of the mask and the new tokens, not from the cache's, which may be longer."""
-    for cache in [value for value in graph.inputs if (value.name or "").startswith("past_key_values.")]:
+    for cache in _pasts(graph):
         for node in [node for node, _ in cache.uses() if _asks(node, 2)]:
             ir.convenience.replace_all_uses_with(node.outputs[0], sizes.past)

@@ -22,15 +22,10 @@ def roles(extra: Json, key: str) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
 
 
-def with_roles(extra: Json, key: str, names: Iterable[str]) -> Json:
-    """The same with other roles under a key; none leave no key."""
-    rest, found = {name: value for name, value in extra.items() if name != key}, list(names)
-    return {**rest, key: found} if found else rest
-
-
-def unmarked(extra: Json) -> Json:
-    """The same without both, for graphs of another runtime."""
-    return {name: value for name, value in extra.items() if name not in (PROVED, SHARED)}
+def marked(extra: Json, *, proved: Iterable[str] = (), shared: Iterable[str] = ()) -> Json:
+    """The same with these roles under the two keys, and no others; no key where there are none, as for graphs of another runtime."""
+    rest = {name: value for name, value in extra.items() if name not in (PROVED, SHARED)}
+    return rest | {key: found for key, names in ((PROVED, proved), (SHARED, shared)) if (found := list(names))}
 
 
 def sharing(models: Mapping[str, ir.Model]) -> list[str]:

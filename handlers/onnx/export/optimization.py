@@ -50,8 +50,7 @@ def optimize_export(
     )  # fmt: skip
     proved = [report.graph for report in optimized.reports if report.good and report.name == CACHED_ATTENTION.name and not report.kept]
     kept = marks.sharing({graph.role: ir.load(staging / graph.file) for graph in optimized.graphs.graphs})
-    extra = marks.with_roles(marks.with_roles(optimized.graphs.extra, marks.PROVED, proved), marks.SHARED, kept)
-    marked = optimized.graphs.model_copy(update={"extra": extra})
+    marked = optimized.graphs.model_copy(update={"extra": marks.marked(optimized.graphs.extra, proved=proved, shared=kept)})
     marked.write(staging)
     return replace(optimized, graphs=marked)
 

@@ -193,8 +193,7 @@ def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:
         check_form(path)
     graphs = [described_alone(role, graph_file.place(written[name], staging)) for role, name in record.roles.items()]
     made = building.write_set(task.family, reference, record.opset, graphs, staging)
-    extra = marks.with_roles(marks.with_roles(made.extra, marks.PROVED, record.proved), marks.SHARED, shared)
-    made = made.model_copy(update={"extra": extra})
+    made = made.model_copy(update={"extra": marks.marked(made.extra, proved=record.proved, shared=shared)})
     made.write(staging)
     return made
 

@@ -48,8 +48,7 @@ def derive(
                 models[one.file] = fuse(models[one.file])
         graph_file.describe(models[one.file], {"ckptd.dtype": dtype})
     reporter.progress(0.7, "saving the graphs")
-    extra = marks.with_roles(source.extra, marks.SHARED, marks.sharing({one.role: models[one.file] for one in source.graphs}))
-    extra = marks.with_roles(extra, marks.PROVED, ())
+    extra = marks.marked(source.extra, shared=marks.sharing({one.role: models[one.file] for one in source.graphs}))
     written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
     models.clear()
     for path in written.values():

@@ -194,7 +194,8 @@ class _Work:
             except Exception as error:
                 report, copy = history.pop()
                 copy.take()
-                report.kept, report.reason = False, f"against the model itself: {_told(error)}"
+                report.kept = report.good = False
+                report.reason = f"against the model itself: {_told(error)}"
 
 
 @contextmanager
