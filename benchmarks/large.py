@@ -1,12 +1,13 @@
 """The export of a model that is larger than the memory it may use: run for real, by `ckptd export`, in a control group.
 
-    python benchmarks/large.py [--json FILE] [--gb 12] [--memory-gb 3] [--samples 3] [--tokens 8] [--folder FOLDER]
+    python benchmarks/large.py [--json FILE] [--gb 12] [--memory-gb 3] [--variants NAME…] [--samples 3] [--tokens 8] [--folder FOLDER]
 
 A Qwen3 with random weights of `--gb` GB in bf16 (vocabulary 151,936, hidden 4096; its files are one random block, over and over) gets a
 random LoRA adapter. `limits.memory_fraction` and the group's own limit are `--memory-gb`, so that the kernel ends what takes more. The
-variants are `pytorch` and `pytorch-adapter`. Figures: the verdicts, and for each stage its seconds, the largest resident set of all its
-processes, its strategy and what was estimated. `group_at_limit`: times that the group had no free page, since the page cache of the files
-counts too; `group_oom_kills`: times that it could not be freed. About 40 GB of disk are needed for 12 GB.
+variants are `pytorch` and `pytorch-adapter`, if no others are named. Figures: the verdicts, and for each stage its seconds, the largest
+resident set of all its processes, its strategy and what was estimated. `group_at_limit`: times that the group had no free page, since the
+page cache of the files counts too; `group_oom_kills`: times that it could not be freed. About 40 GB of disk are needed for 12 GB, and 30 GB
+more for graphs.
 """
 
 from __future__ import annotations
@@ -175,13 +176,15 @@ def counted(path: Path | None) -> dict[str, int]:
     return {"group_at_limit": int((path / "memory.failcnt").read_text()), "group_oom_kills": int(kills)}
 
 
-def export(folder: Path, base: Path, checkpoint: Path, limit: int, samples: int, tokens: int) -> dict[str, Any]:
+def export(
+    folder: Path, base: Path, checkpoint: Path, limit: int, samples: int, tokens: int, variants: list[str]
+) -> dict[str, Any]:  # fmt: skip
     """The report of the export, with what the group counted."""
     configuration = folder / "config.toml"
     configuration.write_text(
         f"""
 [export]
-variants = ["pytorch", "pytorch-adapter"]
+variants = {json.dumps(variants)}
 [validate]
 samples = {samples}
 new_tokens = {tokens}
@@ -211,6 +214,7 @@ def main() -> None:
     arguments = _common.parser(__doc__ or "")
     arguments.add_argument("--gb", type=float, default=12.0, metavar="GB", help="size of the base's weights")
     arguments.add_argument("--memory-gb", type=float, default=3.0, metavar="GB", help="memory that the export may use")
+    arguments.add_argument("--variants", nargs="+", default=["pytorch", "pytorch-adapter"], metavar="NAME")
     arguments.add_argument("--samples", type=int, default=3)
     arguments.add_argument("--tokens", type=int, default=8)
     arguments.add_argument("--folder", type=Path, metavar="FOLDER", help="where it works, and keeps what it made")
@@ -224,7 +228,7 @@ def main() -> None:
             make_adapter(checkpoint, base)
         stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         started = time.perf_counter()
-        found = export(folder, base, checkpoint, limit, given.samples, given.tokens)
+        found = export(folder, base, checkpoint, limit, given.samples, given.tokens, given.variants)
         report = found.pop("report")
         stages = {stage["name"]: stage for stage in report["stages"]}
         return {

@@ -39,14 +39,15 @@ class LayerSizes:
     cache: int
     """Of the caches of one position."""
 
-    def memory(self, pin: Path | None, new_tokens: int) -> int:
-        """Bytes that a stage takes beside its libraries and outputs. `pin`: of the adapters that act on the model; None without any."""
+    def memory(self, pin: Path | None, new_tokens: int, layers: int = 1) -> int:
+        """Bytes that a stage takes beside its libraries and outputs. `pin`: of the adapters that act on the model; None without any.
+        `layers`: those that it holds at once."""
         adapters = [*_adapter(pin), *(header for one in (pin / ADDITIONS).glob("*") for header in _adapter(one))] if pin else []
         held = sum(info.elements for header in adapters for info in header.values())
         # What acts on the embedding or the head may compute with all of it.
         touched = any(not _LAYER.match(name) for header in adapters for name in header)
         cached = self.cache * (LAYERWISE_PROMPTS + _BESIDE) * (_PROMPT_TOKENS + new_tokens)
-        return int(4 * (self.layer + 1.5 * held + 2 * self.outside * touched + cached)) + _BUFFERS
+        return int(4 * (layers * self.layer + 1.5 * held + 2 * self.outside * touched + cached)) + _BUFFERS
 
 
 def layers_of(model: Path, method: str) -> LayerSizes | str:

@@ -158,9 +158,10 @@ class Starter:
         if whole.memory <= allowed or not spec.layerwise or not self._children.runs_here(spec):
             return whole
         sizes = layers_of(sized_by(job, spec), job.checkpoint.method)
-        adapter = job.pin if job.checkpoint.method != "full" and spec.name != "merged" else None
+        merged = spec.name == "merged" or spec.artifact
+        adapter = job.pin if job.checkpoint.method != "full" and not merged else None
         return by_layers(
-            spec, whole, allowed, sizes if isinstance(sizes, str) else sizes.memory(adapter, job.work.validation.new_tokens)
+            spec, whole, allowed, sizes if isinstance(sizes, str) else sizes.memory(adapter, job.work.validation.new_tokens, spec.layerwise)
         )  # fmt: skip
 
     def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:

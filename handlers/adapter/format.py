@@ -18,7 +18,7 @@ FORMAT = Format(
         "adapter": {
             "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",
         },
-        "adapter-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseLive"},
+        "adapter-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseLive"},
     },
     variants=(
         Variant(

@@ -41,7 +41,7 @@ FORMAT = Format(
         Variant(
             "onnx", "handlers.onnx.export.stage:run", 6,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
-            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
+            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8,
             settings=(
                 "export.opset", "onnx.cache", "onnx.profile", "onnx.exporter", "onnx.external_data", "onnx.optimize",
                 "onnx.layers_per_graph",
@@ -56,9 +56,9 @@ FORMAT = Format(
         Variant(
             "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
             about="the ONNX graph with int8 weights per channel, and activations quantized at run time",
-            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.8, disk_fp32=0.6, libraries=RUNTIME,
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
-            limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
+            limits=Limits("onnx", memory_fp32=0.9, cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"cpu-server", "android", "browser", "edge"}), also_for=frozenset({"laptop"}),
@@ -87,9 +87,9 @@ FORMAT = Format(
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=1.3, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
-            limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
@@ -97,10 +97,10 @@ FORMAT = Format(
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
             about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.75, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int4-fine",
-            limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"laptop", "edge"}), also_for=frozenset({"cpu-server", "android", "browser"}),
@@ -108,9 +108,9 @@ FORMAT = Format(
         Variant(
             "onnx-int4-fine", "handlers.onnx.quantize.weight_only:int4_fine", 1, arithmetic="blocks",
             about="like onnx-int4, with half the block, zero points, and values that are searched: a little larger and more exact",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.8, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", fallback="onnx-mixed",
-            limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),

@@ -134,8 +134,26 @@ def test_a_stage_never_starts_with_more_than_it_may_have_nor_without_a_reason(pa
 
 
 def test_only_stages_that_run_torch_on_the_whole_model_have_this_way() -> None:
-    assert {spec.name for spec in all_specs() if spec.layerwise} == {"reference", "merged", "check-pytorch-adapter"}
+    assert {spec.name for spec in all_specs() if spec.layerwise} == {"reference", "merged", "check-pytorch-adapter", "onnx"}
     assert all(spec.memory_fixed >= 900 * MIB for spec in all_specs() if spec.layerwise)
+
+
+def test_a_stage_that_holds_several_layers_counts_them_and_no_adapter(
+    make_desk: Desks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (16 * GIB, 16 * GIB))
+    monkeypatch.setattr("daemon.system.box.free_disk", lambda folder: 1 << 50)
+    desk = make_desk()
+    desk.script = done
+    desk.add("run", 1, variants=("onnx",))
+    large_model(desk.runner.paths.pins / "run-1")
+    desk.tick(20)
+    spec, sizes = spec_of("onnx"), layers_of(large_model(tmp_path / "model"), "full")
+    assert isinstance(sizes, LayerSizes) and spec.layerwise > 1
+    attempt = next(row for row in desk.journal.attempts.of("run-1") if row.stage == "onnx")
+    assert attempt.strategy == LAYER_BY_LAYER
+    assert (attempt.estimate or 0) - spec.memory_fixed - 4 * spec.layerwise * LAYER < 2 * GIB
+    assert sizes.memory(None, 8, 3) == sizes.memory(None, 8) + 2 * 4 * LAYER
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"architectures": "x"}', '{"architectures": [7]}', "{}"])

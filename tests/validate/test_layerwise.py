@@ -182,7 +182,7 @@ def test_two_adapters_act_together(bases: Callable[[str], Path], tmp_path: Path)
 def test_no_more_than_one_layer_and_one_block_of_the_head_is_ever_held(
     bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.validate.engines.layerwise import parts
+    from handlers.layerwise import parts
 
     monkeypatch.setattr(parts, "BLOCK", 64 * 32)  # 32 rows of the head
     held: list[int] = []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.validate.engines.layerwise.lockstep import Door, Lockstep, Task, task_here
+from handlers.layerwise.lockstep import Door, Lockstep, Task, task_here
 
 PASS = st.sets(st.integers(0, 4), min_size=1).map(sorted)
 """The doors of one pass: parts are reached in their order, and some passes leave parts out."""

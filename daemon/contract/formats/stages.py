@@ -56,8 +56,9 @@ class StageSpec:
     disk_fixed: int = 0
     resumable: bool = False
     """An interrupted attempt's staging folder is handed to the next one, which goes on in it."""
-    layerwise: bool = False
-    """It can run a language model layer by layer, by the strategy LAYER_BY_LAYER, with the same output."""
+    layerwise: int = 0
+    """It can run a language model layer by layer, by the strategy LAYER_BY_LAYER, with the same output, and takes memory for so many layers
+    in fp32 then; 0 where it can't."""
     threads: int = 0
     """Threads that it can use; 0: any number."""
     checks: str = ""

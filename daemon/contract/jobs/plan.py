@@ -59,14 +59,14 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
         StageSpec(
             "reference", "handlers.validate.reference:run", 4, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
-            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB, layerwise=True,
+            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB, layerwise=1,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.bases", "merge.base"),
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
             "merged", "handlers.validate.merged:run", 4, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
-            layerwise=True,
+            layerwise=1,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
         *checks,
@@ -94,7 +94,7 @@ def _check(variant: Variant) -> StageSpec:
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 5, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
-        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=variant.limits.layerwise,
+        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=int(variant.limits.layerwise),
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
         light=True, toolchain=variant.limits.toolchain,
     )  # fmt: skip

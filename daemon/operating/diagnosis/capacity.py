@@ -78,7 +78,11 @@ def _needs(
     size = ModelSize(model.stored_bytes, model.parameters)
     needs = {spec.name: estimate(spec, size, measured.get(spec.name, ()), dtype) for spec in stages}
     too_much = [spec for spec in stages if spec.layerwise and needs[spec.name].memory > allowed]
-    return {**needs, **{spec.name: by_layers(spec, needs[spec.name], allowed, model.layers) for spec in too_much}}
+
+    def layers(spec: StageSpec) -> int | str:
+        return model.layers if isinstance(model.layers, str) else model.layers + (spec.layerwise - 1) * model.layer
+
+    return {**needs, **{spec.name: by_layers(spec, needs[spec.name], allowed, layers(spec)) for spec in too_much}}
 
 
 def _peak(needs: Mapping[str, Estimate]) -> int:

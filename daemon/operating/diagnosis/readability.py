@@ -55,6 +55,8 @@ class ModelFound:
     parameters: int = 0
     layers: int | str = ""
     """Bytes that it takes to hold one of its layers at a time, or why it can't be run so, as a clause."""
+    layer: int = 0
+    """Bytes of each layer more."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ def _measured(name: str, folder: Path | None, found: Inspection, settings: Setti
         return ModelFound(name, missing=f"{error.fault.cause}; {error.fault.remedy}")
     sizes = layers_of(place, "full" if folder else found.method)
     layers = sizes if isinstance(sizes, str) else sizes.memory(None, settings.validate.new_tokens)
-    return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters, layers=layers)
+    layer = 0 if isinstance(sizes, str) else 4 * sizes.layer
+    return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters, layers=layers, layer=layer)
 
 
 def _noting(barred: list[str]) -> Callable[[OSError], None]:

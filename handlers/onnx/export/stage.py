@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
@@ -112,7 +113,7 @@ def _parameters(source: Path) -> int:
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Export the merged model into the staging folder, with configuration, tokenizer and chat template beside it."""
     source, opset, options = Path(context.inputs["merge"]), context.work.export.opset, context.work.options(OnnxOptions)
-    if context.strategy != "default":
+    if context.strategy not in ("default", LAYER_BY_LAYER):
         named(STRATEGIES, context.strategy)
     family, name = choose(source), architecture(source)
     profile = profiles.settled(options.profile, _parameters(source))
@@ -123,7 +124,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         STRATEGIES, profile, opset=opset, form=wanted_form(context), experts=has_experts(source),
         external=options.external_data == "always", known=known, wanted="" if options.exporter == "ckptd" else options.exporter,
     )  # fmt: skip
-    if context.strategy != "default":
+    if context.strategy not in ("default", LAYER_BY_LAYER):
         strategies = starting_at(STRATEGIES, context.strategy)
     try:
         output = export(context, reporter, strategies, known)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from typing import Any
 import onnx_ir as ir
 
 from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Interrupted, Reporter
+from handlers.layerwise import passes, skeleton
 from handlers.models.folder import ModelFolder
 from handlers.onnx.attention import marks
 from handlers.onnx.attention.fusing import fuse
@@ -43,6 +45,8 @@ from handlers.onnx.templates.store import Store, Template, key_of
 from handlers.onnx.templates.weights import Weights
 from handlers.onnx.tracing.strategies import Strategy
 
+SMALL = 1 << 27
+"""Bytes of stored weights up to which a model is loaded whole: that is quicker than to read its layers for each pass."""
 WHOLE_LIMIT = 1 << 30
 """Bytes of weights up to which a model whose layers do not repeat gets a template: its stand-in is as large as itself."""
 
@@ -104,6 +108,8 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
             shutil.rmtree(Path(context.temporary) / f"template-{strategy.name}", ignore_errors=True)
         graph_file.clear(Path(context.staging))
         store.remove(key)
+    if context.strategy == LAYER_BY_LAYER:
+        raise skeleton.refuse(Path(context.inputs["merge"]), f"no template can be made of its graph: {reason}")
     built = building.trace(strategy, family, context, reporter)
     # What is wrong with the model itself would have been found now; a template that was kept may have been damaged.
     if key and template is None:
@@ -140,15 +146,8 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
 
 def _build(task: _Task, template: Template | None) -> Built:
     used = "kept" if template else "made"
-    task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
-    model = task.family.load(task.source, task.strategy.tracing)
-    # The template's own graph is compared in all shapes, so one of them shows that the weights are in their places.
-    family = task.family.briefly() if isinstance(task.family, Causal) else task.family
-    reference = family.refer(model, task.source)
-    found = None if template else layers.of_model(model)
-    task = replace(task, weights=Weights(task.source, getattr(model, UNREAD, ())))
-    release(model)
-    del model
+    found, reference, unread = _asked(task, look=template is None)
+    task = replace(task, weights=Weights(task.source, unread))
     started = time.monotonic()
     if template is None:
         try:
@@ -174,6 +173,30 @@ def _build(task: _Task, template: Template | None) -> Built:
     return Built(
         graphs, record.opset, verify(staging), seconds, list(record.warnings), verify, template=told, optimization=record.optimization,
     )  # fmt: skip
+
+
+def _asked(task: _Task, *, look: bool) -> tuple[layers.Layers | None, Any, Collection[str]]:
+    """What torch says of the model: its layers, if `look`, its answers, and the names of tensors that it does not read.
+
+    A language model that is not small is run layer by layer, where that works, so that it never lies in memory as a whole.
+    """
+    # The template's own graph is compared in all shapes, so one of them shows that the weights are in their places.
+    family = task.family.briefly() if isinstance(task.family, Causal) else task.family
+    by_layers = task.context.strategy == LAYER_BY_LAYER
+    if isinstance(task.family, Causal) and (by_layers or ModelFolder(task.source).stored_bytes > SMALL):
+        task.reporter.progress(0.05, f"running the model layer by layer for {task.strategy.name}")
+        try:
+            made = skeleton.build(task.source, task.family.task.name, attention=task.strategy.tracing.attention)
+            found = layers.of_model(made.model) if look else None
+            return found, passes.run(made, lambda model: family.refer(model, task.source)), made.unread
+        except (Permanent, RuntimeError):
+            if by_layers:
+                raise
+    task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
+    model = task.family.load(task.source, task.strategy.tracing)
+    found, reference = layers.of_model(model) if look else None, family.refer(model, task.source)
+    release(model)
+    return found, reference, getattr(model, UNREAD, ())
 
 
 def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:

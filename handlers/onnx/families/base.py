@@ -149,7 +149,7 @@ def has_experts(folder: Path) -> bool:
     return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-UNREAD = "ckptd_unread_weights"
+UNREAD = "_ckptd_unread_weights"
 """Attribute of a model that `load_model` gives: names of tensors in its files that it does not read."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -19,6 +20,7 @@ import onnx_ir.passes.common as passes
 from daemon.contract.version import __version__
 from handlers.onnx.graphs import shared_weights
 from handlers.onnx.graphs.signature import PAST, SEQUENCE, TOTAL, Signature
+from handlers.onnx.graphs.turning import turned
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -86,7 +88,9 @@ def _turned_lazily(source: ir.TensorProtocol, order: Sequence[int], name: str | 
     """The transposed tensor, made when it is written: of several graphs, only one holds a turned copy at a time."""
 
     def turn() -> ir.TensorProtocol:
-        return ir.tensor(source.numpy().transpose(order).copy(), name=name)
+        values = source.numpy()
+        made = turned(values) if values.dtype == np.float32 and list(order) == [1, 0] else values.transpose(order).copy()
+        return ir.tensor(made, name=name)
 
     return ir.LazyTensor(turn, dtype=source.dtype, shape=ir.Shape([int(source.shape.numpy()[axis]) for axis in order]), name=name)
 
@@ -112,6 +116,15 @@ def fold_transposed_weights(model: ir.Model) -> int:
         model.graph.register_initializer(folded)
         turned += 1
     return turned
+
+
+def _settle_views(models: Iterable[ir.Model]) -> None:
+    """Make transposed views of matrices, which exporters leave, ones that are turned when they are written: numpy writes a view element by
+    element."""
+    for value in (value for model in models for value in shared_weights.initializers(model)):
+        array = value.const_value.raw if isinstance(value.const_value, ir.Tensor) else None
+        if isinstance(array, np.ndarray) and array.ndim == 2 and array.flags.f_contiguous and not array.flags.c_contiguous:
+            value.const_value = _turned_lazily(ir.tensor(array.T), (1, 0), value.name)
 
 
 def tidy(model: ir.Model) -> None:
@@ -149,6 +162,7 @@ def write(models: Mapping[str, ir.Model], target: Path, scratch: Path, threads: 
     So the caller can let go of the weights before a second copy of them is made. What is too large for a single file, and
     several graphs, which share their weights, are written into `target` at once.
     """
+    _settle_views(models.values())
     if len(models) > 1:
         shared_weights.write(models, target, DATA_FILE)
         return {name: target / name for name in models}

@@ -17,6 +17,8 @@ LEAST, ENOUGH = 9, 31
 """Rounds; how many there are, the time decides."""
 QUICKEST, SECONDS = 0.3, 2.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
+FEW, LONG = 5, 4.0
+"""So few rounds are enough for a pair that takes so many seconds: what disturbs a short run is little beside a long one."""
 WARMING = 2
 """Runs of each that are not counted: the first ones allocate."""
 
@@ -48,6 +50,8 @@ def judge(before: Sequence[float], after: Sequence[float]) -> Verdict:
 
 
 def _enough(rounds: int, seconds: float) -> bool:
+    if rounds >= FEW and seconds >= LONG:
+        return True
     return rounds >= LEAST and (seconds >= SECONDS or (rounds >= ENOUGH and seconds >= QUICKEST))
 
 

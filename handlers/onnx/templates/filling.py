@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
+from typing import IO
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +12,8 @@ from handlers.onnx.graphs.shared_weights import initializers
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.weights import Weights
 
+BLOCK = 16 << 20
+"""Elements that are widened at once: 64 MiB."""
 _NOWHERE = "weights"
 """The file that weights without values are said to be in: there is none of that name."""
 
@@ -79,9 +81,25 @@ def fill(model: ir.Model, sources: Mapping[str, Source], weights: Weights) -> No
     for value in initializers(model):
         source = sources.get(value.name or "")
         if source is not None:
-            read = functools.partial(_read, source, weights, value.name)
-            value.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape(source.shape), name=value.name)
+            value.const_value = _Filled(source, weights, value.name)
 
 
-def _read(source: Source, weights: Weights, name: str | None) -> ir.TensorProtocol:
-    return ir.tensor(source.read(weights.tensor), name=name)
+class _Filled(ir.LazyTensor):
+    """A weight that is read when it is written, block by block."""
+
+    def __init__(self, source: Source, weights: Weights, name: str | None) -> None:
+        super().__init__(self._read, dtype=ir.DataType.FLOAT, shape=ir.Shape(source.shape), name=name)
+        self._source, self._weights = source, weights
+
+    def _read(self) -> ir.TensorProtocol:
+        return ir.tensor(self._source.read(self._weights.tensor), name=self.name)
+
+    def tofile(self, file: IO[bytes]) -> None:
+        """Write the values to a file. onnx_ir calls it for what lies in files of its own."""
+        written = 0
+        for block in self._source.blocks(self._weights.tensor, BLOCK):
+            file.write(block.data)
+            written += block.nbytes
+        if written != self.nbytes:
+            raise ValueError(f"{self.name} has {written} bytes, not {self.nbytes}")
+        self._weights.pass_over(self._source.tensors)

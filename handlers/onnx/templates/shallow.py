@@ -132,7 +132,7 @@ def _drawn(
     infos: Mapping[str, TensorInfo], sizes: Callable[[TensorInfo], tuple[int, ...]], stored: Callable[[TensorInfo], np.ndarray]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name → tensor: matrices that keep the size of what they multiply, factors around 1, terms around 0; integers are copied."""
-    generator = torch.Generator().manual_seed(23)
+    generator = np.random.Generator(np.random.SFC64(23))
     for name, info in infos.items():
         known = DTYPES.get(info.dtype)
         dtype = getattr(torch, known[0]) if known else None
@@ -142,11 +142,11 @@ def _drawn(
             yield name, torch.from_numpy(stored(info).copy()).view(dtype).reshape(info.shape)
             continue
         shape = sizes(info)
-        tensor = torch.empty(shape).normal_(generator=generator)
+        tensor = torch.from_numpy(generator.random(shape, np.float32)).sub_(0.5).mul_(math.sqrt(12))  # variance 1
         if len(shape) > 1:
             tensor *= 1 / math.sqrt(max(1, min(shape[-2:])))
         elif name.endswith("bias"):
             tensor *= 0.1
         else:
-            tensor = 1 + 0.1 * tensor
+            tensor.mul_(0.1).add_(1)
         yield name, tensor.to(dtype)

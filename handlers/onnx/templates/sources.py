@@ -8,13 +8,13 @@ projections of attention side by side, the experts of a layer above each other).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-BLOCK = (16, 1024)
-"""Rows and columns that are transposed at a time: a cache line of fp32, and as many lines as a first-level cache holds."""
+from handlers.onnx.graphs.turning import turned
+
 MOST_PARTS = 4096
 """Tensors that one weight may be put together from."""
 
@@ -53,11 +53,28 @@ class Source:
             found = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
         else:
             found = tensor(self.tensor)
-            found = _turned(found) if self.turned else found.astype(np.float32, copy=False)
+            found = turned(found) if self.turned else found.astype(np.float32, copy=False)
             found = found + np.float32(self.added) if self.added else found
         if math.prod(found.shape) != math.prod(self.shape):
             raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {found.shape}, not {self.shape}")
         return np.ascontiguousarray(found).reshape(self.shape)
+
+    def blocks(self, tensor: Callable[[str], np.ndarray], elements: int) -> Iterator[np.ndarray]:
+        """What `read` gives, in order, in contiguous pieces of about so many elements where that is possible; other shapes, same values."""
+        if self.parts and self.axis != 1:
+            for part in self.parts:
+                yield from part.blocks(tensor, elements)
+            return
+        stored = None if self.parts else tensor(self.tensor)
+        if stored is None or stored.size <= elements or stored.size != math.prod(self.shape):
+            yield self.read(tensor)
+            return
+        lines = stored if self.turned else stored.reshape(-1)
+        step = max(1, elements // len(lines)) if self.turned else elements
+        for first in range(0, lines.shape[-1], step):
+            piece = lines[..., first : first + step]
+            piece = turned(piece) if self.turned else piece.astype(np.float32, copy=False)
+            yield np.ascontiguousarray(piece + np.float32(self.added) if self.added else piece)
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""
@@ -78,17 +95,6 @@ class Source:
         if bool(found.tensor) == bool(found.parts):
             raise ValueError("a source has parts or a tensor")
         return found
-
-
-def _turned(matrix: np.ndarray) -> np.ndarray:
-    """The transposed matrix in fp32; block by block, since a stride of a whole row misses the cache with each element."""
-    rows, columns = matrix.shape
-    found = np.empty((columns, rows), np.float32)
-    for row in range(0, rows, BLOCK[0]):
-        for column in range(0, columns, BLOCK[1]):
-            block = matrix[row : row + BLOCK[0], column : column + BLOCK[1]]
-            found[column : column + BLOCK[1], row : row + BLOCK[0]] = block.astype(np.float32, copy=False).T
-    return found
 
 
 Ends = tuple[int, float, float]
@@ -162,12 +168,12 @@ class Finder:
 
     def _beginning(self, rest: np.ndarray, axis: int, name: str) -> Source | None:
         tensor = self.tensors[name]
-        for turned in (False, True) if tensor.ndim == 2 else (False,):
-            one = tensor.T if turned else tensor
+        for is_turned in (False, True) if tensor.ndim == 2 else (False,):
+            one = tensor.T if is_turned else tensor
             if one.ndim == rest.ndim and one.shape[axis] <= rest.shape[axis]:
                 head = rest[: one.shape[0]] if axis == 0 else rest[:, : one.shape[1]]
                 if head.shape == one.shape and np.array_equal(head, one):
-                    return Source(one.shape, name, turned)
+                    return Source(one.shape, name, is_turned)
         return None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+import mmap
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import ml_dtypes
@@ -12,6 +13,8 @@ import numpy as np
 from daemon.contract.safetensors import TensorInfo, parse_header
 from handlers.models.folder import ModelFolder
 
+_COMPARED = 16 << 20
+"""Bytes that are compared at once: the answers take as much memory."""
 _NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -42,12 +45,18 @@ class Weights:
             if len(info.shape) < 2 or any(part.isdigit() for part in name.split(".")):
                 continue
             groups = found.setdefault((info.dtype, info.shape), [])
-            group = next((one for one in groups if np.array_equal(self._bytes(one[0]), self._bytes(name))), None)
+            group = next((one for one in groups if self._same(one[0], name)), None)
             if group is None:
                 groups.append([name])
             else:
                 group.append(name)
         return tuple(tuple(group) for groups in found.values() for group in groups if len(group) > 1)
+
+    def _same(self, one: str, other: str) -> bool:
+        mine, theirs = self._bytes(one), self._bytes(other)
+        return all(
+            np.array_equal(mine[first : first + _COMPARED], theirs[first : first + _COMPARED]) for first in range(0, len(mine), _COMPARED)
+        )
 
     def _bytes(self, name: str) -> np.ndarray:
         return self.stored(name.rpartition("/")[0], self.infos[name])
@@ -64,6 +73,15 @@ class Weights:
         if path not in self._files:
             self._files[path] = np.memmap(path, np.uint8, mode="r")
         return self._files[path][info.start : info.end]
+
+    def pass_over(self, names: Iterable[str]) -> None:
+        """The pages of these tensors count for this process no more until they are read again."""
+        for name in names:
+            info, folder = self.infos[name], name.rpartition("/")[0]
+            pages: mmap.mmap | None = getattr(self._files.get(self.folder / folder / info.file), "_mmap", None)
+            if pages is not None and info.end > info.start:
+                first = info.start - info.start % mmap.PAGESIZE
+                pages.madvise(mmap.MADV_DONTNEED, first, info.end - first)
 
     def unmap(self) -> None:
         """Let go of the mapped files, so that their pages count for this process no more; what is read later maps them again."""

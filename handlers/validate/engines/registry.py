@@ -123,8 +123,8 @@ _OURS: dict[str, dict[str, str]] = {
         "seq2seq": "handlers.validate.engines.torch_tasks:TorchSeq2Seq",
         "encoder": "handlers.validate.engines.torch_tasks:TorchEncoder",
     },
-    "live-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseLive"},
-    "torch-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseTorch"},
+    "live-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseLive"},
+    "torch-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
 PYTORCH = frozenset(_OURS)

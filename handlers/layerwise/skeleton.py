@@ -22,11 +22,11 @@ from transformers import AutoConfig, GenerationConfig
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.layerwise.lockstep import Door
+from handlers.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, StreamedWeight, read
 from handlers.merge.weights.sources import StoredSource
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import BY_NAME
-from handlers.validate.engines.layerwise.lockstep import Door
-from handlers.validate.engines.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, StreamedWeight, read
 
 OPERATION = "run the model layer by layer"
 _SMALL = 4 << 20
@@ -54,10 +54,16 @@ class Skeleton:
     placeholders: list[torch.nn.Parameter]
     """Keeps the ids taken."""
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """Names of tensors in the files that the model does not read."""
+        return frozenset(self.folder.headers.keys() - set(self.stored.values()) - dict(self.model.named_buffers()).keys())
 
-def build(path: Path, task: str) -> Skeleton:
-    """The model of a transformers folder, as its task's class, without weights.
 
+def build(path: Path, task: str, *, attention: str | None = None) -> Skeleton:
+    """The model of a transformers folder, as its task's class, in evaluation mode, without weights.
+
+    `attention`: transformers' implementation of it; None leaves it to transformers.
     Raises Permanent for one that is loaded in another way than name by name from safetensors files.
     """
     folder = ModelFolder.opened(path)
@@ -70,7 +76,8 @@ def build(path: Path, task: str) -> Skeleton:
     loader: Any = getattr(transformers, BY_NAME[task].auto)
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     with init_empty_weights(include_buffers=False):
-        model = loader.from_config(config, dtype=torch.float32)
+        model = loader.from_config(config, dtype=torch.float32, **({"attn_implementation": attention} if attention else {}))
+    model.eval()
     model.tie_weights()
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from handlers.layerwise.lockstep import Door, Task, task_here
 from handlers.merge.weights.sources import Source
-from handlers.validate.engines.layerwise.lockstep import Door, Task, task_here
 
 BLOCK = 16 << 20
 """Elements that are read at once: 64 MiB in fp32."""
