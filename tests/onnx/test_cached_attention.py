@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx.attention import fusing, shared_buffers
+from handlers.onnx.attention import fusing, rotation, shared_buffers
 from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.graphs.graphset import read
@@ -99,6 +99,32 @@ def test_fused_attention_is_the_one_that_was_traced(name: str, tmp_path: Path) -
     ir.save(plain, folder / "plain.onnx")
     check_form(folder / "plain.onnx")
     assert_equal(folder, folder / "plain.onnx", buffers=False)
+
+
+def test_heads_of_a_size_that_the_operator_does_not_take_stay_as_they_are(tmp_path: Path) -> None:
+    source = make(tmp_path / "model", "Llama", num_hidden_layers=1, hidden_size=48)
+    folder = run(job(tmp_path / "job", source, optimize="auto", templates=False)).folder
+    with pytest.raises(OtherFormError, match="layer 0: its heads are of the size 12, which is no multiple of 8"):
+        fuse(ir.load(folder / "model.onnx"))
+    assert read(folder).extra == {}
+
+
+@pytest.mark.parametrize("unknown", ["heads", "angles"])
+def test_a_graph_of_which_something_is_not_known_is_not_left_half_changed(unknown: str, qwen3: Exported) -> None:
+    """What is missed in the second layer must be missed before the first one is changed."""
+    model = ir.load(qwen3.folder / "model.onnx")
+    before, second = operators(model), fusing._find(model.graph)[1]
+    if unknown == "heads":
+        assert second.key.shape is not None
+        second.key.shape = ir.Shape([None if place == 1 else size for place, size in enumerate(second.key.shape)])
+        with pytest.raises(OtherFormError, match="layer 1: "):
+            fuse(model)
+        assert operators(model) == before
+        return
+    found = rotation.find(second.query)
+    assert found is not None and found.cosine.shape is not None
+    found.cosine.shape = ir.Shape([*found.cosine.shape[:2], None])
+    assert operators(fuse(model)).count(OPERATOR) == 2, "it is turned by the standard's operators instead"
 
 
 def test_the_cache_is_changed_where_it_is(qwen3: Exported) -> None:
