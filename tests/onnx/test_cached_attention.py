@@ -12,10 +12,12 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx_ir.tape import Tape
 
 from handlers.onnx.attention import fusing, rotation, shared_buffers
 from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
 from handlers.onnx.attention.reading import OtherFormError
+from handlers.onnx.attention.sizes import Sizes
 from handlers.onnx.graphs.graphset import read
 from handlers.onnx.graphs.sessions import check_form, open_session
 from handlers.onnx.optimize import acceptance
@@ -78,7 +80,7 @@ def assert_equal(folder: Path, path: Path, *, buffers: bool) -> None:
         difference(graph.outputs, expected, after.run(None, case.feeds), case)
         rows, tokens = case.feeds["input_ids"].shape
         past = case.feeds["attention_mask"].shape[1] - tokens
-        if buffers and (rows == 1 or tokens == 1):
+        if buffers and (rows == 1 or tokens == 1 or past == 0):
             difference(graph.outputs, expected, shared_buffers.run(after, case.feeds), case)
         shapes.add((rows > 1, tokens > 1, past > 0))
     assert shapes >= {(False, False, True), (True, False, True), (True, True, True), (True, True, False)}
@@ -165,6 +167,30 @@ def test_a_graph_that_reads_more_than_the_past_from_its_buffer_is_not_marked(
 ) -> None:  # fmt: skip
     """The length of the past must not come from the buffer: with that left as it was, only steps in a longer buffer show it."""
     monkeypatch.setattr(fusing, "_measure_past", lambda *_: None)
+    assert read(export(trained, optimize="auto").folder).extra == {}
+
+
+def last_of_one_token(sizes: Sizes) -> ir.Value:
+    """The number of the last token, as long as there is no past, or one new token on top of it."""
+    tape = Tape(sizes.graph)
+    first = tape.op("Sub", [sizes.tokens, sizes.constant(1)])
+    last = tape.op("Where", [tape.op("Equal", [sizes.past, sizes.constant(0)]), first, sizes.past])
+    return tape.op("Expand", [tape.op("Cast", [last], {"to": ir.DataType.INT32}), sizes.batch])
+
+
+def few(sizes: Sizes) -> ir.Value:
+    """Whether there is one row or one token: several rows that begin are left to the standard's operators, which take the buffer for the
+    past."""
+    tape, one = Tape(sizes.graph), sizes.constant(1)
+    return tape.op("Squeeze", [tape.op("Or", [tape.op("Equal", [size, one]) for size in (sizes.batch, sizes.tokens)])])
+
+
+@pytest.mark.parametrize(("wrong", "name"), [(last_of_one_token, "last"), (few, "one_by_one")])
+def test_a_graph_that_is_wrong_in_one_kind_of_step_is_not_marked(
+    wrong: Callable[[Sizes], ir.Value], name: str, trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A row that goes on by several tokens, in a model without windows; several rows that begin, in a longer buffer."""
+    monkeypatch.setattr(Sizes, name, property(wrong))
     assert read(export(trained, optimize="auto").folder).extra == {}
 
 
