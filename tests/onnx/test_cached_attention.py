@@ -129,6 +129,16 @@ def test_a_graph_of_which_something_is_not_known_is_not_left_half_changed(unknow
     assert operators(fuse(model)).count(OPERATOR) == 2, "it is turned by the standard's operators instead"
 
 
+def test_a_graph_that_reads_a_present_itself_shares_no_buffers(qwen3: Exported) -> None:
+    """Such as one whose later layers attend to the keys of an earlier one: it would read what is not filled yet."""
+    model = fuse(ir.load(qwen3.folder / "model.onnx"))
+    assert shares_buffers(model)
+    present = next(value for value in model.graph.outputs if value.name == "present.0.key")
+    reader = ir.node("Transpose", [present], {"perm": [0, 1, 3, 2]}, name="reader")
+    model.graph.append(reader)
+    assert not shares_buffers(model)
+
+
 def test_the_cache_is_changed_where_it_is(qwen3: Exported) -> None:
     session = open_session(fused(qwen3.folder), 1)
     before = open_session(qwen3.folder / "model.onnx", 1)
