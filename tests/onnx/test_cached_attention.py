@@ -12,10 +12,12 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx_ir.tape import Tape
 
-from handlers.onnx.attention import fusing, shared_buffers
+from handlers.onnx.attention import fusing, rotation, shared_buffers
 from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
 from handlers.onnx.attention.reading import OtherFormError
+from handlers.onnx.attention.sizes import Sizes
 from handlers.onnx.graphs.graphset import read
 from handlers.onnx.graphs.sessions import check_form, open_session
 from handlers.onnx.optimize import acceptance
@@ -78,7 +80,7 @@ def assert_equal(folder: Path, path: Path, *, buffers: bool) -> None:
         difference(graph.outputs, expected, after.run(None, case.feeds), case)
         rows, tokens = case.feeds["input_ids"].shape
         past = case.feeds["attention_mask"].shape[1] - tokens
-        if buffers and (rows == 1 or tokens == 1):
+        if buffers and (rows == 1 or tokens == 1 or past == 0):
             difference(graph.outputs, expected, shared_buffers.run(after, case.feeds), case)
         shapes.add((rows > 1, tokens > 1, past > 0))
     assert shapes >= {(False, False, True), (True, False, True), (True, True, True), (True, True, False)}
@@ -99,6 +101,42 @@ def test_fused_attention_is_the_one_that_was_traced(name: str, tmp_path: Path) -
     ir.save(plain, folder / "plain.onnx")
     check_form(folder / "plain.onnx")
     assert_equal(folder, folder / "plain.onnx", buffers=False)
+
+
+def test_heads_of_a_size_that_the_operator_does_not_take_stay_as_they_are(tmp_path: Path) -> None:
+    source = make(tmp_path / "model", "Llama", num_hidden_layers=1, hidden_size=48)
+    folder = run(job(tmp_path / "job", source, optimize="auto", templates=False)).folder
+    with pytest.raises(OtherFormError, match="layer 0: its heads are of the size 12, which is no multiple of 8"):
+        fuse(ir.load(folder / "model.onnx"))
+    assert read(folder).extra == {}
+
+
+@pytest.mark.parametrize("unknown", ["heads", "angles"])
+def test_a_graph_of_which_something_is_not_known_is_not_left_half_changed(unknown: str, qwen3: Exported) -> None:
+    """What is missed in the second layer must be missed before the first one is changed."""
+    model = ir.load(qwen3.folder / "model.onnx")
+    before, second = operators(model), fusing._find(model.graph)[1]
+    if unknown == "heads":
+        assert second.key.shape is not None
+        second.key.shape = ir.Shape([None if place == 1 else size for place, size in enumerate(second.key.shape)])
+        with pytest.raises(OtherFormError, match="layer 1: "):
+            fuse(model)
+        assert operators(model) == before
+        return
+    found = rotation.find(second.query)
+    assert found is not None and found.cosine.shape is not None
+    found.cosine.shape = ir.Shape([*found.cosine.shape[:2], None])
+    assert operators(fuse(model)).count(OPERATOR) == 2, "it is turned by the standard's operators instead"
+
+
+def test_a_graph_that_reads_a_present_itself_shares_no_buffers(qwen3: Exported) -> None:
+    """Such as one whose later layers attend to the keys of an earlier one: it would read what is not filled yet."""
+    model = fuse(ir.load(qwen3.folder / "model.onnx"))
+    assert shares_buffers(model)
+    present = next(value for value in model.graph.outputs if value.name == "present.0.key")
+    reader = ir.node("Transpose", [present], {"perm": [0, 1, 3, 2]}, name="reader")
+    model.graph.append(reader)
+    assert not shares_buffers(model)
 
 
 def test_the_cache_is_changed_where_it_is(qwen3: Exported) -> None:
@@ -142,14 +180,42 @@ def test_a_graph_that_reads_more_than_the_past_from_its_buffer_is_not_marked(
     assert read(export(trained, optimize="auto").folder).extra == {}
 
 
-@pytest.mark.parametrize("optimize", ["extended", "basic"])
-def test_a_template_of_few_layers_serves_all(optimize: str, tmp_path: Path) -> None:
-    source = make(tmp_path / "model", "Qwen3")
+def last_of_one_token(sizes: Sizes) -> ir.Value:
+    """The number of the last token, as long as there is no past, or one new token on top of it."""
+    tape = Tape(sizes.graph)
+    first = tape.op("Sub", [sizes.tokens, sizes.constant(1)])
+    last = tape.op("Where", [tape.op("Equal", [sizes.past, sizes.constant(0)]), first, sizes.past])
+    return tape.op("Expand", [tape.op("Cast", [last], {"to": ir.DataType.INT32}), sizes.batch])
+
+
+def few(sizes: Sizes) -> ir.Value:
+    """Whether there is one row or one token: several rows that begin are left to the standard's operators, which take the buffer for the
+    past."""
+    tape, one = Tape(sizes.graph), sizes.constant(1)
+    return tape.op("Squeeze", [tape.op("Or", [tape.op("Equal", [size, one]) for size in (sizes.batch, sizes.tokens)])])
+
+
+@pytest.mark.parametrize(("wrong", "name"), [(last_of_one_token, "last"), (few, "one_by_one")])
+def test_a_graph_that_is_wrong_in_one_kind_of_step_is_not_marked(
+    wrong: Callable[[Sizes], ir.Value], name: str, trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A row that goes on by several tokens, in a model without windows; several rows that begin, in a longer buffer."""
+    monkeypatch.setattr(Sizes, name, property(wrong))
+    assert read(export(trained, optimize="auto").folder).extra == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimize"), [("Qwen3", "extended"), ("Qwen3", "basic"), pytest.param("GPT-2", "extended", marks=pytest.mark.slow)]
+)
+def test_a_template_of_few_layers_serves_all(name: str, optimize: str, tmp_path: Path) -> None:
+    """Of GPT-2, a norm is fused with the addition before it, whose bias is a weight of the layer before."""
+    source = make(tmp_path / "model", name)
     exported = run(job(tmp_path / "job", source, optimize=optimize))
     model, template = ir.load(exported.folder / "model.onnx"), cast(dict[str, Any], exported.output.figures["template"])
-    assert template["used"] == "made" and len(template["layers"]) < 7
+    depth = MODELS[name][2].get("num_hidden_layers") or MODELS[name][2]["n_layer"]
+    assert template["used"] == "made" and len(template["layers"]) < depth
     fused = optimize == "extended"
-    assert operators(model).count(OPERATOR) == (7 if fused else 0)
+    assert operators(model).count(OPERATOR) == (depth if fused else 0)
     assert read(exported.folder).extra == ({"shared_cache": ["model"]} if fused else {})
     half = make_context(tmp_path / "half", "onnx-fp16", {"onnx": exported.folder}, source)
     fp16.run(half, silent())

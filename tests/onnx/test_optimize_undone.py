@@ -16,7 +16,7 @@ from handlers.onnx.graphs import graphset
 from handlers.onnx.optimize import equivalence, timing
 from handlers.onnx.optimize.random_inputs import Maker
 from handlers.onnx.optimize.step import Step, StepInput
-from handlers.onnx.optimize.steps import STEPS
+from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS
 from tests.onnx.conftest import Exported
 from tests.onnx.optimizing import append, assert_in_order, assert_same, constant, copied, of, put_out, run, tampered
 from tests.sampling import some
@@ -44,6 +44,23 @@ def test_what_the_model_itself_refuses_is_undone_from_the_last_step_on(
     assert optimized.error == (0.25 if kept else None)
     assert_in_order(qwen3.folder, folder, optimized.graphs)
     assert_same(qwen3.folder, folder)
+
+
+@pytest.mark.parametrize("trial", [False, True])
+def test_what_the_model_itself_refuses_proves_nothing(trial: bool, qwen3: Exported, tmp_path: Path) -> None:
+    """Neither the step that is undone, nor one that was tried on the graph of a step that is undone."""
+    folder, undone = copied(qwen3, tmp_path), DIVIDE if trial else CACHED_ATTENTION
+
+    def verify(tried: Path) -> float:
+        if (tried / "model.onnx").read_bytes() != (qwen3.folder / "model.onnx").read_bytes():
+            raise ValueError("the graph's logits differ from torch's")
+        return 0.25
+
+    optimized = run(folder, verify=verify, steps=(undone,), trials=(CACHED_ATTENTION,) if trial else ())
+    assert of(optimized, undone.name).reason == "against the model itself: the graph's logits differ from torch's"
+    assert [(report.kept, report.good) for report in optimized.reports] == [(False, False)] * len(optimized.reports)
+    if trial:
+        assert of(optimized, CACHED_ATTENTION.name).reason == "tried on a graph that was then undone: divide"
 
 
 @pytest.mark.parametrize(

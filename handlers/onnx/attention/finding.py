@@ -9,6 +9,9 @@ import onnx_ir as ir
 
 from handlers.onnx.attention.reading import OtherFormError, first_input, made_by, numbers, operands, pair, size, unscaled
 
+UNIT = 8
+"""The operator takes heads of a size that is a multiple of it."""
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -84,6 +87,10 @@ def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer:
     )  # fmt: skip
     if found.heads % found.key_heads or any(size(one, 3) != found.width for one in (query, key, value, past[1])):
         raise OtherFormError("its heads have different sizes")
+    if any(size(one, 1) != found.key_heads for one in (key, value, past[1])):
+        raise OtherFormError("its keys and values have different heads")
+    if found.width % UNIT:
+        raise OtherFormError(f"its heads are of the size {found.width}, which is no multiple of {UNIT}")
     return found
 
 

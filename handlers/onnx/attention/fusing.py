@@ -61,9 +61,10 @@ def is_fused(model: ir.Model) -> bool:
 
 def shares_buffers(model: ir.Model) -> bool:
     """Whether past and present of every layer may be one buffer, longer than what is in it: the graph reads the past in the operator only,
-    and asks no cache for its length."""
+    the present nowhere, and asks no cache for its length."""
     inside = {inner for node in _fused_ones(model) for branch in node.attributes.values() for inner in branch.as_graph()}
-    return bool(inside) and all(node in inside or _asks(node, 0) for value in _pasts(model.graph) for node, _ in value.uses())
+    caches = [*_pasts(model.graph), *(value for value in model.graph.outputs if (value.name or "").startswith("present."))]
+    return bool(inside) and all(node in inside or _asks(node, 0) for value in caches for node, _ in value.uses())
 
 
 def spell_out(model: ir.Model) -> ir.Model:

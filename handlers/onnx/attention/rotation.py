@@ -37,7 +37,7 @@ def _found(straight: ir.Value, crossed: ir.Value) -> Rotation:
     half = size(inner, 3) // 2
     if _slice(lower, inner)[:2] != (0, half) or _slice(upper, inner)[0] != half or size(upper, 3) != half:
         raise OtherFormError("it is not turned by halves")
-    return Rotation(inner, _angles(cosine), _angles(sine))
+    return Rotation(inner, *(_angles(one, size(inner, 3)) for one in (cosine, sine)))
 
 
 def _slice(value: ir.Value, of: ir.Value) -> tuple[int, int]:
@@ -49,8 +49,8 @@ def _slice(value: ir.Value, of: ir.Value) -> tuple[int, int]:
     return first, last
 
 
-def _angles(value: ir.Value) -> ir.Value:
-    """Cosines or sines before they got an axis for the heads. OtherFormError unless their halves are sure to be equal."""
+def _angles(value: ir.Value, width: int) -> ir.Value:
+    """Cosines or sines before they got an axis for the heads of this width. OtherFormError unless their halves are sure to be equal."""
     node = made_by(value, "Unsqueeze")
     if numbers(node.inputs[1]) != [1]:
         raise OtherFormError("its angles differ by head")
@@ -62,4 +62,6 @@ def _angles(value: ir.Value) -> ir.Value:
     one, other = pair(made_by(first_input(function), "Concat"))
     if one is not other:
         raise OtherFormError("its angles do not repeat")
+    if found.shape is None or len(found.shape) != 3 or size(found, 2) != width:
+        raise OtherFormError("its angles are not those of whole heads")
     return found

@@ -14,10 +14,10 @@ ROOM = 5
 
 
 def takes(feeds: Mapping[str, np.ndarray]) -> bool:
-    """Whether a step is one that can be run so: with a past, and one row, or one new token in each."""
+    """Whether a step is one that can be run so: with one row, or one new token in each, or nothing in the cache yet."""
     pasts = [array for name, array in feeds.items() if name.startswith(PAST)]
     new = feeds.get("input_ids", feeds.get("hidden_states"))
-    return bool(pasts) and new is not None and pasts[0].shape[2] > 0 and 1 in new.shape[:2]
+    return bool(pasts) and new is not None and (1 in new.shape[:2] or pasts[0].shape[2] == 0)
 
 
 def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:

@@ -55,6 +55,7 @@ _CACHED = (
     InputShape(2, 1, 9, left=4),
     InputShape(2, 3, 40, left=1),
     InputShape(1, 23),
+    InputShape(1, 4, 13),
 )
 
 

@@ -140,10 +140,13 @@ class _Work:
             reports.append(report)
             if report.kept:
                 history.append((report, copy))
-        reports += [self._try(step, arena, keep=False) for step in self.options.trials]
+        trials = [self._try(step, arena, keep=False) for step in self.options.trials]
         del arena  # its sessions hold the weights
-        self._judge(history, verify, errors)
-        return reports
+        undone = self._judge(history, verify, errors)
+        for report in trials if undone else ():
+            report.good = False
+            report.reason = f"tried on a graph that was then undone: {', '.join(undone)}"
+        return [*reports, *trials]
 
     def _try(self, step: Step, arena: acceptance.Arena, *, keep: bool = True) -> StepReport:
         started = time.monotonic()
@@ -184,18 +187,23 @@ class _Work:
         report.bytes_after = self.bench.size(candidate)
         return candidate
 
-    def _judge(self, history: list[tuple[StepReport, CandidateGraph]], verify: Callable[[Path], float], errors: list[float]) -> None:
-        """Undo steps, the last first, until the folder agrees with the model."""
+    def _judge(
+        self, history: list[tuple[StepReport, CandidateGraph]], verify: Callable[[Path], float], errors: list[float]
+    ) -> list[str]:  # fmt: skip
+        """Undo steps, the last first, until the folder agrees with the model; gives the names of those that were undone."""
+        undone: list[str] = []
         while history:
             try:
                 with _quiet():
                     errors.append(verify(self.bench.folder))
-                return
+                return undone
             except Exception as error:
                 report, copy = history.pop()
                 copy.take()
                 report.kept = report.good = False
                 report.reason = f"against the model itself: {_told(error)}"
+                undone.append(report.name)
+        return undone
 
 
 @contextmanager

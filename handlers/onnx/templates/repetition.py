@@ -324,7 +324,8 @@ class _Repeater:
         if source is not None:
             at = self.graph.layer_of(value)
             if at != SHARED:
-                number = layer if layer is not None and at == copied else self.stack.kept[at]
+                # A node of a layer may read a weight of the layer before: a norm that is fused with the addition, and its bias, before it.
+                number = (self.stack.kept[copied] if layer is None else layer) + at - copied
                 source = source.renamed(lambda tensor: self.stack.moved(tensor, number))
                 name = f"{source.tensors[0]}{'.turned' if source.turned else ''}{f'.{name}' if source.parts or source.added else ''}"
             if self.sources.setdefault(name, source) != source:  # the same tensor in another shape
