@@ -18,7 +18,9 @@ import pytest
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.export import templated
-from handlers.onnx.templates import layers, repetition
+from handlers.onnx.export.family_choice import choose
+from handlers.onnx.families.base import Tracing
+from handlers.onnx.templates import layers, repetition, shallow
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.store import FILE, FOLDER, Store
 from handlers.onnx.templates.weights import Weights
@@ -258,6 +260,22 @@ def test_weights_are_found_by_content() -> None:
         assert np.array_equal(Source.from_json(json.loads(json.dumps(source.to_json()))).read(tensors.__getitem__), array)
     assert finder.find(tensors["t0"] * 2) is None and finder.find(tensors["t0"][:3]) is None
     assert finder.find(np.concatenate([tensors["t0"], tensors["t1"] * 2])) is None and finder.find(np.float32([0.25])) is None
+
+
+@pytest.mark.parametrize("name", ["Gemma 3", "Qwen2, windows in the upper layers"])
+def test_what_a_configuration_leaves_to_transformers_is_the_same_with_fewer_layers(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", name)
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"]  # older files say by a pattern which layers have a window
+    (folder / "config.json").write_text(json.dumps(config))
+    family = choose(folder)
+    whole = layers.of_model(family.load(folder, Tracing()))
+    assert whole is not None and len(set(whole.kinds)) == 2
+    kept, weights = layers.chosen(whole.kinds), Weights(folder)
+    stack = repetition.Stack(shallow.prefix_of(weights.infos, whole.depth), whole.kinds, kept)
+    shallow.write(weights, tmp_path / "small", stack, fewer_tokens=False)
+    small = layers.of_model(family.load(tmp_path / "small", Tracing()))
+    assert small is not None and list(small.digests) == [whole.digests[layer] for layer in kept]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ Operators: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,11 @@ def shares_buffers(model: ir.Model) -> bool:
     inside = {inner for node in _fused_ones(model) for branch in node.attributes.values() for inner in branch.as_graph()}
     caches = [*_pasts(model.graph), *(value for value in model.graph.outputs if (value.name or "").startswith("present."))]
     return bool(inside) and all(node in inside or _asks(node, 0) for value in caches for node, _ in value.uses())
+
+
+def sharing(models: Mapping[str, ir.Model]) -> list[str]:
+    """Of graphs by role, the roles of those of which `shares_buffers` is true."""
+    return [role for role, model in models.items() if shares_buffers(model)]
 
 
 def spell_out(model: ir.Model) -> ir.Model:

@@ -1,4 +1,5 @@
-"""What graphs.json says of the attention of a folder's graphs. Free of onnxruntime.
+"""What graphs.json says of the attention of a folder's graphs. Free of onnxruntime and onnx_ir: stages
+that run in the Python of a toolchain read it.
 
 `cached_attention`: roles of graphs in the standard's operators whose attention, in one operator, was shown to be equal and not slower.
 `shared_cache`: roles of graphs that can be run with the past and the present of each layer in one buffer.
@@ -6,12 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import onnx_ir as ir
+from collections.abc import Iterable
 
 from daemon.contract.values import Json
-from handlers.onnx.attention.fusing import shares_buffers
 
 PROVED, SHARED = "cached_attention", "shared_cache"
 
@@ -26,8 +24,3 @@ def marked(extra: Json, *, proved: Iterable[str] = (), shared: Iterable[str] = (
     """The same with these roles under the two keys, and no others; no key where there are none, as for graphs of another runtime."""
     rest = {name: value for name, value in extra.items() if name not in (PROVED, SHARED)}
     return rest | {key: found for key, names in ((PROVED, proved), (SHARED, shared)) if (found := list(names))}
-
-
-def sharing(models: Mapping[str, ir.Model]) -> list[str]:
-    """Of graphs by role, the roles of those that can be run with one buffer for past and present."""
-    return [role for role, model in models.items() if shares_buffers(model)]

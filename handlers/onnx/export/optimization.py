@@ -16,7 +16,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.models.files import read_json
 from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import can_fuse
+from handlers.onnx.attention.fusing import can_fuse, sharing
 from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
@@ -49,7 +49,7 @@ def optimize_export(
         lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
     )  # fmt: skip
     proved = [report.graph for report in optimized.reports if report.good and report.name == CACHED_ATTENTION.name and not report.kept]
-    kept = marks.sharing({graph.role: ir.load(staging / graph.file) for graph in optimized.graphs.graphs})
+    kept = sharing({graph.role: ir.load(staging / graph.file) for graph in optimized.graphs.graphs})
     marked = optimized.graphs.model_copy(update={"extra": marks.marked(optimized.graphs.extra, proved=proved, shared=kept)})
     marked.write(staging)
     return replace(optimized, graphs=marked)

@@ -26,7 +26,7 @@ from handlers.child.progress import Interrupted, Reporter
 from handlers.layerwise import passes, skeleton
 from handlers.models.folder import ModelFolder
 from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import fuse
+from handlers.onnx.attention.fusing import fuse, sharing
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.optimization import optimize_export
@@ -209,7 +209,7 @@ def _filled(task: _Task, template: Template, reference: Any) -> GraphSet:
     task.scratch.mkdir(parents=True, exist_ok=True)
     place = building.place_for(task.strategy, context, task.scratch)
     written = graph_file.write(models, staging, place, context.limits.threads)
-    shared = marks.sharing({role: models[name] for role, name in record.roles.items()})
+    shared = sharing({role: models[name] for role, name in record.roles.items()})
     graph_file.let_go(models.values())
     task.weights.unmap()
     for path in written.values():

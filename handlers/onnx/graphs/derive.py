@@ -17,7 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import fuse
+from handlers.onnx.attention.fusing import fuse, sharing
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import Graph, GraphSet, copy_beside, read
@@ -48,7 +48,7 @@ def derive(
                 models[one.file] = fuse(models[one.file])
         graph_file.describe(models[one.file], {"ckptd.dtype": dtype})
     reporter.progress(0.7, "saving the graphs")
-    extra = marks.marked(source.extra, shared=marks.sharing({one.role: models[one.file] for one in source.graphs}))
+    extra = marks.marked(source.extra, shared=sharing({one.role: models[one.file] for one in source.graphs}))
     written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
     models.clear()
     for path in written.values():

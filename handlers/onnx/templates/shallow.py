@@ -67,6 +67,7 @@ def write(weights: Weights, target: Path, stack: Stack | None, *, fewer_tokens: 
     text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     vocabulary = _vocabulary(text) if fewer_tokens else 0
     if stack is not None:
+        _say_all(source, text, len(stack.kinds))
         _cut(config, text, stack)
     if vocabulary:
         text["vocab_size"] = TOKENS
@@ -113,6 +114,14 @@ def _replace_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
 
     for one in (config, text):
         one.update({key: other(value) for key, value in one.items() if key.endswith("token_id")})
+
+
+def _say_all(source: Path, text: dict[str, Any], depth: int) -> None:
+    """Write into a configuration what transformers reads into it for each layer: it would be something else for fewer layers."""
+    loaded = transformers.AutoConfig.from_pretrained(source, local_files_only=True).get_text_config().to_dict()
+    for key, value in loaded.items():
+        if isinstance(value, list | tuple) and len(value) == depth and text.get(key) is None:
+            text[key] = list(value)
 
 
 def _cut(config: dict[str, Any], text: dict[str, Any], stack: Stack) -> None:
