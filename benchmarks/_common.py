@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -70,6 +71,12 @@ def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> t
             output.seek(0)
             raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}:\n{output.read().decode(errors='replace')[-3000:]}")
     return seconds, usage.ru_maxrss * 1024
+
+
+def children_cpu() -> float:
+    """Processor seconds of all children that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def in_turns(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any = None) -> dict[str, list[tuple[float, int]]]:

@@ -88,9 +88,13 @@ def exported(
 ) -> tuple[dict[str, Any], Path, Path | None]:
     """Both exports of a model: (figures whose names end in `label`, our folder, optimum's). `traced`: ours without a template too."""
 
+    spent = [_common.children_cpu()]
+
     def cost(whose: str, made: Path, seconds: float, peak: int) -> dict[str, Any]:
+        spent.append(_common.children_cpu())
         return {
             f"{whose}export_seconds_{label}": round(seconds, 1), f"{whose}export_peak_mb_{label}": round(peak / 1e6),
+            f"{whose}export_cpu_seconds_{label}": round(spent[-1] - spent[-2], 1),
             f"{whose}export_peak_over_graph_{label}": round(peak / size(made), 2), f"{whose}graph_mb_{label}": round(size(made) / 1e6, 1),
         }  # fmt: skip
 
