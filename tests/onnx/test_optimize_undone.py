@@ -147,13 +147,16 @@ def test_noise_is_not_slowness() -> None:
     assert timing.judge(steady, [1.01 * one for one in steady]) == "equal"
 
 
-def test_both_graphs_take_turns_and_each_is_first_as_often() -> None:
+@pytest.mark.parametrize(("tick", "least"), [(0.01, "ENOUGH"), (0.06, "LEAST"), (1.0, "FEW")])
+def test_both_graphs_take_turns_and_each_is_first_as_often(tick: float, least: str) -> None:
+    """`tick`: seconds between two looks at the clock."""
     order: list[str] = []
-    ticks = iter(range(10_000))
-    outcome = timing.race(lambda: order.append("before"), lambda: order.append("after"), clock=lambda: float(next(ticks)))
+    ticks = (tick * number for number in range(10_000))
+    outcome = timing.race(lambda: order.append("before"), lambda: order.append("after"), clock=lambda: next(ticks))
     assert order[4:8] == ["before", "after", "after", "before"]
-    assert order.count("before") == order.count("after") >= timing.LEAST
-    assert outcome == timing.Race(1.0, 1.0, "equal")
+    assert getattr(timing, least) <= order.count("before") - timing.WARMING <= getattr(timing, least) + 2
+    assert order.count("before") == order.count("after")
+    assert outcome.verdict == "equal" and outcome.before == pytest.approx(tick) == outcome.after
 
 
 def test_a_graph_that_is_neither_smaller_nor_faster_is_not_worth_a_change(qwen3: Exported, tmp_path: Path) -> None:

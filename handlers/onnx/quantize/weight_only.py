@@ -121,7 +121,10 @@ def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output
         EXACT: {graph.role: open_session(staging / graph.file, threads) for graph in made.graphs},
         FAST: {role: open_session(path, threads) for role, path in fast.items()},
     }
-    choice = choose(measure(sessions, calls, calls[: -(-len(calls) // TRIAL_TEXTS)]), _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None)
+    choice = choose(
+        measure(sessions, calls, calls[: -(-len(calls) // TRIAL_TEXTS)]),
+        _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None,
+    )
     sessions.clear()
     for graph in made.graphs:
         if choice.level == FAST:
