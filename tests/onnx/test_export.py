@@ -145,3 +145,13 @@ def test_the_stage_optimizes_its_graphs_when_asked_and_says_what_came_of_each_st
     assert {step["name"] for step in figures["steps"]} >= {"fold", "slim"}
     assert all(isinstance(step["kept"], bool) and step["reason"] for step in figures["steps"])
     assert_equal_to_torch(made, 3, (6, 1, 1), 2)
+
+
+# A tracer that meets its sliced buffers does not end. Texts are longer than its windows, so that both kinds of layers are told apart.
+@pytest.mark.slow
+def test_gpt_neo_with_many_layers_is_exported(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    sizes = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "max_position_embeddings", "bos_token_id", "eos_token_id")}
+    source = make_model(tmp_path, "GPTNeo", num_layers=8, num_heads=4, attention_types=[[["global", "local"], 4]], window_size=6, **sizes)
+    exported = export(source)
+    assert exported.output.strategy == "dynamo-eager"
+    assert exported.output.figures["relative_error"] < 1e-5

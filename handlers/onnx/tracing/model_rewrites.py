@@ -116,6 +116,42 @@ def _masks_and_rotary(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+def _by_positions(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """GPT-Neo's attention with a mask that is computed from positions.
+
+    The model cuts its mask out of a buffer, by lengths; for each layer torch.export then solves a longer expression for the length than for
+    the one before, and with eight of them it does not come to an end.
+    """
+    window = module.config.window_size if module.attention_type == "local" else None
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.matmul(query.float(), key.float().transpose(-1, -2))
+        new, total = query.size(-2), key.size(-2)
+        keys, queries = torch.arange(total)[None, :], (torch.arange(new) + (total - new))[:, None]
+        seen = keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
+        scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        weights = torch.softmax(scores, dim=-1).to(value.dtype)
+        return torch.matmul(weights, value), weights
+
+    return attend
+
+
+@contextlib.contextmanager
+def _masks_by_positions(model: torch.nn.Module) -> Iterator[None]:
+    found: list[Any] = [module for module in model.modules() if type(module).__name__ == "GPTNeoSelfAttention"]
+    for module in found:
+        module._attn = _by_positions(module)
+    try:
+        yield
+    finally:
+        for module in found:
+            del module._attn
+
+
 @contextlib.contextmanager
 def _operators(model: torch.nn.Module) -> Iterator[None]:
     """transformers' own replacements for operators that have no translation, where this release of it has them."""
@@ -135,6 +171,8 @@ REWRITES: Mapping[str, Callable[[torch.nn.Module], contextlib.AbstractContextMan
 }
 
 
-def rewritten(name: str, model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Context manager in which `model` is traced with a replacement."""
-    return REWRITES[name](model)
+@contextlib.contextmanager
+def rewritten(name: str, model: torch.nn.Module) -> Iterator[None]:
+    """`model` is traced with a replacement, and with those of code that no tracer gets through."""
+    with _masks_by_positions(model), REWRITES[name](model):
+        yield
