@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,11 @@ def versions(*names: str) -> dict[str, str]:
     return found
 
 
-def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> tuple[float, int]:
+def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None, good: Collection[int] = (0,)) -> tuple[float, int]:
     """Run a command to its end: (wall seconds, peak resident set in bytes of that process alone).
 
     The kernel counts a child's peak from its parent's size at the fork, so a caller that asks for peaks has to stay small itself
-    (no torch). Output is shown only when the command fails. Raises RuntimeError when it does.
+    (no torch). Output is shown only when the command fails, with another exit code than the `good` ones. Raises RuntimeError when it does.
     """
     with tempfile.TemporaryFile() as output:
         started = time.perf_counter()
@@ -67,7 +67,7 @@ def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> t
         _, status, usage = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode != 0:
+        if child.returncode not in good:
             output.seek(0)
             raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}:\n{output.read().decode(errors='replace')[-3000:]}")
     return seconds, usage.ru_maxrss * 1024

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import _common, _stages
 from daemon.toolchains.registry import Toolchains
 
+FAILED_CHECK = 3
+"""Exit code of an export of which some variant failed its check: with random weights, int8 may."""
 RUN = """
 import sys
 from pathlib import Path
@@ -99,16 +100,12 @@ def by_ckptd(base: Path, checkpoint: Path, folder: Path) -> list[int]:
         "-m", "daemon", "export", str(checkpoint), "--base", str(base), "-c", str(configuration), "-o", str(output),
         *(word for variant in ("pytorch", "onnx", "onnx-int8") for word in ("--to", variant)),
     )  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(_common.ROOT), "XDG_STATE_HOME": str(folder / "state")}
-    with open(folder / "log.txt", "w") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+    _, peak = _common.run_child(command, env={"XDG_STATE_HOME": str(folder / "state")}, good=(0, FAILED_CHECK))
     reports = list(output.rglob("report.json"))
     made = {one["variant"] for one in json.loads(reports[0].read_text())["artifacts"]} if reports else set()
     if not {"pytorch", "onnx", "onnx-int8"} <= made:
-        raise RuntimeError(f"{checkpoint} gave {sorted(made)}:\n{(folder / 'log.txt').read_text()[-3000:]}")
-    return [usage.ru_maxrss * 1024]
+        raise RuntimeError(f"{checkpoint} gave {sorted(made)}")
+    return [peak]
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -52,7 +52,7 @@ _stop = StopFlag()
 
 
 def bind(limits: ChildLimits) -> None:
-    """Tie this process to its parent and take the scheduling class that `limits` names.
+    """Tie this process to its parent, take the scheduling class that `limits` names, and collect garbage less often.
 
     The kernel kills the child when the parent's spawning thread ends. Between fork and this call nothing does,
     so a child that already has another parent ends itself.

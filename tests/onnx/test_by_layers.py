@@ -134,8 +134,8 @@ def held(path: Path) -> int:
     return found
 
 
-@pytest.mark.parametrize("passing", [True, False])
-def test_a_session_lets_go_of_the_pages_that_it_has_read(passing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("releasing", [True, False])
+def test_a_session_lets_go_of_the_pages_that_it_has_read(releasing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_LARGE", 1 << 20)
     weight = np.random.default_rng(1).normal(size=(512, 2048)).astype(np.float32)
     values = [
@@ -148,12 +148,12 @@ def test_a_session_lets_go_of_the_pages_that_it_has_read(passing: bool, tmp_path
     node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape((2, 2048))
     graph = ir.Graph(values[:1], node.outputs, nodes=[node], initializers=values[1:], opset_imports={"": 18}, name="g")
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "m.onnx", external_data="m.onnx.data")
-    session = sessions.open_session(tmp_path / "m.onnx", 1, sessions.MappedWeights(passing=passing))
+    session = sessions.open_session(tmp_path / "m.onnx", 1, sessions.MappedWeights(releasing=releasing))
     given = np.ones((2, 512), np.float32)
     for _ in range(3):
         np.testing.assert_allclose(session.run(None, {"x": given})[0], given @ weight, rtol=1e-3, atol=1e-3)
     left = held(tmp_path / "m.onnx.data")
-    assert left < weight.nbytes // 4 if passing else left >= weight.nbytes
+    assert left < weight.nbytes // 4 if releasing else left >= weight.nbytes
 
 
 def test_a_transposed_view_is_written_as_the_matrix_that_it_is(tmp_path: Path) -> None:

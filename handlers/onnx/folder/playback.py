@@ -105,7 +105,7 @@ class Player:
             raise UnknownInputError(f"graphs with the roles {strange} are not known")
         self._graphs = known
         self._start = _start_token(folder)
-        weights = MappedWeights(passing=True)
+        weights = MappedWeights(releasing=True)
         self._sessions = sessions or {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
 
     def play(self, ids: Sequence[int]) -> Iterator[GraphRun]:

@@ -41,7 +41,7 @@ Opener = Callable[[Path, Signature, int], Session]
 def open_graph(path: Path, signature: Signature, threads: int) -> onnxruntime.InferenceSession:
     """A session of the graph, once it is known to load and to have the signature's names and axes; else GraphMismatchError."""
     try:
-        session = open_session(path, threads, MappedWeights(passing=True))
+        session = open_session(path, threads, MappedWeights(releasing=True))
     except RuntimeError as error:
         raise GraphMismatchError(f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}") from None
     _check_names(session, signature)

@@ -6,7 +6,6 @@ A session that is only asked for answers can do without onnxruntime's own copy o
 from __future__ import annotations
 
 import contextlib
-import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,12 +16,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.onnx.graphs import pages
 from handlers.onnx.graphs.graph_file import GraphFile
 from handlers.onnx.graphs.graphset import Graph, Port
 
 _NUMPY = {"float": "float32", "double": "float64"}
 _LARGE = 256 << 20
-"""Bytes of a file whose pages are let go."""
+"""Bytes of a file whose pages are released."""
 _PAUSE = 0.02
 """Seconds: what is read in them is what is held."""
 _MAPPED = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64, ir.DataType.INT8, ir.DataType.UINT8})
@@ -34,23 +34,23 @@ class MappedWeights:
     Such sessions compute with the files' pages, which the kernel may take back; products of many rows are up to a quarter slower than with
     the copy that onnxruntime otherwise makes in the order that its kernels like.
 
-    With `passing`, pages of large files are let go while a session runs, so that the process never holds many of them: they stay in the
+    With `releasing`, pages of large files are released while a session runs, so that the process never holds many of them: they stay in the
     page cache as long as there is room, and are mapped again when they are read again. Times measured meanwhile are not those of the graph.
     """
 
-    def __init__(self, *, passing: bool = False) -> None:
+    def __init__(self, *, releasing: bool = False) -> None:
         self._files: dict[str, np.memmap] = {}
-        self._passing = passing
+        self._releasing = releasing
 
     @contextlib.contextmanager
-    def let_pass(self) -> Iterator[None]:
-        """Meanwhile, pages are let go every few milliseconds, if that was asked for and is worth it."""
-        files = [one for one in self._files.values() if self._passing and one.size > _LARGE]
+    def released(self) -> Iterator[None]:
+        """Meanwhile, pages are released every few milliseconds, if that was asked for and is worth it."""
+        files = [one for one in self._files.values() if self._releasing and one.size > _LARGE]
         if not files:
             yield
             return
         ended = threading.Event()
-        thread = threading.Thread(target=_let_go, args=(files, ended), daemon=True)
+        thread = threading.Thread(target=_release, args=(files, ended), daemon=True)
         thread.start()
         try:
             yield
@@ -75,29 +75,27 @@ class MappedWeights:
         return np.ndarray(tensor.shape.numpy(), tensor.dtype.numpy(), self._files[name], tensor.offset or 0)
 
 
-def _let_go(files: Sequence[np.memmap], ended: threading.Event) -> None:
+def _release(files: Sequence[np.memmap], ended: threading.Event) -> None:
     waiting = True
     while waiting:
         waiting = not ended.wait(_PAUSE)
         for one in files:
-            pages: mmap.mmap = one._mmap  # type: ignore[attr-defined]  # numpy's own map of the file, which it keeps open
-            pages.madvise(mmap.MADV_DONTNEED)
+            pages.release(one)
 
 
 class _MappedSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # it has no types
     """Holds its weights as long as it lives: onnxruntime itself knows only where they are."""
 
     def __init__(self, path: Path, options: onnxruntime.SessionOptions, weights: MappedWeights) -> None:
-        self._held, self._weights = weights.of(path), weights
-        values = self._held
+        self._weights, self._held = weights, weights.of(path)
         options.add_session_config_entry("session.disable_prepacking", "1")
-        for name, value in values.items():
+        for name, value in self._held.items():
             options.add_initializer(name, value)
         super().__init__(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, *given: Any, **named: Any) -> Any:
         """See `onnxruntime.InferenceSession.run`."""
-        with self._weights.let_pass():
+        with self._weights.released():
             return super().run(*given, **named)
 
 

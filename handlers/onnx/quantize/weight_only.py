@@ -121,10 +121,9 @@ def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output
         EXACT: {graph.role: open_session(staging / graph.file, threads) for graph in made.graphs},
         FAST: {role: open_session(path, threads) for role, path in fast.items()},
     }
-    choice = choose(
-        measure(sessions, calls, calls[: -(-len(calls) // TRIAL_TEXTS)]),
-        _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None,
-    )
+    one_text = -(-len(calls) // TRIAL_TEXTS)  # its share of the calls, rounded up
+    trials = measure(sessions, calls, calls[:one_text])
+    choice = choose(trials, _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None)
     sessions.clear()
     for graph in made.graphs:
         if choice.level == FAST:

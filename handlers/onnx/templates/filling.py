@@ -102,4 +102,4 @@ class _Filled(ir.LazyTensor):
             written += block.nbytes
         if written != self.nbytes:
             raise ValueError(f"{self.name} has {written} bytes, not {self.nbytes}")
-        self._weights.pass_over(self._source.tensors)
+        self._weights.release(self._source.tensors)

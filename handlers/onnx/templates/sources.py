@@ -52,9 +52,7 @@ class Source:
             parts = [part.read(tensor) for part in self.parts]
             found = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
         else:
-            found = tensor(self.tensor)
-            found = turned(found) if self.turned else found.astype(np.float32, copy=False)
-            found = found + np.float32(self.added) if self.added else found
+            found = self._computed(tensor(self.tensor))
         if math.prod(found.shape) != math.prod(self.shape):
             raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {found.shape}, not {self.shape}")
         return np.ascontiguousarray(found).reshape(self.shape)
@@ -72,9 +70,12 @@ class Source:
         lines = stored if self.turned else stored.reshape(-1)
         step = max(1, elements // len(lines)) if self.turned else elements
         for first in range(0, lines.shape[-1], step):
-            piece = lines[..., first : first + step]
-            piece = turned(piece) if self.turned else piece.astype(np.float32, copy=False)
-            yield np.ascontiguousarray(piece + np.float32(self.added) if self.added else piece)
+            yield np.ascontiguousarray(self._computed(lines[..., first : first + step]))
+
+    def _computed(self, stored: np.ndarray) -> np.ndarray:
+        """A tensor, or a piece of it, as the weight has it: in fp32, turned, with what is added."""
+        found = turned(stored) if self.turned else stored.astype(np.float32, copy=False)
+        return found + np.float32(self.added) if self.added else found
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""

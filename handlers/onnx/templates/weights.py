@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from daemon.contract.safetensors import TensorInfo, parse_header
 from handlers.models.folder import ModelFolder
+from handlers.onnx.graphs import pages
 
 _COMPARED = 16 << 20
 """Bytes that are compared at once: the answers take as much memory."""
@@ -74,14 +74,13 @@ class Weights:
             self._files[path] = np.memmap(path, np.uint8, mode="r")
         return self._files[path][info.start : info.end]
 
-    def pass_over(self, names: Iterable[str]) -> None:
+    def release(self, names: Iterable[str]) -> None:
         """The pages of these tensors count for this process no more until they are read again."""
         for name in names:
-            info, folder = self.infos[name], name.rpartition("/")[0]
-            pages: mmap.mmap | None = getattr(self._files.get(self.folder / folder / info.file), "_mmap", None)
-            if pages is not None and info.end > info.start:
-                first = info.start - info.start % mmap.PAGESIZE
-                pages.madvise(mmap.MADV_DONTNEED, first, info.end - first)
+            info = self.infos[name]
+            file = self._files.get(self.folder / name.rpartition("/")[0] / info.file)
+            if file is not None:
+                pages.release(file, info.start, info.end)
 
     def unmap(self) -> None:
         """Let go of the mapped files, so that their pages count for this process no more; what is read later maps them again."""

@@ -119,8 +119,7 @@ def _masks_and_rotary(model: torch.nn.Module) -> Iterator[None]:
 def _by_positions(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """GPT-Neo's attention with a mask that is computed from positions.
 
-    The model cuts its mask out of a buffer, by lengths; for each layer torch.export then solves a longer expression for the length than for
-    the one before, and with eight of them it does not come to an end.
+    The model cuts its mask out of a buffer, by the numbers of tokens; with eight layers that do so, torch.export does not come to an end.
     """
     window = module.config.window_size if module.attention_type == "local" else None
 
