@@ -96,10 +96,9 @@ def _examined(
         output.warnings += room.told(variant.name, whole, reference, about.context_length)
         if weighed and (told := worker.ask(CompareWeights(source=weighed)).reason):
             weights.append(told)
-        examination = examine(
-            worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
-        )
-        said = answers.given(worker, reference.samples)
+        merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
+        examination = examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress)
+        said = answers.given(worker, reference.samples, exact=exact)
         stats = worker.ask(AskStats())
     rows_of, went_on = partial(logits_file, outputs), [one.tokens for one in examination.prompts]
     scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)

@@ -38,7 +38,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         what = "Artifacts were compared only with the live model, and speed was not compared with PyTorch"
         output.warnings.append(f"{what}, because the merged model could not be run: {error.cause}.")
         return output
-    record.mark_comparable(staging)
+    record.mark_comparable(staging, [one.tokens or [] for one in examination.prompts])
     output.figures["merged"] = record.finite(examination.figures.written())
     if published:
         limits = context.work.validation.thresholds.get(published)
@@ -53,8 +53,8 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     spec = EngineSpec(engine=engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
-        examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
-        said = answers.given(worker, reference.samples)
+        examination = examine(worker, reference, logits, None, tokenizer=published is not None, exact=True, progress=reporter.progress)
+        said = answers.given(worker, reference.samples, exact=True)
         stats = worker.ask(AskStats())
     rows_of, went_on = partial(logits_file, logits), [one.tokens for one in examination.prompts]
     scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)

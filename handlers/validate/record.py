@@ -21,7 +21,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, Fallback, StageContext,
 from daemon.contract.jobs.plan import check_of
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
-from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.examination import Examination, Merged
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -89,14 +89,17 @@ def read_reference(folder: Path) -> Reference:
         ) from None
 
 
-def mark_comparable(folder: Path) -> None:
-    """The merged model's logits in this folder are whole, so that artifacts can be compared with them."""
-    _write(folder / _MERGED, {"logits": _LOGITS})
+def mark_comparable(folder: Path, tokens: list[list[int]]) -> None:
+    """The merged model's logits in this folder are whole, so that artifacts can be compared with them. `tokens`: what it decoded."""
+    _write(folder / _MERGED, {"logits": _LOGITS, "tokens": tokens})
 
 
-def merged_logits(folder: str | None) -> Path | None:
-    """The merged model's logits in the output of its stage; None where it could not be run."""
-    return Path(folder) / _LOGITS if folder is not None and (Path(folder) / _MERGED).is_file() else None
+def read_merged(folder: str | None) -> Merged | None:
+    """What the stage of the merged model found, by its output; None where it could not be run."""
+    path = Path(folder or "", _MERGED)
+    if folder is None or not path.is_file():
+        return None
+    return Merged(path.parent / _LOGITS, json.loads(path.read_bytes()).get("tokens", []))
 
 
 def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examination: Examination | None, reporter: Reporter) -> None:

@@ -17,7 +17,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.onnx.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.examination import Examination, Merged, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
@@ -59,8 +59,9 @@ class Bench:
         engine, subject = catalog().variants[variant].limits.engine, self.subject
         spec = EngineSpec(engine=engine, folder=str(folder), task=subject.task, sentence=subject.sentence)
         outputs = self.outputs(folder)
-        direct = cast(EngineWorker, Direct(variant, spec))
-        return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
+        direct, exact = cast(EngineWorker, Direct(variant, spec)), catalog().variants[variant].limits.exact
+        merged = None if against is None else Merged(against)
+        return examine(direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=lambda fraction, message: None)
 
     def told_of_weights(self, variant: str, folder: Path) -> str | None:
         """Why its weights are not those of the merged model, where its engine compares them."""

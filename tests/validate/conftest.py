@@ -17,7 +17,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, ChildLim
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks.examination import examine
+from handlers.validate.checks.examination import Merged, examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.folders import special_tokens
@@ -155,10 +155,10 @@ class Measured:
 
     def check(self, variant: str, folder: Path) -> ArtifactCheck:
         """Run one folder in a worker and judge it by the default thresholds."""
-        spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder))
-        with EngineWorker(variant, spec, self.scratch, LIMITS) as worker:
+        limits, outputs, merged = catalog().variants[variant].limits, self.scratch / "outputs", Merged(self.merged)
+        with EngineWorker(variant, EngineSpec(engine=limits.engine, folder=str(folder)), self.scratch, LIMITS) as worker:
             examination = examine(
-                worker, self.reference, self.scratch / "outputs", self.merged, tokenizer=True, progress=lambda fraction, message: None
+                worker, self.reference, outputs, merged, tokenizer=True, exact=limits.exact, progress=lambda fraction, message: None
             )
         return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
 

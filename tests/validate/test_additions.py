@@ -52,7 +52,7 @@ def checked(base: Path, first: Path, merged: Path, scratch: Path, weight: float,
     assert reference.adapter is not None and reference.adapter.error_max is not None
     assert reference.adapter.error_max > 0.05, "the bare base is bare of all adapters"
     artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged))))
-    found = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, progress=quiet)
+    found = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=quiet)
     return judge("pytorch", catalog().variants["pytorch"].limits, found, catalog().thresholds["pytorch"])
 
 

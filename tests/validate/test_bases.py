@@ -51,7 +51,7 @@ def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on:
     live = LiveModel(live_worker(base, pin, subject.task), subject, live_on)
     reference = measure(live, models.TEXTS[:3], options, scratch, QUIET)
     artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
-    examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, progress=QUIET)
+    examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=QUIET)
     return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"])
 
 

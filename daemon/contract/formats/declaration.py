@@ -44,6 +44,10 @@ class Thresholds(Frozen):
     """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
 
 
+EXACT_CACHE = 1e-3
+"""`Limits.cache` of a form that rounds nothing but fp32's last digits."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How an artifact is run, and how far it may differ from itself, in units of the standard deviation of the reference's logits.
@@ -72,6 +76,11 @@ class Limits:
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0
     """Raises the limits of cache and padding to this multiple of the artifact's largest error against the live model."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes what the merged model computes, so that each row of a batch gets what it gets alone."""
+        return self.cache <= EXACT_CACHE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
+from handlers.validate.checks.foresight import GROUP, of_answers
 from handlers.validate.checks.reference import Reference, greedy_likeness
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -30,13 +31,19 @@ Answers = Mapping[int, Answer]
 """By the sample's number; nothing for a sample without a prompt."""
 
 
-def given(worker: EngineWorker, samples: Sequence[Sample], *, bare: bool = False) -> Answers:
-    """A model's greedy answers; `bare`: without the adapter. Raises WorkerFailed where the worker fails."""
+def given(worker: EngineWorker, samples: Sequence[Sample], *, exact: bool, bare: bool = False) -> Answers:
+    """A model's greedy answers; `bare`: without the adapter, `exact`: see `examination.examine`. Raises WorkerFailed where the worker
+    fails."""
+    asked = {
+        number: Greedy(ids=sample.prompt, tokens=sample.steps, least=1, stop=True, bare=bare)
+        for number, sample in enumerate(samples)
+        if sample.prompt is not None and sample.answer is not None
+    }
     found = {}
-    for number, sample in enumerate(samples):
-        if sample.prompt is None or sample.answer is None:
-            continue
-        tokens = worker.ask(Greedy(ids=sample.prompt, tokens=sample.steps, least=1, stop=True, bare=bare)).tokens
+    for place, (number, request) in enumerate(asked.items()):
+        if place % GROUP == 0 and exact and worker.load().together:
+            of_answers(worker, list(asked.values())[place : place + GROUP])
+        tokens = worker.ask(request).tokens
         found[number] = Answer(tokens, worker.ask(Decode(ids=tokens)).text)
     return found
 
@@ -45,7 +52,7 @@ def of_live(live: EngineWorker, reference: Reference) -> Answers:
     """Ask the live model and keep its answers with the samples. Where it can't answer, as at the end of a short context, no model is
     asked, and a warning says so. Raises WorkerFailed where the worker is lost."""
     try:
-        answers = given(live, reference.samples)
+        answers = given(live, reference.samples, exact=True)
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
@@ -61,7 +68,7 @@ def of_live(live: EngineWorker, reference: Reference) -> Answers:
 def of_base(live: EngineWorker, reference: Reference) -> Answers | None:
     """The same of the base without the adapter, for people to compare with; None where it can't answer."""
     try:
-        answers = given(live, reference.samples, bare=True)
+        answers = given(live, reference.samples, exact=True, bare=True)
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise

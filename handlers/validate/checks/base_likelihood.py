@@ -16,7 +16,8 @@ from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
 from handlers.validate.arithmetic.comparison import Comparison, surprise
-from handlers.validate.checks.reference import Progress, Reference, teacher_forced
+from handlers.validate.checks.foresight import Progress
+from handlers.validate.checks.reference import Reference, teacher_forced
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CanRebase, Rebase
 

@@ -6,7 +6,7 @@ Called by the validate stage for the merged model and for every variant.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
 from handlers.validate.checks import worst
-from handlers.validate.checks.foresight import GROUP, of_examination
+from handlers.validate.checks.foresight import GROUP, Progress, of_examination
 from handlers.validate.checks.reference import (
-    Progress,
     Reference,
     answer_text,
     greedy_likeness,
@@ -80,13 +79,23 @@ class Examination:
     """The base without the adapter beside the live model; None where there is none."""
 
 
+@dataclass(frozen=True)
+class Merged:
+    """What the merged model in PyTorch says of the prompts of the whole reference."""
+
+    logits: Path
+    """Folder of its logits, see `logits_file`."""
+    tokens: Sequence[list[int]] = ()
+    """What it decoded; nothing for encoders."""
+
+
 def examine(
-    worker: EngineWorker, reference: Reference, outputs: Path, merged: Path | None, *, tokenizer: bool, progress: Progress
+    worker: EngineWorker, reference: Reference, outputs: Path, merged: Merged | None, *, tokenizer: bool, exact: bool, progress: Progress
 ) -> Examination:
     """Load the worker's model and compare it with the live model, with `merged` and with itself.
 
-    `outputs` and `merged` are folders of logits, one file a prompt (`logits_file`): the first is written, the second
-    read when it is not None. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
+    `outputs` is a folder that receives the logits, see `logits_file`. `exact`: texts of one batch do not affect each other, so that they
+    may be run together. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
     """
     about = worker.load()
     result = Examination()
@@ -99,9 +108,10 @@ def examine(
     outputs.mkdir(exist_ok=True)
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     for number, sample in enumerate(reference.samples):
-        if about.together and number % GROUP == 0:
+        if about.together and exact and number % GROUP == 0:
             padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
-            of_examination(worker, reference.samples[number : number + GROUP], padding, progress)
+            drafts = [_draft(reference, place, merged) for place in range(number, min(number + GROUP, len(reference.samples)))]
+            of_examination(worker, reference.samples[number : number + GROUP], drafts, padding, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
         with _comparable():
@@ -109,7 +119,7 @@ def examine(
             figures = PromptFigures(**rows[-1].summary.given)
             if merged is not None:
                 figures = figures.plus(
-                    merged_error_max_absolute=largest_error(np.load(logits_file(merged, reference.number(number))), logits)
+                    merged_error_max_absolute=largest_error(np.load(logits_file(merged.logits, reference.number(number))), logits)
                 )
         if sample.base_logits is not None:
             tuned.add(wanted[sample.base_rows], np.load(sample.base_logits), logits[sample.base_rows], same_text=sample.piece)
@@ -128,6 +138,12 @@ def examine(
     if (found := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=found)
     return result
+
+
+def _draft(reference: Reference, place: int, merged: Merged | None) -> list[int]:
+    """What an artifact will decode if it is sound: what the merged model did, whose weights it has. Nothing where that is not known."""
+    number = reference.number(place)
+    return list(merged.tokens[number]) if merged is not None and number < len(merged.tokens) else []
 
 
 def _growth_figures(reference: Reference, rows: list[Rows], prompts: list[PromptFigures]) -> CheckFigures:

@@ -1,7 +1,8 @@
-"""Tells a model that is read layer by layer what it will be asked, so that its weights are read once for many prompts, not once for each.
+"""Tells a model what it will be asked, so that many prompts are run in little more time than one.
 
-Called while the prompts are gone through, before each group of them. It decides nothing: what is asked without having been told here gets
-the same answer, and takes passes of its own.
+A model that is read layer by layer then reads its weights once for all of them; another decodes them as the rows of one batch. Called
+while the prompts are gone through, before each group of them. It decides nothing: what is asked without having been told here gets the same
+answer, and takes passes of its own.
 """
 
 from __future__ import annotations
@@ -12,33 +13,48 @@ from typing import Any
 from daemon.contract.formats.stages import LAYERWISE_PROMPTS
 from handlers.validate.checks.samples import Sample
 from handlers.validate.workers.client import EngineWorker
-from handlers.validate.workers.protocol import Ahead, Greedy, Padding, Request, Teacher
+from handlers.validate.workers.protocol import Ahead, Decoding, Greedy, Padding, Request, Teacher
 
 GROUP = LAYERWISE_PROMPTS
 """Prompts that are run together."""
 
-_Progress = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 
-def of_reference(live: EngineWorker, prompts: Sequence[Greedy], adapted: bool, shown: int, progress: _Progress) -> None:
-    """The prompts' decoding, that of the first `shown` by the base without the adapter, and the passes over all that was decoded."""
+def of_reference(live: EngineWorker, prompts: Sequence[Greedy], adapted: bool, shown: int, progress: Progress) -> list[Decoding | None]:
+    """The prompts' decoding, that of the first `shown` by the base without the adapter, and the passes over all that was decoded.
+
+    Gives what was decoded, where a model had to be asked for it before its passes: asked again, it would decode again.
+    """
     bare = [request.model_copy(update={"bare": True}) for request in prompts[:shown]] if adapted else []
-    _tell(live, [*prompts, *bare], progress)
-    passes = [Teacher(ids=request.ids, targets=live.ask(request).tokens, keep=[], out="") for request in prompts]
+    if _tell(live, [*prompts, *bare], progress) == 0:
+        return [None] * len(prompts)
+    decoded = [live.ask(request) for request in prompts]
+    passes = [Teacher(ids=request.ids, targets=one.tokens, keep=[], out="") for request, one in zip(prompts, decoded, strict=True)]
     _tell(live, [*passes, *(request.model_copy(update={"bare": True}) for request in passes if adapted)], progress)
+    return list(decoded)
 
 
-def of_examination(worker: EngineWorker, samples: Sequence[Sample], padding: Sequence[Padding], progress: _Progress) -> None:
-    """What `examination.examine` asks of a language model about these samples, and `padding`."""
+def of_examination(
+    worker: EngineWorker, samples: Sequence[Sample], drafts: Sequence[list[int]], padding: Sequence[Padding], progress: Progress
+) -> None:
+    """What `examination.examine` asks of a language model about these samples, of which it will probably say `drafts`, and `padding`."""
     requests: list[Request[Any]] = list(padding)
-    for sample in samples:
+    for sample, draft in zip(samples, drafts, strict=True):
         requests.append(Teacher(ids=sample.ids, targets=sample.tokens, keep=[], out=""))
-        requests.append(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True))
+        requests.append(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True, draft=draft))
     _tell(worker, requests, progress)
 
 
-def _tell(worker: EngineWorker, requests: Sequence[Request[Any]], progress: _Progress) -> None:
+def of_answers(worker: EngineWorker, requests: Sequence[Greedy]) -> None:
+    """Answers to prompts of the data."""
+    _tell(worker, requests, lambda share, what: None)
+
+
+def _tell(worker: EngineWorker, requests: Sequence[Request[Any]], progress: Progress) -> int:
+    """Passes that the model went ahead with over its weights."""
     going = worker.ask(Ahead(requests=[request.line for request in requests]))
     while going.more:
         progress(0.0, f"{worker.name}, layer by layer, {going.passes} passes over the weights")
         going = worker.ask(Ahead())
+    return going.passes

@@ -6,7 +6,7 @@ fp32. Logits are kept for at most LOGITS_BYTES; beyond that, evenly spaced posit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from handlers.validate.arithmetic import fine_tuning
 from handlers.validate.arithmetic.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
 from handlers.validate.arithmetic.degeneration import Degeneration
 from handlers.validate.checks import segments
-from handlers.validate.checks.foresight import GROUP, of_reference
+from handlers.validate.checks.foresight import GROUP, Progress, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
@@ -29,6 +29,7 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import (
     CountInputTokens,
     Decode,
+    Decoding,
     Encode,
     Greedy,
     ListSpecialTokens,
@@ -48,8 +49,6 @@ PADDED_ROWS = 4
 PADDED_STEPS = 4
 PADDING_LIMIT = 1e-3
 """Largest |Δ|, in standard deviations of the outputs, by which the live model may differ from itself in a padded batch."""
-
-Progress = Callable[[float, str], None]
 
 
 @dataclass
@@ -139,11 +138,12 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     samples, total, text = list[Sample](), 0, ""
     base_tokens, losses = list[tuple[list[int], list[int]]](), list[np.ndarray]()
+    ahead = list[Decoding | None]()
     for number, one in enumerate(rows):
-        if about.together and number % GROUP == 0:
-            _tell(asked, rows, number, about.adapted, progress)
+        if number % GROUP == 0:
+            ahead += _tell(asked, rows, number, about.adapted, progress) if about.together else [None] * GROUP
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
-        sample, possible = _run(asked, one, folder / f"live-{number}.npy")
+        sample, possible = _run(asked, one, folder / f"live-{number}.npy", ahead[number])
         total += possible
         logits = np.load(sample.logits)
         if not np.isfinite(logits).all():
@@ -256,12 +256,12 @@ def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple
     return max(1, context - count), count
 
 
-def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
-    """The sample, whose logits `path` receives, and the number of rows that could be compared."""
+def _run(asked: _Asked, one: Encoded, path: Path, decoded: Decoding | None) -> tuple[Sample, int]:
+    """The sample, whose logits `path` receives, and the number of rows that could be compared. `decoded`: what follows, if known."""
     live, subject, special = asked.live, asked.subject, asked.special
     ids, tokens, places = one.ids[: asked.room], [], None
     if subject.kind != "encoder":
-        tokens = live.ask(Greedy(ids=ids, tokens=asked.count, least=asked.least, stop=True)).tokens
+        tokens = (decoded or live.ask(Greedy(ids=ids, tokens=asked.count, least=asked.least, stop=True))).tokens
     if subject.task == "fill-mask":
         ids, places = hidden(ids, special.tokens, special.mask)
     places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
@@ -353,12 +353,12 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
     return found
 
 
-def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> None:
-    """Tell a model that is read layer by layer what it will be asked for the next group of prompts."""
+def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> list[Decoding | None]:
+    """Tell a model that answers many requests together what it will be asked for the next group of prompts; see `of_reference`."""
     group = rows[first : first + GROUP]
     decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
     shown = max(0, SHOWN - first) if asked.readable else 0
-    of_reference(asked.live, decoded, adapted, shown, progress)
+    return of_reference(asked.live, decoded, adapted, shown, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:

@@ -69,16 +69,6 @@ class Layerwise:
         finally:
             self._bare = False
 
-    @property
-    def bare(self) -> bool:
-        """Whether tasks are started on the bare base."""
-        return self._bare
-
-    @property
-    def values(self) -> str:
-        """The base's values, as `merge.base` names them."""
-        return self._values
-
     def _begin(self, path: Path, task: str) -> skeleton.Skeleton:
         _return_memory()
         self.lockstep = Lockstep(self._switch)

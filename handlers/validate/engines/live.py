@@ -83,6 +83,7 @@ class Adapted(TorchModel):
 
     def rebase(self, values: str) -> int:
         """Put the adapter on the base that `merge.base` names; the number of tensors that were set."""
+        self._values = values
         return live_base.rebase(self._base, self._parameters, self._prefix, values, partly=not self.adapted)
 
     def streams(self) -> str | None:
@@ -93,7 +94,11 @@ class Adapted(TorchModel):
     def without_adapter(self) -> Iterator[None]:
         """Inside, the model is the bare base."""
         with self._model.disable_adapter():
-            yield
+            self._bare = True
+            try:
+                yield
+            finally:
+                self._bare = False
 
 
 class LiveEngine(Adapted, TorchEngine):

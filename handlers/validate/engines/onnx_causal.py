@@ -29,6 +29,8 @@ class OnnxEngine(OnnxFolder):
         self._outputs = ["logits", *(present(name) for name in self._model.past)]
         self._model.check_names("a language model", ["input_ids"], self._outputs, ["attention_mask", "position_ids"])
         self.vocabulary: int | None = self._model.width("logits")
+        self.batches = bool(self._model.past)
+        """Texts can be decoded in one batch; see `BatchingDriver`."""
         self.end_tokens: tuple[int, ...] = end_tokens(self._generation, self._config)
 
     def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:

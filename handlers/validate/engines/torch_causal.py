@@ -35,6 +35,8 @@ class TorchModel:
 
     adapted = False
     """There is an adapter that can be switched off."""
+    _bare = False
+    _values = "original"
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
@@ -58,6 +60,16 @@ class TorchModel:
         about = ("model_type", "max_position_embeddings", "pad_token_id")  # by getattr, since some configurations name them otherwise
         self.context_length: int | None = context_length({key: getattr(config, key, None) for key in about})
         self.pad: int = getattr(config, "pad_token_id", None) or 0
+
+    @property
+    def bare(self) -> bool:
+        """Whether the adapter is left out now."""
+        return self._bare
+
+    @property
+    def values(self) -> str:
+        """The base's values, as `merge.base` names them."""
+        return self._values
 
     def _plain(self) -> Any:
         """The model itself, without a wrapper around it."""
@@ -110,6 +122,11 @@ class TorchModel:
 
 class TorchEngine(TorchModel):
     """A language model."""
+
+    batches = True
+    """Texts can be decoded in one batch; see `BatchingDriver`."""
+    same_kernels = True
+    """A single row is computed by the code that computes a batch, which this project did not make."""
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)

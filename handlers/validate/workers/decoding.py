@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,14 +42,13 @@ class Batch:
         self.prefill, self._cache = engine.step(ids, self._mask, positions, None)
         """Logits (B, S, V) of the prompts; rows of padding mean nothing."""
 
-    def advance(self, tokens: Sequence[int]) -> np.ndarray:
-        """Append one token to each row; give the logits (B, V) after it."""
-        positions = self._mask.sum(axis=1, keepdims=True)
-        self._mask = np.concatenate([self._mask, np.ones((len(self._mask), 1), dtype=np.int64)], axis=1)
-        ids = np.asarray(tokens, dtype=np.int64)[:, None]
+    def advance(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        """Append tokens (B, K) to the rows; give the logits (B, K, V) after each."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        positions = self._mask.sum(axis=1, keepdims=True) + np.arange(ids.shape[1])
+        self._mask = np.concatenate([self._mask, np.ones_like(ids)], axis=1)
         logits, self._cache = self._engine.step(ids, self._mask, positions, self._cache)
-        last: np.ndarray = logits[:, -1]
-        return last
+        return logits
 
 
 def teacher_forced(engine: Engine, ids: Sequence[int]) -> np.ndarray:
@@ -97,8 +96,111 @@ def greedy(
         tokens.append(choose(row, [*prompt, *tokens]))
         if len(tokens) >= count or (tokens[-1] in end_tokens and len(tokens) >= least):
             break
-        row = batch.advance(tokens[-1:])[0]
+        row = batch.advance([tokens[-1:]])[0, -1]
     return Decoded(tokens, np.stack(rows), prefilled - started, time.perf_counter() - prefilled)
+
+
+STRIDE = 8
+"""Most tokens of a text that are run in one step, where they are known."""
+SINGLE = 2
+"""Steps of one token before the first and after the last of these."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text that is decoded beside others."""
+
+    prompt: Sequence[int]
+    count: int
+    """Rows of logits, of each of which a token is chosen."""
+    least: int = 0
+    end_tokens: Sequence[int] = ()
+    known: Sequence[int] = ()
+    """The first tokens that will probably be chosen: several of them are run in one step."""
+    forced: bool = False
+    """The known tokens are taken whatever the logits say."""
+
+
+def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
+    """Decode texts greedily as the rows of one padded batch; a row that has ended goes along until all have. Seconds are those of all.
+
+    Rows of which the model chooses another token than the one that was known are decoded once more, beside each other, since what came
+    after that token says nothing. None for one that then chooses otherwise than before.
+    """
+    found = _together(engine, rows)
+    again = [number for number, text in enumerate(found) if text.lost]
+    if again:
+        more = _together(engine, [replace(rows[number], known=found[number].tokens) for number in again])
+        for number, text in zip(again, more, strict=True):
+            found[number] = text
+    return [None if text.lost else text.decoded for text in found]
+
+
+def _together(engine: Engine, rows: Sequence[Row]) -> list[_Text]:
+    started = time.perf_counter()
+    batch = Batch(engine, [row.prompt for row in rows])
+    outputs = batch.prefill[:, -1:].copy()
+    batch.prefill = outputs  # the other positions' logits are large
+    prefilled = time.perf_counter()
+    texts = [_Text(row) for row in rows]
+    while True:
+        for place in range(outputs.shape[1]):
+            for text, logits in zip(texts, outputs[:, place], strict=True):
+                text.take(logits)
+        going = [text for text in texts if text.going]
+        if not going:
+            break
+        left = max(text.left for text in going)
+        size = 1 if len(going[0].tokens) <= SINGLE else max(1, min(left - SINGLE, *(text.ahead for text in going)))
+        outputs = batch.advance([text.next(size) for text in texts])
+    for text in texts:
+        text.seconds = prefilled - started, time.perf_counter() - prefilled
+    return texts
+
+
+class _Text:
+    """A row on its way."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self.tokens, self.logits = list[int](), list[np.ndarray]()
+        self.going, self.lost = True, False
+        self.seconds = 0.0, 0.0
+
+    @property
+    def decoded(self) -> Decoded:
+        return Decoded(self.tokens, np.stack(self.logits), *self.seconds)
+
+    def take(self, logits: np.ndarray) -> None:
+        """Choose the next token of logits (V,), unless the text has ended."""
+        if not self.going:
+            return
+        row, place = self._row, len(self.tokens)
+        chosen = most_likely(logits, ())
+        if place < len(row.known) and chosen != row.known[place]:
+            chosen, self.lost = (row.known[place], False) if row.forced else (chosen, True)
+        self.logits.append(logits.copy())
+        self.tokens.append(chosen)
+        place += 1
+        self.going = not (self.lost or place >= row.count or (chosen in row.end_tokens and place >= row.least))
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be chosen."""
+        return self._row.count - len(self.tokens)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that it can be given in one step: the last one chosen, and known ones after it."""
+        known = len(self._row.known) - len(self.tokens) + 1
+        return STRIDE if known >= self.left else max(1, min(STRIDE, known))
+
+    def next(self, size: int) -> list[int]:
+        """The last token, and the known ones after it; filled up where nobody will look at what comes out."""
+        if not self.going:
+            return self.tokens[-1:] * size
+        tokens = [self.tokens[-1], *self._row.known[len(self.tokens) :][: size - 1]]
+        return tokens + tokens[-1:] * (size - len(tokens))
 
 
 def timed(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> tuple[float, float]:
@@ -108,7 +210,7 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> tuple
     rows = batch.prefill[:, -1]
     prefilled = time.perf_counter()
     for _ in range(count):
-        rows = batch.advance([int(token) for token in np.argmax(rows, axis=-1)])
+        rows = batch.advance([[int(token)] for token in np.argmax(rows, axis=-1)])[:, -1]
     return prefilled - started, time.perf_counter() - prefilled
 
 
@@ -138,5 +240,5 @@ def forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequ
     """Logits (B, 1+k, V) after the prompts and after each of k forced tokens."""
     batch = Batch(engine, prompts)
     rows = [batch.prefill[:, -1]]
-    rows += [batch.advance(tokens) for tokens in zip(*continuations, strict=True)]
+    rows += [batch.advance([[token] for token in tokens])[:, -1] for tokens in zip(*continuations, strict=True)]
     return np.stack(rows, axis=1)

@@ -259,6 +259,8 @@ class Greedy(Request[Decoding]):
     """Whether the cached steps are compared with a pass without a cache."""
     bare: bool = False
     """Without the adapter."""
+    draft: Ids = Field(default_factory=list)
+    """What it will probably say: a model that is asked `Ahead` runs several of these tokens in a step, and finds out whether it would."""
 
     @property
     def work_tokens(self) -> int:
@@ -343,13 +345,13 @@ class Going(Frozen):
     """How far the work on requests that were sent ahead has come."""
 
     passes: int
-    """Times that the model's weights were read so far."""
+    """Times that the model's weights were read so far; 0 for a model that is held in memory."""
     more: bool
     """Whether there is more to do."""
 
 
 class Ahead(Request[Going]):
-    """Send requests that will be asked later, of which a model that is read layer by layer then knows the answers; do one pass of the work.
+    """Send requests that will be asked later, which a model can answer together: in passes layer by layer, or in one batch. Do one pass.
 
     Only `Greedy`, `Teacher` and `Padding`, and only where `Loaded.together`. Without requests: do another pass.
     """

@@ -1,0 +1,302 @@
+"""What a worker can be asked about a language model: by requests one after the other, in batches, or layer by layer.
+
+Called by the worker through `drivers.py`. Some models answer many requests in little more time than one, if they are told of them before
+(`Ahead`): those that are read layer by layer, and those of which a batch of rows decodes as each row alone does. All use numpy alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from handlers.validate.engines.arrays import largest_difference, row_differences
+from handlers.validate.engines.registry import Engine
+from handlers.validate.workers import decoding
+from handlers.validate.workers.protocol import Decoding, Greedy, Padding, Request, Teacher
+
+VERIFIED_STEPS = 64
+"""Cached steps that are compared with a pass without a cache: their logits are held in memory."""
+BATCH_BYTES = 128 << 20
+"""Most bytes of the logits of a batch's prompts."""
+PROVEN = 1e-3
+"""Largest |Δlogit|, in standard deviations of the logits, between a row of a batch and the same text alone."""
+
+
+class CausalDriver:
+    """Language models; rows: logits at every token of prompt and continuation. Batches are padded on the left alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
+        return decoding.teacher_forced(self._engine, [*ids, *targets])
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
+        decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
+        if not verify:
+            return Decoding(tokens=decoded.tokens)
+        errors = decoding.cache_errors(self._engine, ids, decoded, VERIFIED_STEPS)
+        return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
+
+    def sampled(self, ids: Sequence[int], tokens: int, seed: int) -> list[int]:
+        """A continuation that is drawn and not chosen; an end token ends it."""
+        return decoding.greedy(self._engine, ids, tokens, choose=decoding.drawn(seed), end_tokens=self._engine.end_tokens, least=1).tokens
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        return decoding.padding_error(self._engine, prompts, continuations)
+
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+        """See `Driver.timed`: the prompts' pass, then single-token greedy steps."""
+        return *decoding.timed(self._engine, rows, tokens), len(rows) * tokens
+
+
+class BatchingDriver(CausalDriver):
+    """Language models that decode several texts as the rows of one padded batch, in little more time than one text takes.
+
+    What a row of a batch says counts only where the model says it of the row alone: each cached step of it is compared with a pass
+    over that text without cache and padding. Where they are apart, the text is decoded again, alone. So a model that does not honour
+    its padding, or whose rows affect each other, gives the answers that it gives without a batch.
+    """
+
+    passes = 0
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._batching = engine
+        self._alone = not getattr(engine, "same_kernels", False)
+        """A deployment runs one text at a time, by kernels for a single row: the first verified text is run so too."""
+        self._expected: list[Greedy] = []
+        self._padding: list[Padding] = []
+        self._decoded: dict[tuple[Any, ...], decoding.Decoded] = {}
+        self._padded: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+        """(prompt, k tokens after it) → logits (1+k, V) of a row of a batch whose rows have unlike lengths."""
+        self._proven: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+        """Prompt → tokens of a row and max |Δlogit| of each of its steps from the row alone."""
+        self._last: tuple[tuple[Any, ...], list[int], np.ndarray] | None = None
+        """State of the model, tokens and logits of the last pass without a cache."""
+
+    def expect(self, request: Request[Any]) -> None:
+        """Take a request that will be asked later into the next batch. Passes are computed when they are asked for."""
+        if isinstance(request, Greedy) and request.verify and self._alone:
+            self._alone = False
+        elif isinstance(request, Greedy):
+            self._expected.append(request)
+        elif isinstance(request, Padding) and request.side == "left":
+            self._padding.append(request)
+
+    def advance(self) -> bool:
+        """Decode everything that is expected; False, since nothing is left to do then."""
+        expected, padding = self._expected, self._padding
+        self._expected, self._padding = [], []
+        plain, bare = ([request for request in expected if request.bare == bare] for bare in (False, True))
+        try:
+            self._run(plain, [pair for one in padding for pair in zip(one.batch.prompts, one.batch.continuations, strict=True)])
+            if bare:
+                with self._batching.without_adapter():
+                    self._run(bare, [])
+        except Exception:  # whatever is wrong with a batch, or with the model: it is found when its rows are asked for alone
+            traceback.print_exc()
+        return False
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
+        state, tokens = self._state(), [*ids, *targets]
+        if self._last is None or self._last[:2] != (state, tokens):
+            self._last = None  # logits are large: those of one pass at a time
+            self._last = (state, tokens, decoding.teacher_forced(self._engine, tokens))
+        return self._last[2]
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
+        decoded = self._decoded.pop((self._state(), *ids, "", tokens, least, stop), None)
+        errors = None if decoded is None else self._apart(ids, decoded, needed=verify)
+        if decoded is None or errors is None:
+            return super().greedy(ids, tokens, least=least, stop=stop, verify=verify)
+        if not verify:
+            return Decoding(tokens=decoded.tokens)
+        errors = errors[:VERIFIED_STEPS]
+        return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        if side == "left" and (errors := self._padding_errors(list(zip(prompts, continuations, strict=True)))) is not None:
+            return max(errors)
+        return super().padding(prompts, continuations, types, side)
+
+    def _padding_errors(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float] | None:
+        """max |Δlogit| of each step of rows of a batch that was run already, from passes over the rows alone; None where one of the rows
+        was in no batch, or can't be trusted."""
+        errors = list[float]()
+        for prompt, row in pairs:
+            logits = self._padded.get((tuple(prompt), tuple(row)))
+            if logits is None:
+                return None
+            tokens, known = self._proven.get(tuple(prompt), ([], []))
+            if tokens[: len(row)] == list(row) and len(known) > len(row):
+                errors += known[: len(row) + 1]
+                continue
+            whole = self.rows(prompt, row, None)[len(prompt) - 1 :]
+            if not self._near(whole, logits):
+                return None
+            errors += row_differences(whole, logits)
+        return errors
+
+    def _state(self) -> tuple[Any, ...]:
+        return getattr(self._batching, "bare", False), getattr(self._batching, "values", "original")
+
+    def _run(self, asked: Sequence[Greedy], padded: Sequence[tuple[list[int], list[int]]]) -> None:
+        """Decode requests in batches whose logits are of a bounded size, and beside them the rows (prompt, forced tokens) of padded
+        batches whose prompts are not decoded anyway."""
+        ends = tuple(self._engine.end_tokens)
+        rows = [decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft) for one in asked]
+        prompts = [row.prompt for row in rows]
+        rows += [decoding.Row(prompt, len(row) + 1, known=row, forced=True) for prompt, row in padded if prompt not in prompts]
+        width = max((len(row.prompt) for row in rows), default=1)
+        most = max(1, BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width))
+        if most == 1 or len(rows) == 1:
+            return  # a batch of one row is no batch
+        state = self._state()
+        for first in range(0, len(rows), most):
+            batch = rows[first : first + most]
+            uneven = len({len(row.prompt) for row in batch}) > 1
+            for number, decoded in enumerate(decoding.together(self._engine, batch), first):
+                if decoded is None:
+                    continue
+                if number < len(asked):
+                    one = asked[number]
+                    self._decoded[(state, *one.ids, "", one.tokens, one.least, one.stop)] = decoded
+                for prompt, row in padded if uneven else ():
+                    if prompt == rows[number].prompt and row == decoded.tokens[: len(row)]:
+                        self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
+
+    def _apart(self, ids: Sequence[int], decoded: decoding.Decoded, *, needed: bool) -> list[float] | None:
+        """max |Δlogit| of each step of a row from a pass over the same tokens alone; None where the row can't be trusted.
+
+        Where the steps themselves are not `needed`, the last pass is enough if it shares the row's prompt: a base decodes as its adapted
+        model does, of which each step was compared.
+        """
+        tokens = [*ids, *decoded.tokens]
+        shared = 0
+        if self._last is not None and self._last[0] == self._state():
+            pairs = enumerate(zip(tokens, self._last[1], strict=False))
+            shared = next((place for place, (one, other) in pairs if one != other), min(len(tokens), len(self._last[1])))
+        if needed or shared < len(ids):
+            whole, shared = self.rows(ids, decoded.tokens, None), len(tokens)
+        else:
+            assert self._last is not None
+            whole = self._last[2]
+        steps = min(shared - len(ids) + 1, len(decoded.tokens))
+        rows, logits = whole[len(ids) - 1 :][:steps], decoded.logits[:steps]
+        if not self._near(rows, logits):
+            return None
+        errors = row_differences(rows, logits)
+        if needed and not self._state()[0]:
+            self._proven[tuple(ids)] = (decoded.tokens, errors)
+        return errors
+
+    def _near(self, rows: np.ndarray, logits: np.ndarray) -> bool:
+        return largest_difference(rows, logits) <= PROVEN * float(rows.std())
+
+
+class LayerwiseDriver(CausalDriver):
+    """Language models that are read layer by layer: each request is a task, and all tasks pass through the model together.
+
+    What is asked is answered at once if it was expected, and else by passes of its own.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._layerwise = engine
+        self._tasks: dict[tuple[Any, ...], list[Any]] = {}
+
+    def expect(self, request: Request[Any]) -> None:
+        """Start the work on a request that will be asked later, with the adapter as it is now."""
+        if isinstance(request, Greedy):
+            self._decoding(request.ids, request.tokens, request.least, request.stop, request.verify)
+        elif isinstance(request, Teacher):
+            self._pass([*request.ids, *request.targets])
+        elif isinstance(request, Padding):
+            self._padded(request.batch.prompts, request.batch.continuations)
+
+    def advance(self) -> bool:
+        """Go once through the model with all tasks; False where there is nothing more to do."""
+        more: bool = self._layerwise.lockstep.sweep()
+        return more
+
+    @property
+    def passes(self) -> int:
+        """Times that the weights were read."""
+        passes: int = self._layerwise.lockstep.sweeps + 1
+        return passes
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> Any:
+        """Rows that are computed when an index is taken: a head has more outputs than there is memory for."""
+        tasks = self._pass([*ids, *targets])
+        self._forget(tasks)
+        return _HeldRows(self._layerwise, tasks[0], len(ids) + len(targets))
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
+        (decoded,) = self._results(self._decoding(ids, tokens, least, stop, verify))
+        return cast(Decoding, decoded)
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        together, *alone = self._results(self._padded(prompts, continuations))
+        return max(largest_difference(mine, theirs[0]) for mine, theirs in zip(together, alone, strict=True))
+
+    def _decoding(self, ids: Sequence[int], tokens: int, least: int, stop: bool, verify: bool) -> list[Any]:
+        def work() -> Decoding:
+            return CausalDriver.greedy(self, ids, tokens, least=least, stop=stop, verify=verify)
+
+        # Of the prompt the last row, of a step the only one, and of the pass that verifies all from the prompt's last one on.
+        return self._started(("greedy", *ids, "", tokens, least, stop, verify), [work], lambda size: slice(min(len(ids), size) - 1, None))
+
+    def _pass(self, ids: Sequence[int]) -> list[Any]:
+        return self._started(("rows", *ids), [lambda: decoding.teacher_forced(self._engine, ids)], lambda size: slice(0), held=True)
+
+    def _padded(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[Any]:
+        pairs = [(prompts, continuations), *(([prompt], [row]) for prompt, row in zip(prompts, continuations, strict=True))]
+        works = [functools.partial(decoding.forced, self._engine, *pair) for pair in pairs]
+        key = ("padding", *(tuple(row) for rows in (prompts, continuations) for row in rows))
+        return self._started(key, works, lambda size: slice(size - 1, None))
+
+    def _started(self, key: tuple[Any, ...], works: Sequence[Any], wanted: Any, *, held: bool = False) -> list[Any]:
+        """The tasks of a request, which are started unless they were before."""
+        engine = self._layerwise
+        key = (*key, engine.bare, engine.values)
+        if key not in self._tasks:
+            self._tasks[key] = [engine.start(work, wanted, engine.final if held else None) for work in works]
+        return self._tasks[key]
+
+    def _forget(self, tasks: list[Any]) -> None:
+        """Let go of what was asked for: its outputs are large."""
+        self._tasks = {key: others for key, others in self._tasks.items() if others is not tasks}
+
+    def _results(self, tasks: list[Any]) -> list[Any]:
+        self._layerwise.lockstep.finish(tasks)
+        self._forget(tasks)
+        return [task.result() for task in tasks]
+
+
+class _HeldRows:
+    """The rows of a pass that waits before the last part of the model until it is known which are wanted."""
+
+    def __init__(self, engine: Any, task: Any, count: int) -> None:
+        self._engine, self._task, self._count = engine, task, count
+        self.shape = (count, engine.vocabulary)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, keep: Any) -> np.ndarray:
+        self._task.tag.wanted = lambda size: keep
+        self._task.held = None
+        self._engine.lockstep.finish([self._task])
+        rows: np.ndarray = self._task.result()[keep]
+        return rows

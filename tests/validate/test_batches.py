@@ -1,0 +1,246 @@
+"""Texts that are decoded as the rows of one batch get what each of them gets alone, whatever the model makes of a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers import causal_drivers, decoding
+from handlers.validate.workers.causal_drivers import BatchingDriver, CausalDriver
+from handlers.validate.workers.protocol import Ahead, Decoding, Greedy, PaddedBatch, Padding, Request, Teacher
+from tests.validate.bench import Direct
+from tests.validate.test_layerwise import ADAPTERS, BASES, adapt
+
+VOCABULARY, END = 23, 3
+Cache = list[np.ndarray]
+
+
+class Toy:
+    """A language model whose logits are a function of the tokens before them, their positions, and nothing else."""
+
+    vocabulary: int | None = VOCABULARY
+    context_length = None
+    end_tokens = (END,)
+    batches = True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        """Shape of each pass."""
+
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`."""
+        self.calls.append(input_ids.shape)
+        old = cache if cache is not None else (np.zeros((len(input_ids), 0), int), np.zeros((len(input_ids), 0), int))
+        ids, positions = np.concatenate([old[0], input_ids], axis=1), np.concatenate([old[1], position_ids], axis=1)
+        assert ids.shape == attention_mask.shape
+        places = range(ids.shape[1] - input_ids.shape[1], ids.shape[1])
+        rows = [[self.logits(self.seen(row, ids, positions, attention_mask, place)) for place in places] for row in range(len(ids))]
+        return np.array(rows, np.float32), (ids, positions)
+
+    def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
+        """(token, position) of all that a row sees at a place."""
+        return [(int(ids[row, one]), int(positions[row, one])) for one in range(place + 1) if mask[row, one]]
+
+    def logits(self, seen: Sequence[tuple[int, int]]) -> np.ndarray:
+        """(V,)"""
+        return np.random.default_rng([7, *(number for pair in seen for number in pair)]).normal(size=VOCABULARY)
+
+
+class Blind(Toy):
+    """It does not honour the mask: a padded row sees its padding."""
+
+    def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
+        """See `Toy.seen`."""
+        return super().seen(row, ids, positions, np.ones_like(mask), place)
+
+
+class Mixing(Toy):
+    """Rows affect each other, as where one scale is computed for all activations."""
+
+    def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
+        """See `Toy.seen`."""
+        return [pair for one in range(len(ids)) for pair in super(Mixing, self).seen(one, ids, positions, mask, place)]
+
+
+class Single(Toy):
+    """It takes one row at a time."""
+
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`."""
+        if len(input_ids) > 1:
+            raise ValueError("one row at a time")
+        return super().step(input_ids, attention_mask, position_ids, cache)
+
+
+class Forgetful(Toy):
+    """Its cache loses its third token once there are more than nine."""
+
+    def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
+        """See `Toy.seen`."""
+        pairs = super().seen(row, ids, positions, mask, place)
+        return [*pairs[:2], *pairs[3:]] if len(pairs) > 9 and place == ids.shape[1] - 1 else pairs
+
+
+ids = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> Greedy:
+    """A request with a draft that is right up to some place."""
+    prompt, tokens = draw(ids), draw(st.integers(1, 40))
+    request = Greedy(ids=prompt, tokens=tokens, least=draw(st.integers(0, 8)), stop=draw(st.booleans()), verify=draw(st.booleans()))
+    if not draw(st.booleans()):
+        return request
+    right = CausalDriver(Toy()).greedy(prompt, tokens, least=request.least, stop=request.stop, verify=False).tokens
+    kept = draw(st.integers(0, len(right)))
+    return request.model_copy(update={"draft": [*right[:kept], *draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=10))]})
+
+
+def ask(driver: CausalDriver, request: Greedy) -> Decoding:
+    return driver.greedy(request.ids, request.tokens, least=request.least, stop=request.stop, verify=request.verify)
+
+
+def padding_error(driver: CausalDriver, batch: PaddedBatch) -> float | None:
+    try:
+        return driver.padding(batch.prompts, batch.continuations, None, "left")
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("kind", [Toy, Blind, Mixing, Single, Forgetful])
+@settings(max_examples=60, deadline=None)
+@given(requests=st.lists(asked(), min_size=1, max_size=6), rows=st.lists(ids, max_size=3), size=st.sampled_from([100, 3000, 1 << 27]))
+def test_what_was_decoded_in_a_batch_is_what_each_text_gets_alone(
+    kind: type[Toy], requests: list[Greedy], rows: list[list[int]], size: int
+) -> None:
+    driver, alone = BatchingDriver(kind()), CausalDriver(kind())
+    batch = PaddedBatch(prompts=[*rows, requests[0].ids], continuations=[[5, 6], [1, 1], [9, 9], [2, 2]][-len(rows) - 1 :])
+    driver.expect(Padding(batch=batch))
+    for request in requests:
+        driver.expect(request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_drivers, "BATCH_BYTES", size)
+        assert not driver.advance()
+    for request in requests:
+        assert ask(driver, request) == ask(alone, request)
+        np.testing.assert_array_equal(driver.rows(request.ids, [4, 5], None), alone.rows(request.ids, [4, 5], None))
+    found, wanted = (padding_error(one, batch) for one in (driver, alone))
+    assert found == wanted
+
+
+def test_a_batch_without_padding_says_nothing_about_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[4, 5, 6, 7, 8], [8, 7, 6, 5, 4], [1, 2, 5], [5, 2, 1]]
+    monkeypatch.setattr(causal_drivers, "BATCH_BYTES", 2 * 5 * 4 * VOCABULARY)  # two rows of one length each time
+    driver, batch = BatchingDriver(Blind()), PaddedBatch(prompts=prompts, continuations=[[]] * 4)
+    driver.expect(Padding(batch=batch))
+    for prompt in prompts:
+        driver.expect(Greedy(ids=prompt, tokens=4))
+    driver.advance()
+    assert (padding_error(driver, batch) or 0.0) > 0.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests=st.lists(asked(), min_size=2, max_size=6))
+def test_a_batch_takes_the_steps_of_its_longest_text_and_fewer_where_it_was_foreseen(requests: list[Greedy]) -> None:
+    requests = [one.model_copy(update={"verify": False, "stop": False}) for one in requests]
+    driver, longest = BatchingDriver(Toy()), max(one.tokens for one in requests)
+    for request in requests:
+        driver.expect(request.model_copy(update={"draft": []}))
+    driver.advance()
+    assert len(driver._batching.calls) == longest
+    told = [ask(CausalDriver(Toy()), one).tokens for one in requests]
+    driver = BatchingDriver(Toy())
+    for request, draft in zip(requests, told, strict=True):
+        driver.expect(request.model_copy(update={"draft": draft}))
+    driver.advance()
+    assert len(driver._batching.calls) <= 1 + 2 * decoding.SINGLE + -(-longest // decoding.STRIDE)
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [100, 101, 102], [7] * 20, [33, 44, 55, 66]]
+
+
+def answers(engine: str, folder: Path, base: Path | None, scratch: Path, *, drafts: Sequence[Sequence[int]]) -> list[Any]:
+    """What an engine says to all kinds of requests, told of them before if there are drafts."""
+    worker = Direct(engine, EngineSpec(engine=engine, folder=str(folder), base=str(base) if base else None))
+    about = worker.load()
+    assert about.together and about.adapted == (base is not None)
+    requests: list[Request[Any]] = []
+    for number, prompt in enumerate(PROMPTS):
+        for bare in [False, True] if about.adapted else [False]:
+            draft = list(drafts[number]) if drafts and not bare else []
+            requests.append(Greedy(ids=prompt, tokens=24, least=2, stop=True, verify=True, bare=bare, draft=draft))
+            requests.append(Teacher(ids=prompt, targets=[3, 4], keep=[0, len(prompt)], out=str(scratch / "rows.npy"), bare=bare))
+    requests.append(Padding(batch=PaddedBatch(prompts=PROMPTS, continuations=[[1, 2, 3]] * len(PROMPTS))))
+    if drafts:
+        while worker.ask(Ahead(requests=[one.line for one in requests])).more:
+            pass
+    found = []
+    for request in requests:
+        answer = worker.ask(request.model_copy(update={"draft": []}) if isinstance(request, Greedy) else request)
+        found.append(np.load(scratch / "rows.npy") if isinstance(request, Teacher) else answer)
+    return found
+
+
+def assert_near(told: list[Any], untold: list[Any]) -> None:
+    """The same tokens and rows; errors of rounding on both sides."""
+    unit = float(np.std(next(one for one in untold if isinstance(one, np.ndarray))))
+    for mine, theirs in zip(told, untold, strict=True):
+        if isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, theirs)
+        elif isinstance(mine, Decoding):
+            assert mine.tokens == theirs.tokens and len(mine.cache_steps or []) == len(theirs.cache_steps)
+            assert max(mine.cache_error or 0.0, theirs.cache_error) < 1e-3 * unit
+        else:
+            assert max(mine.max_absolute, theirs.max_absolute) < 1e-3 * unit
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return functools.cache(lambda name: BASES[name](tmp_path_factory.mktemp("base") / "model"))
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_real_model_says_in_a_batch_what_it_says_alone(
+    name: str, wrong: bool, bases: Callable[[str], Path], tmp_path: Path, counted: list[int]
+) -> None:
+    untold = answers("torch", bases(name), None, tmp_path, drafts=[])
+    right = [one.tokens for one in untold if isinstance(one, Decoding)]
+    counted.clear()
+    told = answers("torch", bases(name), None, tmp_path, drafts=[[*row[:9], 1, 2, 3] if wrong else row for row in right])
+    assert_near(told, untold)
+    assert not counted, "a row of the batch was decoded again alone"
+
+
+@pytest.mark.parametrize("name", ["lora", "embedding saved"])
+def test_a_live_model_says_in_a_batch_what_it_says_alone_with_and_without_its_adapter(
+    name: str, bases: Callable[[str], Path], tmp_path: Path, counted: list[int]
+) -> None:
+    base = bases("qwen3, tied")
+    adapter = adapt(base, tmp_path / "adapter", **ADAPTERS[name])
+    untold = answers("live", adapter, base, tmp_path, drafts=[])
+    counted.clear()
+    assert_near(answers("live", adapter, base, tmp_path, drafts=[[]] * len(PROMPTS)), untold)
+    assert not counted
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Receives the length of every prompt that is decoded alone."""
+    lengths = list[int]()
+    greedy = decoding.greedy
+
+    def count(engine: Any, prompt: Sequence[int], *more: Any, **others: Any) -> Any:
+        lengths.append(len(prompt))
+        return greedy(engine, prompt, *more, **others)
+
+    monkeypatch.setattr(decoding, "greedy", count)
+    return lengths
