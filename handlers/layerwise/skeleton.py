@@ -1,13 +1,13 @@
 """A model without its weights, and which part of it takes which tensors of the files.
 
-`build` makes the model as transformers would, with placeholders for parameters; PEFT may then wrap it as usual. `furnish` gives each
-placeholder its door. What can't be run this way is refused with its reason: a model of which one tensor would be read otherwise than
-transformers reads it must not become a reference.
+`build` makes the model as transformers would, with placeholders for parameters; PEFT may then wrap it as usual (`adapters.py`). `furnish`
+gives each placeholder its door. What can't be run this way is refused with its reason: a model of which one tensor would be read otherwise
+than transformers reads it must not become a reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,6 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
-from peft import PeftConfig
-from peft.tuners.lora import LoraLayer
-from peft.utils.other import TrainableTokensWrapper
 from transformers import AutoConfig, GenerationConfig
 
 from daemon.contract.errors import Permanent
@@ -31,8 +28,6 @@ from handlers.models.tasks import BY_NAME
 OPERATION = "run the model layer by layer"
 _SMALL = 4 << 20
 """Elements up to which a parameter outside of the decoder layers stays in memory."""
-_PREPARES = (True, False, "gaussian", "orthogonal")
-"""Values of init_lora_weights that leave the base as it is; all others compute with its weights when PEFT loads the adapter."""
 
 
 def refuse(folder: Path, why: str) -> Permanent:
@@ -127,47 +122,11 @@ def _candidates(name: str, prefix: str) -> tuple[str, ...]:
     return name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
 
 
-def release(skeleton: Skeleton, saved: Mapping[str, tuple[int, ...]], replaced: Collection[str]) -> None:
-    """Give real memory to the parameters that an adapter `saved` whole (name in the base → shape): PEFT writes them into the base.
-
-    Not to modules whose name is among `replaced`: PEFT puts a module of its own beside these. Permanent for another vocabulary.
-    """
-    parameters = dict(skeleton.model.named_parameters(remove_duplicate=False))
-    for key, shape in saved.items():
-        name = key.replace(".base_layer.", ".")
-        if name not in parameters:
-            continue
-        old = parameters[name]
-        if shape != tuple(old.shape):
-            raise refuse(skeleton.folder.path, f"the adapter changes the size of {name} from {list(old.shape)} to {list(shape)}")
-        if name.split(".")[-2] in replaced:
-            continue
-        new = torch.nn.Parameter(torch.full(tuple(old.shape), float("nan")), requires_grad=False)
-        for module in skeleton.model.modules():
-            for key, value in module._parameters.items():
-                if value is old:
-                    module._parameters[key] = new
-        skeleton.stored.pop(id(old), None)
-
-
-def check_adapter(folder: Path) -> PeftConfig:
-    """The configuration of an adapter. Permanent for one that PEFT can't put over a base without values."""
-    config: Any = PeftConfig.from_pretrained(str(folder))
-    kind = getattr(config.peft_type, "value", str(config.peft_type))
-    if kind != "LORA":
-        raise refuse(folder, f"its adapter is of the method {kind}, and only LORA is known to leave the base's weights alone")
-    if config.init_lora_weights not in _PREPARES:
-        raise refuse(folder, f"PEFT computes with all weights to load an adapter of init_lora_weights = {config.init_lora_weights!r}")
-    for key in ("layer_replication", "target_parameters", "alora_invocation_tokens"):
-        if getattr(config, key, None):
-            raise refuse(folder, f"its adapter uses {key}")
-    return config  # type: ignore[no-any-return]
-
-
-def furnish(wrapped: Any, skeleton: Skeleton, find: Find) -> Door:
+def furnish(wrapped: Any, skeleton: Skeleton, find: Find, reads: Callable[[torch.nn.Module], bool] = lambda module: False) -> Door:
     """Put a door before each part of the model whose parameters are placeholders; give the last one that every pass comes to.
 
-    `wrapped`: the model as it runs, PEFT's or not.
+    `wrapped`: the model as it runs, PEFT's or not. `reads`: whether a module of it reads the weights of those inside of it, and doesn't
+    only call them.
     """
     modules: dict[str, torch.nn.Module] = dict(wrapped.named_modules())
     layers = _layers(modules)
@@ -179,7 +138,7 @@ def furnish(wrapped: Any, skeleton: Skeleton, find: Find) -> Door:
                 continue
             slot = Slot(module, name, skeleton.stored[id(value)], tuple(value.shape))
             layer = next((one for one in _above(path) if one in layers), None)
-            whole = layer or next((one for one in _above(path) if _computes_with_weights(modules[one])), None)
+            whole = layer or next((one for one in _above(path) if reads(modules[one])), None)
             (parts if whole else outside).setdefault(whole or path, []).append(slot)
     head = set(skeleton.model.get_output_embeddings().modules())
     first = [path for path in parts if path not in layers and modules[path] not in head]
@@ -215,8 +174,3 @@ def _layers(modules: Mapping[str, torch.nn.Module]) -> dict[str, None]:
     lists = {path: module for path, module in modules.items() if isinstance(module, torch.nn.ModuleList)}
     outermost = [path for path in lists if not any(other in lists for other in _above(path)[1:])]
     return {f"{path}.{number}": None for path in outermost for number in range(len(lists[path]))}
-
-
-def _computes_with_weights(module: torch.nn.Module) -> bool:
-    """Whether a wrapper of PEFT reads the weights of the layer inside of it, and doesn't only call it."""
-    return isinstance(module, TrainableTokensWrapper) or (isinstance(module, LoraLayer) and any(module.use_dora.values()))

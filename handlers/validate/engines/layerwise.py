@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.layerwise import skeleton
+from handlers.layerwise import adapters, skeleton
 from handlers.layerwise.lockstep import Door, Lockstep, Task, task_here
 from handlers.layerwise.parts import Wanted
 from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
@@ -114,17 +114,17 @@ class LayerwiseLive(Layerwise, LiveEngine):
 
     def _load(self, spec: EngineSpec) -> Any:
         wrapped = super()._load(spec)
-        self.final = skeleton.furnish(wrapped, self._made, self._source)
+        self.final = skeleton.furnish(wrapped, self._made, self._source, adapters.reads_weights)
         if spec.base_values != "original":
             self._take(spec.base_values)
         return wrapped
 
     def _load_base(self, base: Path, spec: EngineSpec, saved: dict[str, tuple[int, ...]]) -> Any:
-        config: Any = skeleton.check_adapter(Path(spec.folder))
+        config: Any = adapters.check_adapter(Path(spec.folder))
         for folder, _ in spec.additions:
-            skeleton.check_adapter(Path(folder))
+            adapters.check_adapter(Path(folder))
         self._made = self._begin(base, spec.task)
-        skeleton.release(self._made, saved, config.modules_to_save or ())
+        adapters.release(self._made, saved, config.modules_to_save or ())
         return self._made.model
 
     def rebase(self, values: str) -> int:
