@@ -20,9 +20,11 @@ class Scripted:
     seconds: float
     fails_at: int = 10**9
     asked: list[int] = field(default_factory=list)
+    passes: int = 0
 
     def ask(self, request: Time) -> Timing:
         self.asked.append(request.tokens)
+        self.passes += not request.again
         if len(self.asked) == self.fails_at:
             raise WorkerFailed("it ended", "try again")
         return Timing(prefill_seconds=0.5, decode_seconds=request.tokens * self.seconds, tokens=request.tokens)
@@ -54,6 +56,7 @@ def test_a_round_is_as_long_as_the_slower_one_needs_and_there_are_enough_of_them
     assert found.speed.speed_over_pytorch == pytest.approx(second.seconds / first.seconds) and found.failed is None
     assert found.speed.tokens_per_second == pytest.approx(1 / first.seconds)
     assert turns.summary(found.peer).tokens_per_second == pytest.approx(1 / second.seconds)
+    assert first.passes == len(first.asked) and second.passes == 2, "of the peer the prompt's pass is warmed up and timed once"
     if tokens > turns.LEAST_TOKENS and rounds == turns.ROUNDS:
         assert tokens * max(mine, theirs) <= turns.ROUND_SECONDS
 

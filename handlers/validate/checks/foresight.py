@@ -42,7 +42,7 @@ def of_examination(
     requests: list[Request[Any]] = list(padding)
     for sample, draft in zip(samples, drafts, strict=True):
         requests.append(Teacher(ids=sample.ids, targets=sample.tokens, keep=[], out=""))
-        requests.append(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True, draft=draft))
+        requests.append(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True, draft=draft, along=sample.tokens))
     _tell(worker, requests, progress)
 
 

@@ -56,7 +56,7 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
                 break
             if number % 2 == 0:
                 mine.append(_time(artifact, reference, tokens))
-            theirs.append(_of_peer(pytorch, reference, tokens))
+            theirs.append(_of_peer(pytorch, reference, tokens, again=bool(theirs)))
             if number % 2:
                 mine.append(_time(artifact, reference, tokens))
     except _PeerFailed as error:
@@ -74,15 +74,16 @@ class _PeerFailed(Exception):
         self.why = why
 
 
-def _of_peer(pytorch: EngineWorker, reference: Reference, tokens: int) -> Timing:
+def _of_peer(pytorch: EngineWorker, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
+    """`again`: its first pass, which is compared with nothing, need not be run once more."""
     try:
-        return _time(pytorch, reference, tokens)
+        return _time(pytorch, reference, tokens, again=again)
     except WorkerFailed as error:
         raise _PeerFailed(error) from error
 
 
-def _time(worker: EngineWorker, reference: Reference, tokens: int) -> Timing:
-    return worker.ask(Time(rows=[reference.speed_prompt], tokens=tokens))
+def _time(worker: EngineWorker, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
+    return worker.ask(Time(rows=[reference.speed_prompt], tokens=tokens, again=again))
 
 
 def _paced(reference: Reference, *warm: Timing) -> int:

@@ -7,6 +7,7 @@ model itself without the rounding of low-precision arithmetic.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import json
 from collections.abc import Container
@@ -28,6 +29,10 @@ from handlers.validate.engines.task_profile import context_length
 
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 """Weights of a bare encoder that vectors of tokens, and so of texts, don't depend on: a base that was saved with a head has none."""
+
+
+_LAST = "logits_to_keep"
+"""The argument by which a language model of transformers computes the logits of so many last positions."""
 
 
 class TorchModel:
@@ -131,6 +136,8 @@ class TorchEngine(TorchModel):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         generation = self._plain().generation_config
+        self.logits_held = _LAST not in self._takes
+        """Whether the first pass over a prompt gives the logits of all its positions."""
         self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
 
     def _keeps_cache(self) -> bool:
@@ -140,11 +147,27 @@ class TorchEngine(TorchModel):
     @torch.inference_mode()
     def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         """See `Engine.step`; `position_ids` are left out for models that compute them from the mask alone."""
+        return self._run(input_ids, attention_mask, position_ids, cache)
+
+    @torch.inference_mode()
+    def copied(self, cache: Any) -> Any:
+        """A cache that can be gone on from without changing this one."""
+        return copy.deepcopy(cache)
+
+    @torch.inference_mode()
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray) -> tuple[np.ndarray, Any]:
+        """As `step` without a cache, but with the logits (B, 1, V) of the last position, where the model can leave out the others."""
+        return self._run(input_ids, attention_mask, position_ids, None, **({_LAST: 1} if _LAST in self._takes else {}))
+
+    def _run(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any
+    ) -> tuple[np.ndarray, Any]:
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(attention_mask),
             "use_cache": self._keeps_cache(),
             "past_key_values": cache,
+            **more,
         }
         if "position_ids" in self._takes:
             inputs["position_ids"] = torch.from_numpy(position_ids)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from handlers.validate.workers.protocol import Decoding, Greedy, Padding, Reques
 
 VERIFIED_STEPS = 64
 """Cached steps that are compared with a pass without a cache: their logits are held in memory."""
-BATCH_BYTES = 128 << 20
+BATCH_BYTES = 256 << 20
 """Most bytes of the logits of a batch's prompts."""
 PROVEN = 1e-3
 """Largest |Δlogit|, in standard deviations of the logits, between a row of a batch and the same text alone."""
@@ -31,6 +32,7 @@ class CausalDriver:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._begun: decoding.Begun | None = None
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         return decoding.teacher_forced(self._engine, [*ids, *targets])
@@ -51,9 +53,14 @@ class CausalDriver:
     ) -> float:
         return decoding.padding_error(self._engine, prompts, continuations)
 
-    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: the prompts' pass, then single-token greedy steps."""
-        return *decoding.timed(self._engine, rows, tokens), len(rows) * tokens
+        begun = self._begun if again else None
+        if begun is None or begun.prompts != [list(row) for row in rows]:
+            begun = self._begun = decoding.begin(self._engine, rows)
+        if (batch := begun.batch.copy()) is None:
+            self._begun, batch = None, begun.batch
+        return begun.seconds, decoding.timed(batch, tokens), len(rows) * tokens
 
 
 class BatchingDriver(CausalDriver):
@@ -73,7 +80,8 @@ class BatchingDriver(CausalDriver):
         """A deployment runs one text at a time, by kernels for a single row: the first verified text is run so too."""
         self._expected: list[Greedy] = []
         self._padding: list[Padding] = []
-        self._decoded: dict[tuple[Any, ...], decoding.Decoded] = {}
+        self._decoded: dict[tuple[Any, ...], tuple[decoding.Decoded, decoding.Decoded]] = {}
+        """Request → what was decoded along the tokens that it names, and what the model itself goes on with; usually the same."""
         self._padded: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         """(prompt, k tokens after it) → logits (1+k, V) of a row of a batch whose rows have unlike lengths."""
         self._proven: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
@@ -112,14 +120,14 @@ class BatchingDriver(CausalDriver):
         return self._last[2]
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
-        decoded = self._decoded.pop((self._state(), *ids, "", tokens, least, stop), None)
-        errors = None if decoded is None else self._apart(ids, decoded, needed=verify)
-        if decoded is None or errors is None:
+        along, own = self._decoded.pop((self._state(), *ids, "", tokens, least, stop), (None, None))
+        errors = None if along is None else self._apart(ids, along, needed=verify)
+        if along is None or own is None or errors is None or self._departs(ids, along, own):
             return super().greedy(ids, tokens, least=least, stop=stop, verify=verify)
         if not verify:
-            return Decoding(tokens=decoded.tokens)
+            return Decoding(tokens=own.tokens)
         errors = errors[:VERIFIED_STEPS]
-        return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
+        return Decoding(tokens=own.tokens, cache_error=max(errors), cache_steps=errors)
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
@@ -153,26 +161,57 @@ class BatchingDriver(CausalDriver):
         """Decode requests in batches whose logits are of a bounded size, and beside them the rows (prompt, forced tokens) of padded
         batches whose prompts are not decoded anyway."""
         ends = tuple(self._engine.end_tokens)
-        rows = [decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft) for one in asked]
+        rows = [
+            decoding.Row(one.ids, one.tokens, known=one.along, forced=True) if _goes_along(one)
+            else decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft)
+            for one in asked
+        ]  # fmt: skip
         prompts = [row.prompt for row in rows]
         rows += [decoding.Row(prompt, len(row) + 1, known=row, forced=True) for prompt, row in padded if prompt not in prompts]
-        width = max((len(row.prompt) for row in rows), default=1)
+        found = list[decoding.Decoded | None]()
+        for batch in self._batches(rows):
+            if len(batch) == 1:
+                found.append(None)  # a batch of one row is no batch
+                continue
+            found += decoding.together(self._engine, batch)
+            if len({len(row.prompt) for row in batch}) > 1:
+                self._remember(batch, found[-len(batch) :], padded)
+        self._keep([(one, decoded) for one, decoded in zip(asked, found, strict=False) if decoded is not None])
+
+    def _batches(self, rows: Sequence[decoding.Row]) -> Iterator[Sequence[decoding.Row]]:
+        """The rows in batches whose prompts' logits are of a bounded size."""
+        width = max((len(row.prompt) for row in rows), default=1) if getattr(self._engine, "logits_held", True) else decoding.STRIDE
         most = max(1, BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width))
-        if most == 1 or len(rows) == 1:
-            return  # a batch of one row is no batch
-        state = self._state()
-        for first in range(0, len(rows), most):
-            batch = rows[first : first + most]
-            uneven = len({len(row.prompt) for row in batch}) > 1
-            for number, decoded in enumerate(decoding.together(self._engine, batch), first):
-                if decoded is None:
-                    continue
-                if number < len(asked):
-                    one = asked[number]
-                    self._decoded[(state, *one.ids, "", one.tokens, one.least, one.stop)] = decoded
-                for prompt, row in padded if uneven else ():
-                    if prompt == rows[number].prompt and row == decoded.tokens[: len(row)]:
-                        self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
+        yield from (rows[first : first + most] for first in range(0, len(rows), most))
+
+    def _remember(
+        self, batch: Sequence[decoding.Row], found: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
+    ) -> None:
+        """Keep the logits of rows of padded batches that were run in a batch of rows of unlike lengths."""
+        for done, decoded in zip(batch, found, strict=True):
+            for prompt, row in padded:
+                if decoded is not None and prompt == done.prompt and row == decoded.tokens[: len(row)]:
+                    self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
+
+    def _keep(self, found: Sequence[tuple[Greedy, decoding.Decoded]]) -> None:
+        """Keep what was decoded; where the model departs from the tokens that a request names, also what it goes on with itself."""
+        departed = list[tuple[Greedy, decoding.Decoded]]()
+        rows = list[decoding.Row]()
+        for one, decoded in found:
+            own = _until_departure(decoded)
+            if len(own) == len(decoded.tokens):
+                self._decoded[self._key(one)] = decoded, replace(decoded, tokens=own)
+                continue
+            departed.append((one, decoded))
+            known = one.draft if one.draft[: len(own)] == own else own
+            rows.append(decoding.Row(one.ids, one.tokens, known=known, kept=len(own)))
+        more = [itself for batch in self._batches(rows) for itself in decoding.together(self._engine, batch)]
+        for (one, decoded), itself in zip(departed, more, strict=True):
+            if itself is not None:
+                self._decoded[self._key(one)] = decoded, itself
+
+    def _key(self, request: Greedy) -> tuple[Any, ...]:
+        return self._state(), *request.ids, "", request.tokens, request.least, request.stop
 
     def _apart(self, ids: Sequence[int], decoded: decoding.Decoded, *, needed: bool) -> list[float] | None:
         """max |Δlogit| of each step of a row from a pass over the same tokens alone; None where the row can't be trusted.
@@ -190,7 +229,7 @@ class BatchingDriver(CausalDriver):
         else:
             assert self._last is not None
             whole = self._last[2]
-        steps = min(shared - len(ids) + 1, len(decoded.tokens))
+        steps = min(shared - len(ids) + 1, len(decoded.logits))
         rows, logits = whole[len(ids) - 1 :][:steps], decoded.logits[:steps]
         if not self._near(rows, logits):
             return None
@@ -199,8 +238,24 @@ class BatchingDriver(CausalDriver):
             self._proven[tuple(ids)] = (decoded.tokens, errors)
         return errors
 
+    def _departs(self, ids: Sequence[int], along: decoding.Decoded, own: decoding.Decoded) -> bool:
+        """Whether what the model goes on with itself can't be trusted, where it is another row than the one whose steps were compared."""
+        return own.logits is not along.logits and self._apart(ids, own, needed=False) is None
+
     def _near(self, rows: np.ndarray, logits: np.ndarray) -> bool:
         return largest_difference(rows, logits) <= PROVEN * float(rows.std())
+
+
+def _goes_along(request: Greedy) -> bool:
+    """Whether its steps are verified along tokens that it names: as many as it asks for."""
+    return len(request.along) == request.tokens and request.verify and not request.stop
+
+
+def _until_departure(decoded: decoding.Decoded) -> list[int]:
+    """What the model itself goes on with, up to the first token that is another one than was taken."""
+    pairs = enumerate(zip(decoded.chosen, decoded.tokens, strict=True))
+    place = next((place for place, (one, other) in pairs if one != other), len(decoded.tokens) - 1)
+    return decoded.chosen[: place + 1]
 
 
 class LayerwiseDriver(CausalDriver):

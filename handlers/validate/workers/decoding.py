@@ -5,9 +5,10 @@ Called by the workers and by `handlers.validate.generate`. numpy alone, so that 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,12 +26,15 @@ class Decoded:
     logits: np.ndarray
     prefill_seconds: float
     decode_seconds: float
+    chosen: list[int] = field(default_factory=list)
+    """The most likely token of each row of logits, where others than these were forced."""
 
 
 class Batch:
     """Rows of different lengths, padded on the left, that advance together through one cache."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], *, last: bool = False) -> None:
+        """`last`: only the prompts' last logits are wanted; an engine that can `prefill` computes no others then."""
         self._engine = engine
         width = max(len(prompt) for prompt in prompts)
         ids = np.zeros((len(prompts), width), dtype=np.int64)
@@ -39,8 +43,19 @@ class Batch:
             ids[row, width - len(prompt) :] = prompt
             self._mask[row, width - len(prompt) :] = 1
         positions = np.maximum(np.cumsum(self._mask, axis=1) - 1, 0)
-        self.prefill, self._cache = engine.step(ids, self._mask, positions, None)
+        if last and hasattr(engine, "prefill"):
+            self.prefill, self._cache = engine.prefill(ids, self._mask, positions)
+        else:
+            self.prefill, self._cache = engine.step(ids, self._mask, positions, None)
         """Logits (B, S, V) of the prompts; rows of padding mean nothing."""
+
+    def copy(self) -> Batch | None:
+        """The same prompts, to be gone on from beside this one; None where the engine can't copy its cache."""
+        if not hasattr(self._engine, "copied"):
+            return None
+        other = copy.copy(self)
+        other._cache = self._engine.copied(self._cache)
+        return other
 
     def advance(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """Append tokens (B, K) to the rows; give the logits (B, K, V) after each."""
@@ -119,6 +134,8 @@ class Row:
     """The first tokens that will probably be chosen: several of them are run in one step."""
     forced: bool = False
     """The known tokens are taken whatever the logits say."""
+    kept: int | None = None
+    """Rows of logits that are kept, the first ones; None for all."""
 
 
 def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
@@ -138,7 +155,7 @@ def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
 
 def _together(engine: Engine, rows: Sequence[Row]) -> list[_Text]:
     started = time.perf_counter()
-    batch = Batch(engine, [row.prompt for row in rows])
+    batch = Batch(engine, [row.prompt for row in rows], last=True)
     outputs = batch.prefill[:, -1:].copy()
     batch.prefill = outputs  # the other positions' logits are large
     prefilled = time.perf_counter()
@@ -163,13 +180,13 @@ class _Text:
 
     def __init__(self, row: Row) -> None:
         self._row = row
-        self.tokens, self.logits = list[int](), list[np.ndarray]()
+        self.tokens, self.logits, self.chosen = list[int](), list[np.ndarray](), list[int]()
         self.going, self.lost = True, False
         self.seconds = 0.0, 0.0
 
     @property
     def decoded(self) -> Decoded:
-        return Decoded(self.tokens, np.stack(self.logits), *self.seconds)
+        return Decoded(self.tokens, np.stack(self.logits), *self.seconds, self.chosen)
 
     def take(self, logits: np.ndarray) -> None:
         """Choose the next token of logits (V,), unless the text has ended."""
@@ -177,9 +194,11 @@ class _Text:
             return
         row, place = self._row, len(self.tokens)
         chosen = most_likely(logits, ())
+        self.chosen.append(chosen)
         if place < len(row.known) and chosen != row.known[place]:
             chosen, self.lost = (row.known[place], False) if row.forced else (chosen, True)
-        self.logits.append(logits.copy())
+        if row.kept is None or place < row.kept:
+            self.logits.append(logits.copy())
         self.tokens.append(chosen)
         place += 1
         self.going = not (self.lost or place >= row.count or (chosen in row.end_tokens and place >= row.least))
@@ -203,15 +222,31 @@ class _Text:
         return tokens + tokens[-1:] * (size - len(tokens))
 
 
-def timed(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> tuple[float, float]:
-    """Seconds of the prompts' pass and of `count` single-token greedy steps after it, in each of which every row advances."""
+@dataclass
+class Begun:
+    """Prompts whose first pass was run, to be gone on from any number of times."""
+
+    prompts: list[list[int]]
+    batch: Batch
+    seconds: float
+    """What that pass took."""
+
+
+def begin(engine: Engine, prompts: Sequence[Sequence[int]]) -> Begun:
+    """Run the prompts' pass."""
     started = time.perf_counter()
     batch = Batch(engine, prompts)
+    batch.prefill = batch.prefill[:, -1:].copy()
+    return Begun([list(prompt) for prompt in prompts], batch, time.perf_counter() - started)
+
+
+def timed(batch: Batch, count: int) -> float:
+    """Seconds of `count` single-token greedy steps after the prompts' pass, in each of which every row advances."""
+    started = time.perf_counter()
     rows = batch.prefill[:, -1]
-    prefilled = time.perf_counter()
     for _ in range(count):
         rows = batch.advance([[int(token)] for token in np.argmax(rows, axis=-1)])[:, -1]
-    return prefilled - started, time.perf_counter() - prefilled
+    return time.perf_counter() - started
 
 
 def cache_errors(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> list[float]:

@@ -35,8 +35,11 @@ class Driver(Protocol):
     ) -> float:
         """max |Δ| between a batch that is padded on one side and its rows alone. `continuations` are of one length, or empty."""
 
-    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
-        """Seconds of the first pass over rows of one length, seconds of the work after it, and the tokens of that work for all rows."""
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
+        """Seconds of the first pass over rows of one length, seconds of the work after it, and the tokens of that work for all rows.
+
+        `again`: the last such pass over the same rows is good enough, where it can be gone on from once more.
+        """
 
 
 def drive(spec: EngineSpec, engine: Any) -> Driver:

@@ -63,7 +63,7 @@ class EncoderDriver:
         alone = [self.rows(text, (), None if types is None else types[row]) for row, text in enumerate(prompts)]
         return max(largest_difference(mine, theirs) for mine, theirs in zip(together, alone, strict=True))
 
-    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: one pass over the texts, then one for every TOKENS_A_PASS of `tokens`."""
         started = time.perf_counter()
         self._batch(rows, None, "right")

@@ -261,6 +261,9 @@ class Greedy(Request[Decoding]):
     """Without the adapter."""
     draft: Ids = Field(default_factory=list)
     """What it will probably say: a model that is asked `Ahead` runs several of these tokens in a step, and finds out whether it would."""
+    along: Ids = Field(default_factory=list)
+    """As many tokens as are asked for, of which a pass is asked too: a model that is asked `Ahead` may verify its cached steps along these,
+    instead of along what it says."""
 
     @property
     def work_tokens(self) -> int:
@@ -335,6 +338,8 @@ class Time(Request[Timing]):
     rows: list[Ids]
     """Of one length."""
     tokens: int
+    again: bool = False
+    """The first pass need not be run if it was the last one that was timed; its seconds are given again."""
 
     @property
     def work_tokens(self) -> int:

@@ -129,7 +129,7 @@ class Seq2SeqDriver:
             for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True))
         )
 
-    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: the sources' encoding and the first target token, then the tokens after it; no end token ends it."""
         rules = self._engine.rules
         started = time.perf_counter()
