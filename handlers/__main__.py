@@ -38,6 +38,17 @@ EXIT_BAD_JOB = 65
 EXIT_UNWRITABLE = 73
 EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
+LIBRARIES = {
+    "torch": (
+        "numpy", "torch", "transformers", "transformers.modeling_utils", "safetensors.torch", "transformers:AutoConfig",
+        "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
+    ),
+    "light": (
+        "numpy", "onnxruntime", "onnx_ir", "tokenizers", "handlers.validate.check", "handlers.validate.workers.worker",
+        "handlers.validate.workers.drivers", "handlers.validate.engines.onnx_causal",
+    ),
+}  # fmt: skip
+"""What the processes have loaded from which attempts are forked: those that use PyTorch, and all others."""
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
 
@@ -223,8 +234,8 @@ def main(job_file: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--loaded"]:
-        descriptor, limits, idle = sys.argv[2:]
-        exit_code = warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), main)
+        libraries, descriptor, limits, idle = sys.argv[2:]
+        exit_code = warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), main, LIBRARIES[libraries])
     else:
         exit_code = main(sys.argv[1]) if len(sys.argv) == 2 else main("")
     with contextlib.suppress(OSError):

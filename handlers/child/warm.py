@@ -1,4 +1,4 @@
-"""Attempts that are forked from a process which has PyTorch and transformers loaded: importing them costs more than most stages do.
+"""Attempts that are forked from a process which has libraries loaded: importing them costs more than many stages do.
 
 `serve` is that process. It holds no model and starts no work: it loads the libraries, forks itself for each attempt that the daemon asks
 for, and says how it ended, one attempt after the other. The daemon's side is `daemon.running.workers.warm`. `fork` does the same inside
@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,28 +35,26 @@ _ASKED = (signal.SIGTERM,)
 _PR_SET_NAME = 15
 _ENV_START = 47
 """Place of env_start behind the name in /proc/PID/stat, whose 50th field it is."""
-_LIBRARIES = ("numpy", "torch", "transformers", "transformers.modeling_utils", "safetensors.torch")
-_NAMES = ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM")
-"""Of transformers, which imports them when they are asked for."""
 
 _forked = False
 
 
 def is_forked() -> bool:
-    """Whether this process comes from one that has PyTorch loaded, so that forking it spares loading it again."""
+    """Whether this process comes from one that had libraries loaded, so that forking it spares loading them again."""
     return _forked
 
 
-def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int]) -> int:
+def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int], libraries: Iterable[str]) -> int:
     """Fork an attempt for each message on the socket `descriptor`; `run` gets its job file and gives its exit code.
 
-    Ends when the other side does, or after `idle` seconds without a message.
+    `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for. Ends when the other
+    side does, or after `idle` seconds without a message.
     """
     process.bind(limits)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a whole service asks its attempts, which end with this process
     process.set_environment(limits, tempfile.gettempdir())
     control = socket.socket(fileno=descriptor)
-    _load()
+    _load(libraries)
     with contextlib.suppress(OSError):
         control.send(b'{"ready": true}')
         while select.select([control], [], [], idle)[0]:
@@ -66,13 +64,10 @@ def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str]
     return 0
 
 
-def _load() -> None:
-    for name in _LIBRARIES:
+def _load(libraries: Iterable[str]) -> None:
+    for name in libraries:
         with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
-            importlib.import_module(name)
-    with contextlib.suppress(Exception):
-        for name in _NAMES:
-            getattr(sys.modules["transformers"], name)
+            pkgutil.resolve_name(name)
     gc.collect()
     gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
 
@@ -185,7 +180,7 @@ class Forked:
 def fork(run: Callable[[], int], errors: int) -> Forked:
     """Run `run` in a process of its own with pipes for standard input and output, and the descriptor `errors` for standard error.
 
-    To be called in a process that `is_forked`, before it has computed anything with PyTorch: no thread of a library's may run then.
+    To be called in a process that `is_forked`, before it has computed anything: no thread of a library's may run then.
     """
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()

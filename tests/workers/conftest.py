@@ -67,7 +67,7 @@ def way(request: pytest.FixtureRequest, adopting: None, monkeypatch: pytest.Monk
 
 def make_ready(context: StageContext, environment: dict[str, str]) -> None:
     """Wait until a child with these limits can be forked."""
-    kind = warm.kind_of(context.limits, environment)
+    kind = warm.kind_of("torch", context.limits, environment)
     warm.get_ready(kind, 60, 0)
     end = time.monotonic() + 60
     while not warm._all[0].ready:

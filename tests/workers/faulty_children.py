@@ -235,9 +235,8 @@ def main() -> None:
     if sys.argv[1] != "--loaded":
         misbehave(sys.argv[2], sys.argv[1])
         return
-    descriptor, limits, idle = sys.argv[2:]
-    warm._LIBRARIES = ()
-    warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), misbehave)
+    _, descriptor, limits, idle = sys.argv[2:]
+    warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), misbehave, ())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from daemon.contract.jobs.messages import ChildLimits, Outcome
@@ -61,7 +62,8 @@ def test_the_first_attempt_is_started_the_next_ones_are_forked_one_after_the_oth
         first = make(tmp_path, "", "first")
         assert not isinstance(first.process, warm.Forked)
         assert wait(first).outcome is Outcome.PERMANENT, "there is no checkpoint"
-        (source,) = warm._all
+        source, light = warm._all
+        assert (source.kind.libraries, light.kind.libraries) == ("torch", "light")
         end = time.monotonic() + 120
         while not source.ready:
             assert time.monotonic() < end
@@ -74,7 +76,7 @@ def test_the_first_attempt_is_started_the_next_ones_are_forked_one_after_the_oth
             assert result.outcome is Outcome.PERMANENT and {"torch", "transformers"} <= set(_loaded(source.process.pid))
             assert ended(worker.process.pid)
             seen.add(worker.process.pid)
-        assert len(seen) == 2 and warm._all == [source] and not source.busy
+        assert len(seen) == 2 and warm._all == [source, light] and not source.busy
     finally:
         warm.end_all()
     assert ended(source.process.pid)
@@ -122,7 +124,7 @@ def test_both_end_with_the_daemon(tmp_path: Path) -> None:  # R6.5
 
 
 def test_one_that_nobody_needs_ends_by_itself(quick: None) -> None:
-    kind = warm.kind_of(make_context(Path("/nowhere")).limits, environment())
+    kind = warm.kind_of("torch", make_context(Path("/nowhere")).limits, environment())
     warm.get_ready(kind, 0.2, 0)
     assert ended(warm._all[0].process.pid)
     assert warm.take(kind) is None
@@ -135,10 +137,10 @@ def test_attempts_with_other_limits_or_packages_are_not_forked_from_it(
 ) -> None:
     source = ready()
     kind = source.kind
-    assert warm.take(warm.kind_of(ChildLimits(**{**kind.limits.model_dump(), "threads": 7}), environment())) is None
-    assert warm.take(warm.kind_of(kind.limits, {**environment(), "HF_HOME": "/elsewhere"})) is None
+    assert warm.take(warm.kind_of("torch", ChildLimits(**{**kind.limits.model_dump(), "threads": 7}), environment())) is None
+    assert warm.take(warm.kind_of("torch", kind.limits, {**environment(), "HF_HOME": "/elsewhere"})) is None
     monkeypatch.setattr(warm, "_installed", lambda: frozenset({("a.dist-info", 0)}))
-    assert warm.take(warm.kind_of(kind.limits, environment())) is None, "after an update of the packages"
+    assert warm.take(warm.kind_of("torch", kind.limits, environment())) is None, "after an update of the packages"
     monkeypatch.undo()
     assert warm.take(kind) is source
 
@@ -154,7 +156,7 @@ def test_two_attempts_at_once_are_never_forked_from_one(quick: None, tmp_path: P
 
 
 def test_none_is_kept_where_memory_is_short_or_the_configuration_wants_none(quick: None, tmp_path: Path) -> None:
-    warm.get_ready(warm.kind_of(make_context(tmp_path).limits, environment()), 60, 1 << 60)
+    warm.get_ready(warm.kind_of("torch", make_context(tmp_path).limits, environment()), 60, 1 << 60)
     assert warm._all == []
     assert wait(make(tmp_path, "", warm_seconds=0)).outcome is Outcome.PERMANENT
     assert warm._all == []
@@ -170,17 +172,36 @@ def test_what_runs_in_an_attempts_folder_is_found_by_it(quick: None, tmp_path: P
     assert LocalExecutor().at_work(tmp_path) == {}
 
 
-def test_it_is_for_stages_that_compute_with_torch() -> None:
-    forked = {spec.name for spec in all_specs() if spec.uses_torch}
-    assert {"merge", "onnx", "reference", "merged", "speed"} <= forked
-    assert not forked & {"report", "consolidate", "check-onnx", "check-onnx-int8"}
+def test_stages_are_forked_from_what_has_their_libraries_and_no_others(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    forked = {spec.name: warm.wanted(context.model_copy(update={"stage": spec.name})) for spec in all_specs()}
+    assert {forked[name] for name in ("merge", "onnx", "reference", "merged", "speed")} == {"torch"}
+    assert {forked[name] for name in ("report", "consolidate", "onnx-int8", "check-onnx", "check-onnx-int8")} == {"light"}
 
 
-def test_what_computes_on_a_gpu_or_in_a_toolchain_is_started(tmp_path: Path) -> None:
+def test_what_computes_on_a_gpu_or_in_a_toolchain_or_measures_on_request_is_started(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     assert warm.wanted(context)
-    for other in ({"limits": context.limits.model_copy(update={"device": "cuda"})}, {"toolchain": "optimum"}, {"stage": "onnx-int8"}):
+    for other in ({"limits": context.limits.model_copy(update={"device": "cuda"})}, {"toolchain": "optimum"}, {"stage": "bench"}):
         assert not warm.wanted(context.model_copy(update=other))
+
+
+def test_what_has_the_light_libraries_has_no_torch_runs_no_thread_and_needs_what_it_is_said_to(adopting: None) -> None:
+    """A library that starts a thread when it is imported could not be forked from."""
+    kind = warm.kind_of("light", make_context(Path("/nowhere")).limits, environment())
+    try:
+        warm.get_ready(kind, 60, 0)
+        end = time.monotonic() + 60
+        while (source := warm.take(kind)) is None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        pid = source.process.pid
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "onnxruntime" in maps and "libtorch" not in maps
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+        assert psutil.Process(pid).memory_info().rss < warm.NEEDS_BYTES["light"]
+    finally:
+        warm.end_all()
 
 
 def test_a_package_that_comes_changes_or_goes_in_any_folder_of_pythons_path_is_seen(
@@ -240,8 +261,8 @@ def test_nothing_waits_that_is_not_forked(quick: None, tmp_path: Path) -> None:
     assert not LocalExecutor().getting_ready(make_context(tmp_path, entry="beats", device="cuda"), bounds) and not warm._all
 
 
-def test_the_first_attempt_of_a_job_has_one_get_ready_unless_it_is_the_last_or_measures_time(quick: None, tmp_path: Path) -> None:
-    for stage, ready in (("report", 0), ("onnx-int8", 1)):
+def test_the_first_attempt_of_a_job_has_both_get_ready_unless_it_is_the_last_or_measures_time(quick: None, tmp_path: Path) -> None:
+    for stage, ready in (("report", 0), ("onnx-int8", 2)):
         folder = tmp_path / stage
         folder.mkdir()
         context = make_context(tmp_path, entry="beats").model_copy(update={"stage": stage, "result": str(folder / "result.json")})

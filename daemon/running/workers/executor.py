@@ -43,9 +43,9 @@ class LocalExecutor:
 
     def getting_ready(self, context: StageContext, bounds: Bounds) -> bool:
         """Whether the attempt had better be started in a moment: a process that it can be forked from is still loading PyTorch."""
-        if self._command or bounds.warm <= 0 or not warm.wanted(context):
+        if self._command or bounds.warm <= 0 or warm.wanted(context) != "torch":
             return False
-        kind = warm.kind_of(context.limits, environment_of(bounds))
+        kind = warm.kind_of("torch", context.limits, environment_of(bounds))
         if not warm.is_known(kind):  # one that died while it loaded is replaced by the attempt that goes on without it
             warm.get_ready(kind, bounds.warm, bounds.memory_reserve)
         return warm.is_loading(kind)

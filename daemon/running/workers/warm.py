@@ -1,8 +1,9 @@
-"""Processes that have PyTorch loaded, from which attempts are forked: the daemon's side of `handlers.child.warm`.
+"""Processes that have libraries loaded, from which attempts are forked: the daemon's side of `handlers.child.warm`.
 
-Used by `worker` and `executor` alone, from their one thread. An attempt is forked where a process of the right kind is ready and
-free. The first attempt of a job, whatever its stage, has one get ready; one that is still loading is waited for, since to load the same
-beside it takes longer. Otherwise an attempt is started like any other. A process that nobody needs ends by itself.
+Used by `worker` and `executor` alone, from their one thread. One set of libraries is PyTorch's, the other what stages without PyTorch need.
+An attempt is forked where a process of the right kind is ready and free. The first attempt of a job, whatever its stage, has both get
+ready; one that is still loading PyTorch is waited for, since to load the same beside it takes longer. Otherwise an attempt is started like
+any other. A process that nobody needs ends by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.jobs.plan import find_spec
@@ -29,7 +30,9 @@ from daemon.running.workers import containment
 from daemon.system.box import memory
 from daemon.toolchains.registry import HANDLERS
 
-NEEDS_BYTES = 512 << 20
+Libraries = Literal["torch", "light"]
+"""Names in `handlers.__main__.LIBRARIES`."""
+NEEDS_BYTES: dict[Libraries, int] = {"torch": 512 << 20, "light": 192 << 20}
 """What the loaded libraries take, generously; with less than that to spare none is started."""
 LOADING_SECONDS = 30.0
 """How long an attempt waits for one to have loaded its libraries, instead of loading them beside it."""
@@ -39,7 +42,7 @@ ANSWER_SECONDS = 5.0
 END_SECONDS = 0.5
 PATH_LIMIT = 4096
 """Room for an attempt's mark, which is a path."""
-MOST = 2
+MOST = 4
 _LIMIT = 1 << 16
 
 
@@ -47,6 +50,7 @@ _LIMIT = 1 << 16
 class Kind:
     """What all attempts that are forked from one process share."""
 
+    libraries: Libraries
     limits: ChildLimits
     environment: tuple[tuple[str, str], ...]
     installed: frozenset[tuple[str, int]] = field(default_factory=lambda: _installed())
@@ -65,20 +69,22 @@ def _installed() -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
-def kind_of(limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
+def kind_of(libraries: Libraries, limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
     """What an attempt with these limits and variables can be forked from."""
-    return Kind(limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False}), tuple(sorted(environment.items())))
+    return Kind(libraries, limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False}), tuple(sorted(environment.items())))
 
 
-def wanted(context: StageContext) -> bool:
-    """Whether an attempt of this stage would load PyTorch in the Python that ckptd runs in, and no GPU, whose driver does not outlive a
-    fork."""
+def wanted(context: StageContext) -> Libraries | None:
+    """What an attempt of this stage would load in the Python that ckptd runs in; None where that is another Python, or where it uses a GPU,
+    whose driver does not outlive a fork."""
     spec = find_spec(context.stage)
-    return spec is not None and spec.uses_torch and not context.toolchain and context.limits.device == "cpu"
+    if spec is None or context.toolchain or context.limits.device != "cpu":
+        return None
+    return "torch" if spec.uses_torch else "light"
 
 
 def comes_first(context: StageContext) -> bool:
-    """Whether stages that want one follow this attempt, which nothing may disturb if it measures time."""
+    """Whether stages that want one of either follow this attempt, which nothing may disturb if it measures time."""
     spec = find_spec(context.stage)
     return spec is not None and not spec.alone and context.bench is None and context.stage != "report"
 
@@ -94,8 +100,9 @@ class Loaded:
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            arguments = ("--loaded", kind.libraries, str(theirs.fileno()), kind.limits.model_dump_json(), str(idle))
             self.process = subprocess.Popen(
-                [HANDLERS[0], "-P", *HANDLERS[1:], "--loaded", str(theirs.fileno()), kind.limits.model_dump_json(), str(idle)],
+                [HANDLERS[0], "-P", *HANDLERS[1:], *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
                 start_new_session=True, cwd="/", env={**dict(kind.environment), containment.MARK: " " * PATH_LIMIT},
             )  # fmt: skip
@@ -186,7 +193,7 @@ def get_ready(kind: Kind, idle: float, reserve: int) -> None:
     for one in [one for one in _all if not one.busy and (one.process.poll() is not None or now - one.born > LIFE_SECONDS)]:
         drop(one)
     free = [one for one in _all if not one.busy]
-    if any(one.kind == kind for one in _all) or memory()[1] < reserve + NEEDS_BYTES:
+    if any(one.kind == kind for one in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
         return
     if len(_all) >= MOST:
         if not free:

@@ -101,17 +101,18 @@ class Worker:
             )  # fmt: skip
 
     def _forked(self, order: Order) -> warm.Forked | None:
-        """The attempt, forked from a process that has PyTorch loaded; None where it needs none or none is ready, which a later attempt will
-        find."""
-        wanted = warm.wanted(order.context)
-        if self.bounds.warm <= 0 or not (wanted or warm.comes_first(order.context)):
+        """The attempt, forked from a process that has its libraries loaded; None where none is ready, which a later attempt will find."""
+        wanted, limits, environment = warm.wanted(order.context), order.context.limits, environment_of(self.bounds)
+        if self.bounds.warm <= 0:
             return None
-        kind = warm.kind_of(order.context.limits, environment_of(self.bounds))
-        source = warm.take(kind) if wanted else None
+        source = warm.take(warm.kind_of(wanted, limits, environment)) if wanted else None
         try:
             return None if source is None else self._forked_from(source, order)
         finally:
-            warm.get_ready(kind, self.bounds.warm, self.bounds.memory_reserve)
+            torch, both = warm.kind_of("torch", limits, environment), warm.comes_first(order.context)
+            kinds = [torch] * (both or wanted == "torch") + [warm.kind_of("light", limits, environment)] * both
+            for kind in kinds:
+                warm.get_ready(kind, self.bounds.warm, self.bounds.memory_reserve)
 
     def _forked_from(self, source: warm.Loaded, order: Order) -> warm.Forked | None:
         told = warm.order_of(

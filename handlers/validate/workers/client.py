@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -85,7 +86,8 @@ class EngineWorker:
         spec_file.write_text(json.dumps(job))
         self._stderr = folder / f"worker-{name}.log"
         with open(self._stderr, "wb") as errors:
-            if toolchain is None and warm.is_forked() and spec.engine in registry.PYTORCH:
+            # One that runs without PyTorch must not have it in memory, as in its users' programs.
+            if toolchain is None and warm.is_forked() and (spec.engine in registry.PYTORCH) == ("torch" in sys.modules):
                 self._process: subprocess.Popen[bytes] | warm.Forked = warm.fork(lambda: worker.main(str(spec_file)), errors.fileno())
                 return
             self._process = subprocess.Popen(
