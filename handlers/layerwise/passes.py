@@ -10,6 +10,7 @@ from handlers.layerwise import skeleton
 from handlers.layerwise.lockstep import Lockstep, Task
 from handlers.layerwise.skeleton import Skeleton
 from handlers.merge.weights.sources import Source, StoredSource
+from handlers.models import products
 
 Result = TypeVar("Result")
 
@@ -34,9 +35,13 @@ def run(made: Skeleton, work: Callable[[Any], Result]) -> Result:
         info = made.folder.headers[name]
         return StoredSource(name, made.folder.path_of(info), info)
 
+    def compute() -> Result:
+        with products.faster():
+            return work(made.model)
+
     skeleton.furnish(made.model, made, find)
     lockstep = Lockstep(lambda task: None)
-    task = lockstep.add(Task(lambda: work(made.model), _AllPositions()))
+    task = lockstep.add(Task(compute, _AllPositions()))
     lockstep.finish([task])
     found: Result = task.result()
     return found

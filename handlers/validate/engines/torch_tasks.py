@@ -42,18 +42,20 @@ class TorchSeq2Seq(TorchModel):
     @torch.inference_mode()
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
         mask = torch.from_numpy(attention_mask)
-        output = self._plain().get_encoder()(input_ids=torch.from_numpy(input_ids), attention_mask=mask)
+        with self._products():
+            output = self._plain().get_encoder()(input_ids=torch.from_numpy(input_ids), attention_mask=mask)
         return _State(output.last_hidden_state, mask)
 
     @torch.inference_mode()
     def step(self, tokens: np.ndarray, state: _State, way: str) -> tuple[np.ndarray, _State]:
-        output = self._plain()(
-            encoder_outputs=BaseModelOutput(last_hidden_state=state.memory),
-            attention_mask=state.mask,
-            decoder_input_ids=torch.from_numpy(tokens),
-            past_key_values=state.cache,
-            use_cache=True,
-        )
+        with self._products():
+            output = self._plain()(
+                encoder_outputs=BaseModelOutput(last_hidden_state=state.memory),
+                attention_mask=state.mask,
+                decoder_input_ids=torch.from_numpy(tokens),
+                past_key_values=state.cache,
+                use_cache=True,
+            )
         return output.logits.float().numpy(), replace(state, cache=output.past_key_values)
 
 
@@ -78,7 +80,8 @@ class TorchEncoder(TorchModel):
             inputs["token_type_ids"] = torch.from_numpy(token_type_ids)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        output = model(**inputs)
+        with self._products():
+            output = model(**inputs)
         names = (
             ("start_logits", "end_logits") if "start_logits" in output else ("logits",) if "logits" in output else ("last_hidden_state",)
         )

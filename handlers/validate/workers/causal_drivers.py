@@ -179,10 +179,11 @@ class BatchingDriver(CausalDriver):
         self._keep([(one, decoded) for one, decoded in zip(asked, found, strict=False) if decoded is not None])
 
     def _batches(self, rows: Sequence[decoding.Row]) -> Iterator[Sequence[decoding.Row]]:
-        """The rows in batches whose prompts' logits are of a bounded size."""
+        """The rows in batches of much the same number, whose prompts' logits are of a bounded size."""
         width = max((len(row.prompt) for row in rows), default=1) if getattr(self._engine, "logits_held", True) else decoding.STRIDE
         most = max(1, BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width))
-        yield from (rows[first : first + most] for first in range(0, len(rows), most))
+        count = -(-len(rows) // most)
+        yield from (rows[number * len(rows) // count : (number + 1) * len(rows) // count] for number in range(count))
 
     def _remember(
         self, batch: Sequence[decoding.Row], found: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
