@@ -42,7 +42,7 @@ class Published:
         )
         direct = cast(EngineWorker, Direct(VARIANT.name, spec))
         outputs = self.bench.outputs(folder or self.folder)
-        found = examine(direct, self.bench.reference, outputs, None, tokenizer=True, progress=lambda fraction, message: None)
+        found = examine(direct, self.bench.reference, outputs, None, tokenizer=True, exact=True, progress=lambda fraction, message: None)
         return judge(VARIANT.name, LIMITS, found, VARIANT.thresholds)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.layerwise import skeleton
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
 from handlers.onnx.export import profiles, templated
@@ -43,7 +44,13 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     def warn(failure: StrategyFailure) -> None:
         reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
 
-    climbed = try_strategies(strategies, lambda one: templated.build(one, family, context, reporter), path=str(source), on_failure=warn)
+    try:
+        climbed = try_strategies(strategies, lambda one: templated.build(one, family, context, reporter), path=str(source), on_failure=warn)
+    except AllStrategiesFailedError as error:
+        if context.strategy != LAYER_BY_LAYER:
+            raise
+        why = "; ".join(dict.fromkeys(failure.reason.removeprefix("NoTemplateError: ") for failure in error.failures))
+        raise skeleton.refuse(source, f"no template can be made of its graph: {why}") from error
     reporter.progress(0.86, "copying configuration and tokenizer")
     tokenizer = companions.place(context, source, staging)
     if CHAIN in climbed.result.graphs.extra:

@@ -43,6 +43,7 @@ from handlers.onnx.templates.shallow import NoTemplateError, NotTriedError, Othe
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.store import Store, Template, key_of
 from handlers.onnx.templates.weights import Weights
+from handlers.onnx.tracing import optimum
 from handlers.onnx.tracing.strategies import Strategy
 
 SMALL = 1 << 27
@@ -81,11 +82,13 @@ class _Task:
 def build(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> Built:
     """Export by one strategy, by way of a template where that works, and check the result against torch.
 
-    Raises what `building.trace` raises.
+    Raises what `building.trace` raises, and NoTemplateError where the model is too large for that and there is no template.
     """
     family, undivided = building.family_for(strategy, family, context)
     store, key, template = Store(Path(context.cache)), "", None
     reason = _unfit(strategy, family, context)
+    if reason and context.strategy == LAYER_BY_LAYER and strategy.name != optimum.NAME:
+        raise skeleton.refuse(Path(context.inputs["merge"]), f"no template can be made of its graph: {reason}")
     if not reason:
         try:
             weights = Weights(Path(context.inputs["merge"]))
@@ -109,7 +112,7 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
         graph_file.clear(Path(context.staging))
         store.remove(key)
     if context.strategy == LAYER_BY_LAYER:
-        raise skeleton.refuse(Path(context.inputs["merge"]), f"no template can be made of its graph: {reason}")
+        raise NoTemplateError(reason)  # of what another exporter writes there may be one
     built = building.trace(strategy, family, context, reporter)
     # What is wrong with the model itself would have been found now; a template that was kept may have been damaged.
     if key and template is None:
@@ -138,8 +141,8 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
     if not context.work.options(OnnxOptions).templates:
         return "onnx.templates is off"
     if isinstance(family, Layered):
-        return "a chain of graphs is made layer by layer"
-    if strategy.name == "optimum":
+        return "onnx.layers_per_graph asks for a chain of graphs, which are traced from the whole model"
+    if strategy.name == optimum.NAME:
         return "optimum's exporter reads the model itself"
     return "the weights are not in safetensors" if ModelFolder(Path(context.inputs["merge"])).pickled else ""
 
