@@ -172,6 +172,14 @@ def test_what_runs_in_an_attempts_folder_is_found_by_it(quick: None, tmp_path: P
     assert LocalExecutor().at_work(tmp_path) == {}
 
 
+def test_what_took_seconds_to_load_makes_no_room_for_what_takes_a_moment(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "MOST", 2)
+    limits = [make_context(Path("/nowhere"), threads=threads).limits for threads in (1, 2, 3, 4)]
+    for libraries, one in (("torch", limits[0]), ("light", limits[0]), ("light", limits[1]), ("torch", limits[2]), ("light", limits[3])):
+        warm.get_ready(warm.kind_of(libraries, one, environment()), 60, 0)
+    assert [(one.kind.libraries, one.kind.limits.threads) for one in warm._all] == [("torch", 1), ("torch", 3)]
+
+
 def test_stages_are_forked_from_what_has_their_libraries_and_no_others(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     forked = {spec.name: warm.wanted(context.model_copy(update={"stage": spec.name})) for spec in all_specs()}

@@ -86,7 +86,9 @@ def wanted(context: StageContext) -> Libraries | None:
 def comes_first(context: StageContext) -> bool:
     """Whether stages that want one of either follow this attempt, which nothing may disturb if it measures time."""
     spec = find_spec(context.stage)
-    return spec is not None and not spec.alone and context.bench is None and context.stage != "report"
+    if spec is None or context.limits.device != "cpu":
+        return False
+    return not spec.alone and context.bench is None and context.stage != "report"
 
 
 class Loaded:
@@ -192,7 +194,10 @@ def get_ready(kind: Kind, idle: float, reserve: int) -> None:
     now = time.monotonic()
     for one in [one for one in _all if not one.busy and (one.process.poll() is not None or now - one.born > LIFE_SECONDS)]:
         drop(one)
-    free = [one for one in _all if not one.busy]
+    # What took seconds to load makes no room for what takes a moment.
+    free = sorted((one for one in _all if not one.busy), key=lambda one: one.kind.libraries == "torch")
+    if kind.libraries == "light":
+        free = [one for one in free if one.kind.libraries == "light"]
     if any(one.kind == kind for one in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
         return
     if len(_all) >= MOST:

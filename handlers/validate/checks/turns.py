@@ -19,7 +19,7 @@ ROUNDS, MOST_ROUNDS = 3, 9
 ENOUGH_SECONDS = 1.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
 ROUND_SECONDS = 0.4
-LEAST_TOKENS = 8
+LEAST_TOKENS = 4
 """A round is as many tokens as the slower of both decodes in that time: the tokens of the configuration at most, these at least."""
 _WARM_UP_TOKENS = 4
 _NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None, "speed_over_pytorch_range": None}

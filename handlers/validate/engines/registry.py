@@ -72,7 +72,13 @@ class LoadedModel(Protocol):
 
 
 class Engine(LoadedModel, Protocol):
-    """A language model. Token ids are int64, logits float32, caches opaque and consumed by the step that takes them."""
+    """A language model. Token ids are int64, logits float32, caches opaque and consumed by the step that takes them.
+
+    An engine may have more, which saves time: `batches` (True: texts can be decoded as the rows of one padded batch), `same_kernels` (True:
+    a single row is computed by the code that computes a batch), `prefill` (as `step` without a cache, with the logits of the last position
+    alone) with `logits_held` (False: it never holds those of all positions), and `copied` (a second cache, to be gone on from like the
+    first).
+    """
 
     end_tokens: tuple[int, ...]
 
