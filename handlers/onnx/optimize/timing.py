@@ -15,9 +15,9 @@ MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
 LEAST, ENOUGH = 9, 31
 """Rounds; how many there are, the time decides."""
-QUICKEST, SECONDS = 0.3, 2.0
+QUICKEST, SECONDS = 0.3, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
-FEW, LONG = 5, 4.0
+FEW, LONG = 5, 1.5
 """So few rounds are enough for a pair that takes so many seconds: what disturbs a short run is little beside a long one."""
 WARMING = 2
 """Runs of each that are not counted: the first ones allocate."""
