@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from handlers.onnx.graphs import graphset
-from handlers.onnx.optimize import equivalence, timing
+from handlers.onnx.optimize import acceptance, equivalence, timing
 from handlers.onnx.optimize.random_inputs import Maker
 from handlers.onnx.optimize.step import Step, StepInput
 from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS
@@ -133,6 +133,25 @@ def test_a_slower_graph_is_undone(qwen3: Exported, tmp_path: Path) -> None:
     assert not report.kept and report.reason.startswith(("slower: prefill", "slower: decode")), report.reason
     assert report.error is not None and report.error < equivalence.BOUND
     assert set(report.ms_before) == set(report.ms_after) == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("body", "less"),
+    [
+        ("{ y = MatMul(x, w) }", True),
+        ("{ a = Identity(x) y = MatMul(a, w) }", False),
+        ("{ a = MatMul(x, w) y = Abs(a) }", False),
+        ("{ y = MatMul(x, v) }", False),
+    ],
+)
+def test_what_has_fewer_nodes_and_nothing_else_is_not_raced(body: str, less: bool) -> None:
+    def graph(text: str) -> ir.Model:
+        weights = {name: np.ones(shape, np.float32) for name, shape in (("w", (64, 64)), ("v", (64, 65))) if f" {name})" in text}
+        made = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> g (float[n,64] x) => (float[n,k] y) {text}')
+        made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+        return ir.from_proto(made)
+
+    assert acceptance.only_less(graph(body), graph("{ a = Identity(x) y = MatMul(a, w) }")) is less
 
 
 def test_noise_is_not_slowness() -> None:
