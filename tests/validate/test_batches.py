@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handlers.validate.checks.reference import padded_batch
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers import causal_drivers, decoding
 from handlers.validate.workers.causal_drivers import BatchingDriver, CausalDriver
@@ -193,6 +195,59 @@ def test_a_batch_without_padding_says_nothing_about_padding(monkeypatch: pytest.
         driver.expect(Greedy(ids=prompt, tokens=4))
     driver.advance()
     assert (padding_error(driver, batch) or 0.0) > 0.5
+
+
+@pytest.mark.parametrize("same_kernels", [False, True])
+@pytest.mark.parametrize("tokens", range(1, 7))
+def test_padding_is_answered_for_however_few_tokens_are_decoded(tokens: int, same_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "same_kernels", same_kernels, raising=False)
+    driver, batch = examined(Toy(), [[5, 6, 7, 8, 9], [4, 5], [1, 2, 5, 7, 8, 8, 9, 9]], tokens)
+    assert driver.padding(batch.prompts, batch.continuations, None, "left") == 0.0
+
+
+class Crooked(Toy):
+    """The third row of each batch is wrong."""
+
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`."""
+        logits, new = super().step(input_ids, attention_mask, position_ids, cache)
+        logits[2:3] *= -1
+        return logits, new
+
+
+@pytest.mark.parametrize("same_kernels", [False, True])
+def test_a_wrong_row_of_a_batch_is_no_secret_to_the_check_of_padding(same_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "same_kernels", same_kernels, raising=False)
+    prompts = [[4], [5], [1, 2, 3, 4, 5], [6, 7, 8, 9, 9], list(range(12)), [5, 4, 3, 2, 1]]
+    driver, batch = examined(Crooked(), prompts, 8)
+    assert driver.padding(batch.prompts, batch.continuations, None, "left") > 0.5
+
+
+def test_the_text_that_is_decoded_as_a_deployment_does_is_so_however_often_it_is_asked() -> None:
+    engine = Toy()
+    driver = BatchingDriver(engine)
+    requests = [Greedy(ids=[5, 6, 7], tokens=9, verify=True), *([Greedy(ids=[5, 6, 7], tokens=9, verify=True)] * 2)]
+    requests += [Greedy(ids=[number, 1], tokens=9, verify=True) for number in range(3)]
+    for request in requests:
+        driver.expect(request)
+    driver.advance()
+    engine.calls.clear()
+    ask(driver, requests[0])
+    assert engine.calls.count((1, 1)) == 8
+
+
+def examined(engine: Toy, prompts: list[list[int]], tokens: int) -> tuple[BatchingDriver, PaddedBatch]:
+    """A driver that was asked about prompts as in a check, and the batch whose padding that check asks about."""
+    driver, answer = BatchingDriver(engine), functools.partial(ask, CausalDriver(Toy()))
+    requests = [Greedy(ids=ids, tokens=tokens, verify=True, along=answer(Greedy(ids=ids, tokens=tokens)).tokens) for ids in prompts]
+    batch = padded_batch([SimpleNamespace(ids=one.ids, tokens=one.along, types=None) for one in requests])  # type: ignore[misc]
+    driver.expect(Padding(batch=batch))
+    for request in requests:
+        driver.expect(request)
+    driver.advance()
+    for request in requests:
+        ask(driver, request)
+    return driver, batch
 
 
 @settings(max_examples=30, deadline=None)

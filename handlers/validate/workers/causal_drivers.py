@@ -78,6 +78,8 @@ class BatchingDriver(CausalDriver):
         self._batching = engine
         self._alone = not getattr(engine, "same_kernels", False)
         """A deployment runs one text at a time, by kernels for a single row: the first verified text is run so too."""
+        self._kept_out: Sequence[int] | None = None
+        """The prompt of that text."""
         self._expected: list[Greedy] = []
         self._padding: list[Padding] = []
         self._decoded: dict[tuple[Any, ...], tuple[decoding.Decoded, decoding.Decoded]] = {}
@@ -92,7 +94,9 @@ class BatchingDriver(CausalDriver):
     def expect(self, request: Request[Any]) -> None:
         """Take a request that will be asked later into the next batch. Passes are computed when they are asked for."""
         if isinstance(request, Greedy) and request.verify and self._alone:
-            self._alone = False
+            self._alone, self._kept_out = False, request.ids
+        elif isinstance(request, Greedy) and request.verify and request.ids == self._kept_out:
+            pass  # the same text once more would be answered in its place
         elif isinstance(request, Greedy):
             self._expected.append(request)
         elif isinstance(request, Padding) and request.side == "left":
@@ -166,8 +170,11 @@ class BatchingDriver(CausalDriver):
             else decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft)
             for one in asked
         ]  # fmt: skip
-        prompts = [row.prompt for row in rows]
-        rows += [decoding.Row(prompt, len(row) + 1, known=row, forced=True) for prompt, row in padded if prompt not in prompts]
+        rows += [
+            decoding.Row(prompt, len(row) + 1, known=row, forced=True)
+            for prompt, row in padded
+            if not any(one.prompt == prompt and one.count > len(row) for one in rows)
+        ]
         found = list[decoding.Decoded | None]()
         for batch in self._batches(rows):
             if len(batch) == 1:
@@ -191,7 +198,7 @@ class BatchingDriver(CausalDriver):
         """Keep the logits of rows of padded batches that were run in a batch of rows of unlike lengths."""
         for done, decoded in zip(batch, found, strict=True):
             for prompt, row in padded:
-                if decoded is not None and prompt == done.prompt and row == decoded.tokens[: len(row)]:
+                if decoded is not None and prompt == done.prompt and row == decoded.tokens[: len(row)] and len(decoded.logits) > len(row):
                     self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
 
     def _keep(self, found: Sequence[tuple[Greedy, decoding.Decoded]]) -> None:
@@ -233,6 +240,7 @@ class BatchingDriver(CausalDriver):
         steps = min(shared - len(ids) + 1, len(decoded.logits))
         rows, logits = whole[len(ids) - 1 :][:steps], decoded.logits[:steps]
         if not self._near(rows, logits):
+            self._padded.clear()  # a batch that is wrong in one row says nothing of its others: padding is found out about by itself
             return None
         errors = row_differences(rows, logits)
         if needed and not self._state()[0]:
