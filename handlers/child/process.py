@@ -113,11 +113,19 @@ _ROUNDING = (
 """Variables by which libraries compute products of fp32 in bf16 or TF32 where the processor can."""
 
 
+_KEPT_KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+"""Variables that say how many kernels torch and oneDNN keep, one for each number of rows and shape of weights, of half a megabyte each. By
+default it is 1024: a model that reads a few hundred texts of unlike lengths would leave a gigabyte behind."""
+_MOST_KERNELS = 64
+
+
 def set_environment(limits: ChildLimits, temporary: str) -> None:
     """Bound the threads of every numeric library, keep the hub out, and put temporary files where the daemon cleans."""
     threads = str(limits.threads)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = threads
+    for name in _KEPT_KERNELS:
+        os.environ.setdefault(name, str(_MOST_KERNELS))
     for name in _ROUNDING:
         os.environ.pop(name, None)  # fp32 is computed in fp32, whatever the box's owner allows the training
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait would take cores from the training

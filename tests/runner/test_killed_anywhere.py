@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.files import sha256_file
+from tests.runner.conftest import artifacts
 from tests.service import Service, listing, stray_handlers
 
 POINTS = (
@@ -26,18 +27,14 @@ POINTS = (
 
 @pytest.fixture(scope="module")
 def undisturbed(pico_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digest by file of an export that nothing disturbed, reports left out since they tell times."""
+    """Digest by file of an export that nothing disturbed, reports and READMEs left out since they tell times."""
     service = Service(tmp_path_factory.mktemp("undisturbed"))
     service.add(pico_checkpoint)
     service.start()
     (job,) = service.wait_ended()
     assert service.stop() == 0
     assert job["state"] == "succeeded"
-    return _artifacts(Path(job["target"]))
-
-
-def _artifacts(target: Path) -> dict[str, str]:
-    return {row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and "/" in row}
+    return artifacts(Path(job["target"]))
 
 
 def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
@@ -45,7 +42,7 @@ def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
     (job,) = service.status()["jobs"]
     target = Path(job["target"])
     assert job["state"] == "succeeded", service.log()[-3000:]
-    assert _artifacts(target) == undisturbed
+    assert artifacts(target) == undisturbed
     manifest = json.loads((target / "MANIFEST.json").read_bytes())
     assert {entry["path"]: entry["sha256"] for entry in manifest["files"]} == {
         row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and row != "MANIFEST.json"
@@ -59,7 +56,7 @@ def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-def test_a_daemon_killed_at_any_point_ends_with_the_same_artifacts(  # R6.5
+def test_a_daemon_killed_at_any_point_ends_with_the_sameartifacts(  # R6.5
     point: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
 ) -> None:
     service = make_service()

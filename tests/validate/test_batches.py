@@ -197,6 +197,20 @@ def test_a_batch_without_padding_says_nothing_about_padding(monkeypatch: pytest.
     assert (padding_error(driver, batch) or 0.0) > 0.5
 
 
+def test_the_batches_of_long_texts_are_small_and_only_so_many_logits_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causal_drivers, "BATCH_TOKENS", 3 * (5 + 10))
+    monkeypatch.setattr(causal_drivers, "HELD_BYTES", 7 * 10 * 4 * VOCABULARY)
+    driver = BatchingDriver(Toy())
+    requests = [Greedy(ids=[number, 2, 3, 4, 5], tokens=10) for number in range(12)]
+    for request in requests:
+        driver.expect(request)
+    driver.advance()
+    assert {shape[0] for shape in driver._batching.calls} <= {2, 3} and len(driver._decoded) == 7
+    assert sum(own.logits.nbytes for _, own in driver._decoded.values()) <= causal_drivers.HELD_BYTES
+    for request in requests:
+        assert ask(driver, request) == ask(CausalDriver(Toy()), request)
+
+
 @pytest.mark.parametrize("same_kernels", [False, True])
 @pytest.mark.parametrize("tokens", range(1, 7))
 def test_padding_is_answered_for_however_few_tokens_are_decoded(tokens: int, same_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:

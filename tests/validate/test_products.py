@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -125,3 +127,27 @@ def test_a_model_is_timed_as_its_users_run_it(counted: list[tuple[int, ...]], tm
     assert counted == []
     direct.ask(Teacher(ids=[5, 6, 7], keep=[0], out=str(tmp_path / "rows.npy")))
     assert bool(counted) == HAS
+
+
+_MANY_LENGTHS = """
+from daemon.contract.jobs.messages import ChildLimits
+from handlers.child import process
+process.set_environment(ChildLimits(), "/tmp")
+import torch
+from handlers.models import products
+torch.set_num_threads(1)
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) // 256
+weights = [torch.randn(shape) for shape in ((256, 256), (256, 512), (512, 256), (320, 256))]
+with torch.inference_mode(), products.faster():
+    for rows in range(2, 222):
+        for weight in weights:
+            torch.nn.functional.linear(torch.randn(rows, weight.shape[1]), weight)
+        before = held() if rows == 2 else before
+    print(held() - before)
+"""
+
+
+def test_texts_of_many_lengths_leave_little_behind() -> None:
+    done = subprocess.run([sys.executable, "-c", _MANY_LENGTHS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150, "MiB; each kernel that is kept takes half a one"

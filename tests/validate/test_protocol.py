@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers import protocol, worker
 from handlers.validate.workers.client import WorkerFailed, answer_in
-from handlers.validate.workers.protocol import AskStats, Decoding, Greedy, Load, PaddedBatch, Padding, Rebase, Teacher
+from handlers.validate.workers.protocol import Ahead, AskStats, Decoding, Greedy, Load, PaddedBatch, Padding, Rebase, Teacher
 
 
 def crossed(value: Any) -> Any:
@@ -65,4 +65,6 @@ def test_the_time_that_a_request_may_take_follows_the_tokens_that_it_runs() -> N
     assert Greedy(ids=[1, 2, 3], tokens=4).work_tokens == 7
     assert Teacher(ids=[1, 2], targets=[3], keep=[], out="").work_tokens == 3
     assert Padding(batch=PaddedBatch(prompts=[[1], [1, 2]], continuations=[[3], [4]])).work_tokens == 5
+    ahead = Ahead(requests=[one.line for one in (Greedy(ids=[1, 2, 3], tokens=4), Teacher(ids=[1, 2], targets=[3], keep=[], out=""))])
+    assert ahead.work_tokens == 7 + 3, "a batch has the time of its texts"
     assert (AskStats().work_tokens, AskStats.reads_model, Load.reads_model, Rebase.reads_model) == (0, False, True, True)

@@ -7,6 +7,7 @@ Called by the worker through `drivers.py`. Some models answer many requests in l
 from __future__ import annotations
 
 import functools
+import itertools
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,10 @@ VERIFIED_STEPS = 64
 """Cached steps that are compared with a pass without a cache: their logits are held in memory."""
 BATCH_BYTES = 256 << 20
 """Most bytes of the logits of a batch's prompts."""
+BATCH_TOKENS = 4096
+"""Most tokens of a batch, prompts and continuations, padding included: a cache and the activations of a first pass grow with them."""
+HELD_BYTES = 512 << 20
+"""Most bytes of the logits of continuations that are held until they are asked for; further texts are decoded alone, when they are."""
 PROVEN = 1e-3
 """Largest |Δlogit|, in standard deviations of the logits, between a row of a batch and the same text alone."""
 
@@ -105,7 +110,7 @@ class BatchingDriver(CausalDriver):
     def advance(self) -> bool:
         """Decode everything that is expected; False, since nothing is left to do then."""
         expected, padding = self._expected, self._padding
-        self._expected, self._padding = [], []
+        self._expected, self._padding, self._last = [], [], None
         plain, bare = ([request for request in expected if request.bare == bare] for bare in (False, True))
         try:
             self._run(plain, [pair for one in padding for pair in zip(one.batch.prompts, one.batch.continuations, strict=True)])
@@ -165,6 +170,7 @@ class BatchingDriver(CausalDriver):
         """Decode requests in batches whose logits are of a bounded size, and beside them the rows (prompt, forced tokens) of padded
         batches whose prompts are not decoded anyway."""
         ends = tuple(self._engine.end_tokens)
+        asked = self._held(asked)
         rows = [
             decoding.Row(one.ids, one.tokens, known=one.along, forced=True) if _goes_along(one)
             else decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft)
@@ -185,10 +191,16 @@ class BatchingDriver(CausalDriver):
                 self._remember(batch, found[-len(batch) :], padded)
         self._keep([(one, decoded) for one, decoded in zip(asked, found, strict=False) if decoded is not None])
 
+    def _held(self, asked: Sequence[Greedy]) -> Sequence[Greedy]:
+        """The first of the requests whose logits may be held."""
+        totals = itertools.accumulate(4 * (self._engine.vocabulary or 1) * one.tokens for one in asked)
+        return [one for one, total in zip(asked, totals, strict=True) if total <= HELD_BYTES]
+
     def _batches(self, rows: Sequence[decoding.Row]) -> Iterator[Sequence[decoding.Row]]:
         """The rows in batches of much the same number, whose prompts' logits are of a bounded size."""
         width = max((len(row.prompt) for row in rows), default=1) if getattr(self._engine, "logits_held", True) else decoding.STRIDE
-        most = max(1, BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width))
+        tokens = max((len(row.prompt) for row in rows), default=1) + max((row.count for row in rows), default=1)
+        most = max(1, min(BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width), BATCH_TOKENS // tokens))
         count = -(-len(rows) // most)
         yield from (rows[number * len(rows) // count : (number + 1) * len(rows) // count] for number in range(count))
 

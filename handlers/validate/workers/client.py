@@ -107,13 +107,13 @@ class EngineWorker:
         return self._loaded
 
     def ask(self, request: Request[A], *, limit: float | None = None) -> A:
-        """The answer to one request. `limit` is in seconds; by default that of loading, or one that grows with the tokens to run.
+        """The answer to one request. `limit` is in seconds; by default that of loading or of any other, which grows with the tokens to run.
 
         Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
         together with the stage.
         """
-        usual = LOAD_SECONDS if request.reads_model else REQUEST_SECONDS + TOKEN_SECONDS * request.work_tokens
-        seconds = usual if limit is None else limit
+        usual = LOAD_SECONDS if request.reads_model else REQUEST_SECONDS
+        seconds = usual + TOKEN_SECONDS * request.work_tokens if limit is None else limit
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request.line).encode() + b"\n")

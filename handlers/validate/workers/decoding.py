@@ -180,13 +180,16 @@ class _Text:
 
     def __init__(self, row: Row) -> None:
         self._row = row
-        self.tokens, self.logits, self.chosen = list[int](), list[np.ndarray](), list[int]()
+        self.tokens, self.chosen = list[int](), list[int]()
+        self._logits: np.ndarray | None = None
+        """(rows that may be kept, V), of which the first ones are filled: logits are large, so they are held once."""
         self.going, self.lost = True, False
         self.seconds = 0.0, 0.0
 
     @property
     def decoded(self) -> Decoded:
-        return Decoded(self.tokens, np.stack(self.logits), *self.seconds, self.chosen)
+        assert self._logits is not None
+        return Decoded(self.tokens, self._logits[: min(len(self.tokens), len(self._logits))], *self.seconds, self.chosen)
 
     def take(self, logits: np.ndarray) -> None:
         """Choose the next token of logits (V,), unless the text has ended."""
@@ -197,8 +200,10 @@ class _Text:
         self.chosen.append(chosen)
         if place < len(row.known) and chosen != row.known[place]:
             chosen, self.lost = (row.known[place], False) if row.forced else (chosen, True)
-        if row.kept is None or place < row.kept:
-            self.logits.append(logits.copy())
+        if self._logits is None:
+            self._logits = np.empty((row.count if row.kept is None else row.kept, len(logits)), np.float32)
+        if place < len(self._logits):
+            self._logits[place] = logits
         self.tokens.append(chosen)
         place += 1
         self.going = not (self.lost or place >= row.count or (chosen in row.end_tokens and place >= row.least))

@@ -367,6 +367,10 @@ class Ahead(Request[Going]):
     requests: list[Json] = Field(default_factory=list)
     """`Request.line` of each."""
 
+    @property
+    def work_tokens(self) -> int:
+        return sum(request_of(line).work_tokens for line in self.requests)
+
 
 class AskStats(Request[Stats]):
     """Ask what the worker took so far."""
