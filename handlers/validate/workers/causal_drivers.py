@@ -82,9 +82,7 @@ class BatchingDriver(CausalDriver):
         super().__init__(engine)
         self._batching = engine
         self._alone = not getattr(engine, "same_kernels", False)
-        """A deployment runs one text at a time, by kernels for a single row: the first verified text is run so too."""
-        self._kept_out: Sequence[int] | None = None
-        """The prompt of that text."""
+        """A deployment runs one text at a time, by kernels for a single row: one verified text is run so too."""
         self._expected: list[Greedy] = []
         self._padding: list[Padding] = []
         self._decoded: dict[tuple[Any, ...], tuple[decoding.Decoded, decoding.Decoded]] = {}
@@ -98,18 +96,14 @@ class BatchingDriver(CausalDriver):
 
     def expect(self, request: Request[Any]) -> None:
         """Take a request that will be asked later into the next batch. Passes are computed when they are asked for."""
-        if isinstance(request, Greedy) and request.verify and self._alone:
-            self._alone, self._kept_out = False, request.ids
-        elif isinstance(request, Greedy) and request.verify and request.ids == self._kept_out:
-            pass  # the same text once more would be answered in its place
-        elif isinstance(request, Greedy):
+        if isinstance(request, Greedy):
             self._expected.append(request)
-        elif isinstance(request, Padding) and request.side == "left":
-            self._padding.append(request)
+        elif isinstance(request, Padding) and request.side == "left" and len(request.batch.continuations[0]) > 1:
+            self._padding.append(request)  # after one token alone no text takes a step of its own but that check's
 
     def advance(self) -> bool:
         """Decode everything that is expected; False, since nothing is left to do then."""
-        expected, padding = self._expected, self._padding
+        expected, padding = self._without_one(self._expected), self._padding
         self._expected, self._padding, self._last = [], [], None
         plain, bare = ([request for request in expected if request.bare == bare] for bare in (False, True))
         try:
@@ -120,6 +114,15 @@ class BatchingDriver(CausalDriver):
         except Exception:  # whatever is wrong with a batch, or with the model: it is found when its rows are asked for alone
             traceback.print_exc()
         return False
+
+    def _without_one(self, requests: list[Greedy]) -> list[Greedy]:
+        """The requests without the longest text that is verified, however often it is asked for, if that is to be run alone."""
+        verified = [one for one in requests if one.verify]
+        if not self._alone or not verified:
+            return requests
+        self._alone = False
+        longest = max(verified, key=lambda one: len(one.ids)).ids  # some faults begin behind some length
+        return [one for one in requests if not (one.verify and one.ids == longest)]
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         state, tokens = self._state(), [*ids, *targets]
