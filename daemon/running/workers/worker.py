@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -102,17 +103,17 @@ class Worker:
 
     def _forked(self, order: Order) -> warm.Forked | None:
         """The attempt, forked from a process that has its libraries loaded; None where none is ready, which a later attempt will find."""
-        wanted, limits, environment = warm.wanted(order.context), order.context.limits, environment_of(self.bounds)
         if self.bounds.warm <= 0:
             return None
-        source = warm.take(warm.kind_of(wanted, limits, environment)) if wanted else None
+        wanted = warm.wanted(order.context)
+        kind = warm.kind_of(wanted or "torch", order.context.limits, environment_of(self.bounds))
+        source = warm.take(kind) if wanted else None
         try:
             return None if source is None else self._forked_from(source, order)
         finally:
-            torch, both = warm.kind_of("torch", limits, environment), warm.comes_first(order.context)
-            kinds = [torch] * (both or wanted == "torch") + [warm.kind_of("light", limits, environment)] * both
-            for kind in kinds:
-                warm.get_ready(kind, self.bounds.warm, self.bounds.memory_reserve)
+            both: tuple[warm.Libraries, ...] = ("torch", "light")
+            for libraries in both if warm.comes_first(order.context) else both[:1] if wanted == "torch" else ():
+                warm.get_ready(replace(kind, libraries=libraries), self.bounds.warm, self.bounds.memory_reserve)
 
     def _forked_from(self, source: warm.Loaded, order: Order) -> warm.Forked | None:
         told = warm.order_of(

@@ -134,7 +134,7 @@ class BatchingDriver(CausalDriver):
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         along, own = self._decoded.pop((self._state(), *ids, "", tokens, least, stop), (None, None))
         errors = None if along is None else self._apart(ids, along, needed=verify)
-        if along is None or own is None or errors is None or self._departs(ids, along, own):
+        if along is None or own is None or errors is None or self._is_doubtful(ids, along, own):
             return super().greedy(ids, tokens, least=least, stop=stop, verify=verify)
         if not verify:
             return Decoding(tokens=own.tokens)
@@ -262,7 +262,7 @@ class BatchingDriver(CausalDriver):
             self._proven[tuple(ids)] = (decoded.tokens, errors)
         return errors
 
-    def _departs(self, ids: Sequence[int], along: decoding.Decoded, own: decoding.Decoded) -> bool:
+    def _is_doubtful(self, ids: Sequence[int], along: decoding.Decoded, own: decoding.Decoded) -> bool:
         """Whether what the model goes on with itself can't be trusted, where it is another row than the one whose steps were compared."""
         return own.logits is not along.logits and self._apart(ids, own, needed=False) is None
 

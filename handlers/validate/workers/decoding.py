@@ -24,8 +24,8 @@ class Decoded:
 
     tokens: list[int]
     logits: np.ndarray
-    prefill_seconds: float
-    decode_seconds: float
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
     chosen: list[int] = field(default_factory=list)
     """The most likely token of each row of logits, where others than these were forced."""
 
@@ -139,7 +139,7 @@ class Row:
 
 
 def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
-    """Decode texts greedily as the rows of one padded batch; a row that has ended goes along until all have. Seconds are those of all.
+    """Decode texts greedily as the rows of one padded batch; a row that has ended goes along until all have. Nothing is timed.
 
     Rows of which the model chooses another token than the one that was known are decoded once more, beside each other, since what came
     after that token says nothing. None for one that then chooses otherwise than before.
@@ -154,11 +154,9 @@ def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
 
 
 def _together(engine: Engine, rows: Sequence[Row]) -> list[_Text]:
-    started = time.perf_counter()
     batch = Batch(engine, [row.prompt for row in rows], last=True)
     outputs = batch.prefill[:, -1:].copy()
     batch.prefill = outputs  # the other positions' logits are large
-    prefilled = time.perf_counter()
     texts = [_Text(row) for row in rows]
     while True:
         for place in range(outputs.shape[1]):
@@ -170,8 +168,6 @@ def _together(engine: Engine, rows: Sequence[Row]) -> list[_Text]:
         left = max(text.left for text in going)
         size = 1 if len(going[0].tokens) <= SINGLE else max(1, min(left - SINGLE, *(text.ahead for text in going)))
         outputs = batch.advance([text.next(size) for text in texts])
-    for text in texts:
-        text.seconds = prefilled - started, time.perf_counter() - prefilled
     return texts
 
 
@@ -184,12 +180,11 @@ class _Text:
         self._logits: np.ndarray | None = None
         """(rows that may be kept, V), of which the first ones are filled: logits are large, so they are held once."""
         self.going, self.lost = True, False
-        self.seconds = 0.0, 0.0
 
     @property
     def decoded(self) -> Decoded:
         assert self._logits is not None
-        return Decoded(self.tokens, self._logits[: min(len(self.tokens), len(self._logits))], *self.seconds, self.chosen)
+        return Decoded(self.tokens, self._logits[: min(len(self.tokens), len(self._logits))], chosen=self.chosen)
 
     def take(self, logits: np.ndarray) -> None:
         """Choose the next token of logits (V,), unless the text has ended."""
