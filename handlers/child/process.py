@@ -137,6 +137,8 @@ def set_environment(limits: ChildLimits, temporary: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TMPDIR"] = temporary
     tempfile.tempdir = temporary
+    if (torch := sys.modules.get("torch")) is not None:  # loaded before, it has read the variables already
+        torch.set_num_threads(limits.threads)
 
 
 def prepare(context: StageContext) -> None:

@@ -1,7 +1,7 @@
 """Attempts that are forked from a process which has libraries loaded: importing them costs more than many stages do.
 
 `serve` is that process. It holds no model and starts no work: it loads the libraries, forks itself for each attempt that the daemon asks
-for, and says how it ended, one attempt after the other. The daemon's side is `daemon.running.workers.warm`. `fork` does the same inside
+for, also while others run, and says how each ended. The daemon's side is `daemon.running.workers.warm`. `fork` does the same inside
 of an attempt, for a worker of its own. What is forked is a process like any other: its memory goes back with its end, and a crash is
 its own.
 """
@@ -31,6 +31,8 @@ from handlers.child import process
 
 EXIT_NO_GROUP = 71
 MESSAGE_LIMIT = 1 << 16
+DESCRIPTORS = 3
+"""Of an order: where standard output and error go, and where the attempt hears that it may begin."""
 _ASKED = (signal.SIGTERM,)
 _PR_SET_NAME = 15
 _ENV_START = 47
@@ -45,10 +47,10 @@ def is_forked() -> bool:
 
 
 def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int], libraries: Iterable[str]) -> int:
-    """Fork an attempt for each message on the socket `descriptor`; `run` gets its job file and gives its exit code.
+    """Fork an attempt for each order on the socket `descriptor`; `run` gets its job file and gives its exit code.
 
     `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for. Ends when the other
-    side does, or after `idle` seconds without a message.
+    side does, or after `idle` seconds without an attempt.
     """
     process.bind(limits)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a whole service asks its attempts, which end with this process
@@ -57,10 +59,7 @@ def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str]
     _load(libraries)
     with contextlib.suppress(OSError):
         control.send(b'{"ready": true}')
-        while select.select([control], [], [], idle)[0]:
-            message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 2)
-            if not message or not _attempt(control, json.loads(message), descriptors, run):
-                break
+        _Attempts(control, run).serve(idle)
     return 0
 
 
@@ -72,38 +71,68 @@ def _load(libraries: Iterable[str]) -> None:
     gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
 
 
-def _attempt(control: socket.socket, order: dict[str, Any], descriptors: list[int], run: Callable[[str], int]) -> bool:
-    """Fork one attempt and wait for its end; whether the other side is still there."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
-    child = os.fork()
-    if child == 0:
-        control.close()
-        _be(lambda: _start(order, descriptors, run))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    control.send(json.dumps({"pid": child}).encode())
-    ended = os.pidfd_open(child)
-    try:
-        # Nothing is asked while it runs: what can be read is the other side's end.
-        if control.fileno() in select.select([control.fileno(), ended], [], [])[0]:
-            os.kill(child, signal.SIGKILL)
-            return False
-        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+class _Attempts:
+    """Those that were forked from this process and whose end the other side has not taken note of."""
+
+    def __init__(self, control: socket.socket, run: Callable[[str], int]) -> None:
+        self._control, self._run = control, run
+        self._running = dict[int, int]()
+        """The descriptor that tells of a process's end → its id."""
+        self._ended = set[int]()
+        """They stay zombies until the other side says otherwise, so that their ids and their sessions stay their own."""
+
+    def serve(self, idle: float) -> None:
+        """Until the other side ends, or asks for nothing for so many seconds while none is left. Raises OSError."""
+        while found := select.select([self._control, *self._running], [], [], None if self._running or self._ended else idle)[0]:
+            for one in found:
+                if one is self._control:
+                    message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS)
+                    if not message:
+                        return self._kill()
+                    self._follow(json.loads(message), descriptors)
+                else:
+                    self._tell(one)
+        return None
+
+    def _follow(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        if (ended := order.get("reap")) is not None:
+            self._ended.discard(ended)
+            os.waitpid(ended, 0)
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
+        child = os.fork()
+        if child == 0:
+            self._control.close()
+            for descriptor in self._running:
+                os.close(descriptor)
+            _be(lambda: _start(order, descriptors, self._run))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._running[os.pidfd_open(child)] = child
+        self._control.send(json.dumps({"order": order["order"], "pid": child}).encode())
+
+    def _tell(self, descriptor: int) -> None:
+        found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
         assert found is not None
+        os.close(descriptor)
+        child = self._running.pop(descriptor)
+        self._ended.add(child)
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        control.send(json.dumps({"ended": code}).encode())
-        # It stays a zombie until then, so that its id and its session's stay its own.
-        alive = bool(control.recv(MESSAGE_LIMIT))
-        os.waitpid(child, 0)
-        return alive
-    finally:
-        os.close(ended)
+        self._control.send(json.dumps({"ended": child, "code": code}).encode())
+
+    def _kill(self) -> None:
+        for child in self._running.values():
+            os.kill(child, signal.SIGKILL)
 
 
 def _start(order: dict[str, Any], descriptors: list[int], run: Callable[[str], int]) -> int:
     os.setsid()
-    for number, descriptor in enumerate(descriptors, 1):
+    *outputs, go = descriptors
+    if not os.read(go, 1):
+        return 0  # the other side has waited too long for this, and may have started the same attempt by itself
+    os.close(go)
+    for number, descriptor in enumerate(outputs, 1):
         os.dup2(descriptor, number)
         os.close(descriptor)
     if order["group"]:

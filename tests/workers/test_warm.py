@@ -20,7 +20,7 @@ from daemon.running.executor import Order
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.environment import for_children
 from daemon.running.workers.executor import LocalExecutor
-from daemon.running.workers.worker import Worker
+from daemon.running.workers.worker import Worker, _job_file
 from tests.workers.conftest import make_ready
 from tests.workers.helpers import BOUNDS, SCRIPT, fault_of, make_context, until, wait
 
@@ -76,7 +76,7 @@ def test_the_first_attempt_is_started_the_next_ones_are_forked_one_after_the_oth
             assert result.outcome is Outcome.PERMANENT and {"torch", "transformers"} <= set(_loaded(source.process.pid))
             assert ended(worker.process.pid)
             seen.add(worker.process.pid)
-        assert len(seen) == 2 and warm._all == [source, light] and not source.busy
+        assert len(seen) == 2 and warm._all == [source, light] and not source.attempts
     finally:
         warm.end_all()
     assert ended(source.process.pid)
@@ -137,7 +137,7 @@ def test_attempts_with_other_limits_or_packages_are_not_forked_from_it(
 ) -> None:
     source = ready()
     kind = source.kind
-    assert warm.take(warm.kind_of("torch", ChildLimits(**{**kind.limits.model_dump(), "threads": 7}), environment())) is None
+    assert warm.take(warm.kind_of("torch", ChildLimits(**{**kind.limits.model_dump(), "nice": 7}), environment())) is None
     assert warm.take(warm.kind_of("torch", kind.limits, {**environment(), "HF_HOME": "/elsewhere"})) is None
     monkeypatch.setattr(warm, "_installed", lambda: frozenset({("a.dist-info", 0)}))
     assert warm.take(warm.kind_of("torch", kind.limits, environment())) is None, "after an update of the packages"
@@ -145,14 +145,93 @@ def test_attempts_with_other_limits_or_packages_are_not_forked_from_it(
     assert warm.take(kind) is source
 
 
-def test_two_attempts_at_once_are_never_forked_from_one(quick: None, tmp_path: Path) -> None:
-    ready()
-    first, second = make(tmp_path, "beats", "one"), make(tmp_path, "beats", "two")
-    assert isinstance(first.process, warm.Forked) and not isinstance(second.process, warm.Forked)
-    assert len(warm._all) <= warm.MOST
-    for worker in (first, second):
+def test_attempts_at_once_are_forked_from_one_and_each_ends_alone(quick: None, tmp_path: Path) -> None:
+    """With unlike numbers of threads too; ended in another order than they began in, one by itself, one killed, one asked."""
+    source = ready()
+    before = len(os.listdir(f"/proc/{source.process.pid}/fd"))
+    workers = [make(tmp_path, "beats", f"{number}", threads=1 + number) for number in range(4)]
+    assert warm._all[0] is source and source.attempts == 4
+    assert {procfs.entry(one.process.pid).parent for one in workers} == {source.process.pid}
+    for worker in workers:
+        until(worker, lambda worker=worker: worker._heard > worker.started)
+    os.kill(workers[2].process.pid, signal.SIGKILL)
+    assert fault_of(wait(workers[2])).code == "killed"
+    last = make(tmp_path, "", "last")
+    assert isinstance(last.process, warm.Forked) and wait(last).outcome is Outcome.PERMANENT
+    for worker in (workers[3], workers[0]):
         worker.hurry()
         assert wait(worker).outcome is Outcome.INTERRUPTED
+    assert source.attempts == 1 and all(procfs.entry(one.process.pid) is None for one in (workers[0], workers[2], workers[3], last))
+    assert workers[1].poll() is None and not procfs.entry(workers[1].process.pid).dead
+    workers[1].stop()
+    wait(workers[1])
+    assert not source.attempts and ended(workers[1].process.pid)
+    end = time.monotonic() + 20
+    while psutil.Process(source.process.pid).children():
+        assert time.monotonic() < end
+    assert len(os.listdir(f"/proc/{source.process.pid}/fd")) == before
+
+
+def test_an_attempt_that_is_forked_too_late_does_nothing(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same attempt is started in the ordinary way by then, and both would write into one folder. What was forked before goes on."""
+    source, beside = ready(), make(tmp_path, "beats", "beside")
+    until(beside, lambda: beside._heard > beside.started)
+    (folder := tmp_path / "attempt").mkdir()
+    context = make_context(tmp_path).model_copy(update={"result": str(folder / "result.json")})
+    told = warm.order_of(_job_file(Order(context, folder, BOUNDS), source.process.pid), folder, "merge", {}, None)
+    os.kill(source.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 0.2)
+    with open(os.devnull, "r+b") as nothing, pytest.raises(OSError, match="does not answer"):
+        source.fork(told, [nothing.fileno(), nothing.fileno()], -1)
+    os.kill(source.process.pid, signal.SIGCONT)
+    end, family = time.monotonic() + 20, psutil.Process(source.process.pid)
+    while source._listen(0.5) or [one.pid for one in family.children()] != [beside.process.pid]:
+        assert time.monotonic() < end
+    assert not (folder / "result.json").exists()
+    again = make(tmp_path, "beats", "again")
+    assert not isinstance(again.process, warm.Forked), "it is not asked again"
+    for one in (again, beside):
+        one.hurry()
+        assert wait(one).outcome is Outcome.INTERRUPTED
+    warm.get_ready(source.kind, 60, 0)
+    assert source not in warm._all and ended(source.process.pid)
+
+
+def test_a_forked_attempt_computes_with_its_own_number_of_threads(adopting: None, tmp_path: Path) -> None:
+    """Whatever PyTorch was told when it was loaded, in threads of Python too, whose number OpenMP keeps for each, and in its workers."""
+    program = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from daemon.contract.jobs.messages import ChildLimits
+from handlers.child import process, warm
+
+def look():
+    large = torch.ones(300, 300)
+    with ThreadPoolExecutor(1) as pool:
+        seen = torch.get_num_threads(), pool.submit(torch.get_num_threads).result(), (large @ large).sum().item()
+    print(*seen, len(os.listdir("/proc/self/task")), os.environ["OMP_NUM_THREADS"], flush=True)
+    return 0
+
+def work():
+    process.set_environment(ChildLimits(threads=2), "/tmp")
+    return look()
+
+assert torch.get_num_threads() == 1
+process.set_environment(ChildLimits(threads=3), "/tmp")
+worker = warm.fork(work, 2)
+print(worker.stdout.read().decode(), end="")
+assert worker.wait(60) == 0
+look()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    worker, attempt = (line.split() for line in found.stdout.splitlines())
+    assert (worker[:3], worker[4]) == (["2", "2", "27000000.0"], "2"), found.stderr
+    assert (attempt[:3], attempt[4]) == (["3", "3", "27000000.0"], "3"), found.stderr
+    assert int(worker[3]) > 1 and int(attempt[3]) > 2, "the threads are there"
 
 
 def test_none_is_kept_where_memory_is_short_or_the_configuration_wants_none(quick: None, tmp_path: Path) -> None:
@@ -174,10 +253,10 @@ def test_what_runs_in_an_attempts_folder_is_found_by_it(quick: None, tmp_path: P
 
 def test_what_took_seconds_to_load_makes_no_room_for_what_takes_a_moment(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "MOST", 2)
-    limits = [make_context(Path("/nowhere"), threads=threads).limits for threads in (1, 2, 3, 4)]
+    limits = [make_context(Path("/nowhere"), nice=nice).limits for nice in (1, 2, 3, 4)]
     for libraries, one in (("torch", limits[0]), ("light", limits[0]), ("light", limits[1]), ("torch", limits[2]), ("light", limits[3])):
         warm.get_ready(warm.kind_of(libraries, one, environment()), 60, 0)
-    assert [(one.kind.libraries, one.kind.limits.threads) for one in warm._all] == [("torch", 1), ("torch", 3)]
+    assert [(one.kind.libraries, one.kind.limits.nice) for one in warm._all] == [("torch", 1), ("torch", 3)]
 
 
 def test_stages_are_forked_from_what_has_their_libraries_and_no_others(tmp_path: Path) -> None:
@@ -248,7 +327,7 @@ def test_an_attempt_waits_for_one_that_is_loading_and_not_for_one_that_died(quic
         time.sleep(0.02)
     forked = make(tmp_path, "beats", "second")
     assert isinstance(forked.process, warm.Forked)
-    assert not executor.getting_ready(context, bounds), "it is busy, so what runs beside it is started"
+    assert not executor.getting_ready(context, bounds), "what runs beside it is forked too"
     for one in (worker, forked):
         one.hurry()
         wait(one)

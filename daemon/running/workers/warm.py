@@ -1,9 +1,9 @@
 """Processes that have libraries loaded, from which attempts are forked: the daemon's side of `handlers.child.warm`.
 
 Used by `worker` and `executor` alone, from their one thread. One set of libraries is PyTorch's, the other what stages without PyTorch need.
-An attempt is forked where a process of the right kind is ready and free. The first attempt of a job, whatever its stage, has both get
-ready; one that is still loading PyTorch is waited for, since to load the same beside it takes longer. Otherwise an attempt is started like
-any other. A process that nobody needs ends by itself.
+All attempts that need a set, with however many threads and at the same time too, are forked from one process. The first attempt of a job,
+whatever its stage, has both get ready; one that is still loading PyTorch is waited for, since to load the same beside it takes longer.
+Otherwise an attempt is started like any other. A process that nobody needs ends by itself.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def _installed() -> frozenset[tuple[str, int]]:
 
 
 def kind_of(libraries: Libraries, limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
-    """What an attempt with these limits and variables can be forked from."""
-    return Kind(libraries, limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False}), tuple(sorted(environment.items())))
+    """What an attempt with these limits and variables can be forked from. It is loaded for one thread, as which a process can be forked;
+    an attempt tells the libraries how many it has (`handlers.child.process.set_environment`)."""
+    shared = limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False, "threads": 1})
+    return Kind(libraries, shared, tuple(sorted(environment.items())))
 
 
 def wanted(context: StageContext) -> Libraries | None:
@@ -98,8 +100,15 @@ class Loaded:
         """Start it; it loads its libraries on its own. Raises OSError."""
         self.kind = kind
         self.born = time.monotonic()
-        self.busy = False
+        self.attempts = 0
+        """Those that were forked from it and whose end nobody has waited for."""
+        self._spent = False
         self._ready = False
+        self._codes = dict[int, int | None]()
+        """What those that were forked have ended with; None while they run."""
+        self._orders = 0
+        self._started: int | None = None
+        """The one that was forked for the last order."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = ("--loaded", kind.libraries, str(theirs.fileno()), kind.limits.model_dump_json(), str(idle))
@@ -114,37 +123,78 @@ class Loaded:
     @property
     def ready(self) -> bool:
         """It has loaded its libraries and lives."""
-        if not self._ready:
-            self._ready = bool((self.answer(0.0) or {}).get("ready"))
+        self._listen(0.0)
         return self._ready and self.process.poll() is None
 
-    def answer(self, seconds: float) -> Json | None:
-        """The next message; None where there is none in time, {} at its end."""
-        if not select.select([self._control], [], [], seconds)[0]:
-            return None
-        try:
-            message = self._control.recv(_LIMIT)
-            return dict(json.loads(message)) if message else {}
-        except (OSError, ValueError):
-            return {}
+    @property
+    def lasts(self) -> bool:
+        """It is ready, or will be: neither dead, nor too old, nor one that did not answer."""
+        return not self._spent and time.monotonic() - self.born <= LIFE_SECONDS and self.process.poll() is None
 
-    def say(self, message: Json, descriptors: list[int]) -> None:
-        """Send a message with descriptors. Raises OSError."""
-        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+    def _listen(self, seconds: float) -> bool:
+        """Take note of the next message, and of all that have come; whether there was one in time."""
+        heard = False
+        while select.select([self._control], [], [], 0.0 if heard else seconds)[0]:
+            try:
+                message = json.loads(self._control.recv(_LIMIT))
+            except (OSError, ValueError):  # its end
+                self._spent = True
+                return heard
+            heard = True
+            self._ready |= "ready" in message
+            if message.get("order") == self._orders:
+                self._started = message["pid"]
+                self._codes[message["pid"]] = None
+            if (ended := message.get("ended")) in self._codes:
+                self._codes[ended] = message["code"]
+            elif ended is not None:  # of an order that nobody waited for any longer: it did nothing
+                self._reap(ended)
+        return heard
 
     def fork(self, order: Json, descriptors: list[int], stdout: int) -> Forked:
         """The attempt that `order` describes. `descriptors`: its standard output and error; `stdout`: the other end of the first, which is
-        the attempt's from now on. Raises OSError."""
-        self.say(order, descriptors)
-        said = self.answer(ANSWER_SECONDS) or {}
-        if "pid" not in said:
-            raise OSError(errno.ESRCH, "the process that an attempt was to be forked from does not answer")
-        return Forked(self, int(said["pid"]), os.fdopen(stdout, "rb"))
+        the attempt's from now on. Raises OSError; it does nothing then, however late it is forked, and nothing else is forked from here."""
+        self._listen(0.0)
+        self._orders, self._started = self._orders + 1, None
+        waiting, go = os.pipe()
+        try:
+            socket.send_fds(self._control, [json.dumps({"order": self._orders, **order}).encode()], [*descriptors, waiting])
+            end = time.monotonic() + ANSWER_SECONDS
+            while self._started is None:  # others may end before it starts
+                if not self._listen(max(0.0, end - time.monotonic())):
+                    raise OSError(errno.ESRCH, "the process that an attempt was to be forked from does not answer")
+            os.write(go, b"1")
+        except OSError:
+            self._spent = True
+            self._orders += 1
+            raise
+        finally:
+            os.close(waiting)
+            os.close(go)
+        self.attempts += 1
+        return Forked(self, self._started, os.fdopen(stdout, "rb"))
+
+    def code_of(self, pid: int) -> int | None:
+        """Exit code, or negative number of a signal, of an attempt that has ended; None while it runs."""
+        self._listen(0.0)
+        code = self._codes[pid]
+        # Without the process that it was forked from it is killed.
+        return -signal.SIGKILL if code is None and self.process.poll() is not None else code
+
+    def forget(self, pid: int) -> None:
+        """An attempt that has ended is not needed as a zombie any more."""
+        self.attempts -= 1
+        del self._codes[pid]
+        self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"reap": pid}).encode())
 
     def end(self) -> None:
         """End it, and what was forked from it."""
         self._control.close()
-        if self._ready:  # it ends at once, and takes the attempt's zombie away
+        if self._ready:  # it ends at once, and takes the attempts' zombies away
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
         self.process.kill()
@@ -160,45 +210,41 @@ class Forked:
         self.pid = pid
         self.stdout: IO[bytes] | None = stdout
         self.returncode: int | None = None
+        self._forgotten = False
 
     def status(self) -> int | None:
         """Exit code, or negative number of a signal, of a process that has ended; None while it runs. It stays a zombie until `wait`."""
-        if self.returncode is None and (said := self._source.answer(0.0)) is not None:
-            self.returncode = int(said.get("ended", -signal.SIGKILL))  # without the process that it was forked from it is killed
+        if self.returncode is None:
+            self.returncode = self._source.code_of(self.pid)
         return self.returncode
 
     def wait(self) -> int:
-        """The same once it has ended; its process is gone then, and the next one can be forked."""
-        while self.returncode is None and self.status() is None:
+        """The same once it has ended; its process is gone then."""
+        while (code := self.status()) is None:
             time.sleep(0.005)
-        with contextlib.suppress(OSError):
-            self._source.say({"reap": self.pid}, [])
-        self._source.busy = False
-        assert self.returncode is not None
-        return self.returncode
+        if not self._forgotten:
+            self._source.forget(self.pid)
+        self._forgotten = True
+        return code
 
 
 _all: list[Loaded] = []
 
 
 def take(kind: Kind) -> Loaded | None:
-    """A process of this kind that is ready and free; it is the caller's, who forks from it."""
-    source = next((one for one in _all if one.kind == kind and not one.busy and one.ready), None)
-    if source is not None:
-        source.busy = True
-    return source
+    """A process of this kind to fork from, if one is ready."""
+    return next((one for one in _all if one.kind == kind and one.lasts and one.ready), None)
 
 
 def get_ready(kind: Kind, idle: float, reserve: int) -> None:
-    """Have a process of this kind for the next attempt, if the box has the memory for it. One is enough: what runs beside it is started."""
-    now = time.monotonic()
-    for one in [one for one in _all if not one.busy and (one.process.poll() is not None or now - one.born > LIFE_SECONDS)]:
+    """Have a process of this kind for the attempts to come, if the box has the memory for it."""
+    for one in [one for one in _all if not one.attempts and not one.lasts]:
         drop(one)
     # What took seconds to load makes no room for what takes a moment.
-    free = sorted((one for one in _all if not one.busy), key=lambda one: one.kind.libraries == "torch")
+    free = sorted((one for one in _all if not one.attempts), key=lambda one: one.kind.libraries == "torch")
     if kind.libraries == "light":
         free = [one for one in free if one.kind.libraries == "light"]
-    if any(one.kind == kind for one in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
+    if any(one.kind == kind and one.lasts for one in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
         return
     if len(_all) >= MOST:
         if not free:
@@ -216,8 +262,7 @@ def is_known(kind: Kind) -> bool:
 def is_loading(kind: Kind) -> bool:
     """Whether one of this kind will be ready within seconds."""
     now = time.monotonic()
-    fresh = [one for one in _all if one.kind == kind and not one.busy and now - one.born < LOADING_SECONDS]
-    return any(one.process.poll() is None and not one.ready for one in fresh)
+    return any(one.kind == kind and now - one.born < LOADING_SECONDS and one.lasts and not one.ready for one in _all)
 
 
 def drop(one: Loaded) -> None:

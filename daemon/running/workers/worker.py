@@ -125,7 +125,6 @@ class Worker:
                 return source.fork(told, [theirs, stderr.fileno()], ours)
         except OSError:
             os.close(ours)
-            warm.drop(source)
             return None
         finally:
             os.close(theirs)
