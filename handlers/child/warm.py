@@ -83,9 +83,10 @@ class _Attempts:
 
     def serve(self, idle: float) -> None:
         """Until the other side ends, or asks for nothing for so many seconds while none is left. Raises OSError."""
-        while found := select.select([self._control, *self._running], [], [], None if self._running or self._ended else idle)[0]:
+        control = self._control.fileno()
+        while found := select.select([control, *self._running], [], [], None if self._running or self._ended else idle)[0]:
             for one in found:
-                if one is self._control:
+                if one == control:
                     message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS)
                     if not message:
                         return self._kill()

@@ -21,7 +21,9 @@ TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dyn
 RUNTIME = ("onnx", "onnxruntime")
 TEXTS = ("validation.prompts", "validation.data", "validation.samples")
 """What measures on texts depends on them."""
-BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *TEXTS)
+CACHE = ("onnx.kv_cache", "onnx.calibration_samples", *TEXTS)
+"""What a rounded KV cache depends on."""
+BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *CACHE)
 
 FORMAT = Format(
     name="onnx",
@@ -56,7 +58,7 @@ FORMAT = Format(
         Variant(
             "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
             about="the ONNX graph with int8 weights per channel, and activations quantized at run time",
-            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.8, disk_fp32=0.6, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.8, disk_fp32=0.6, settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
             limits=Limits("onnx", memory_fp32=0.9, cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
@@ -77,7 +79,7 @@ FORMAT = Format(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 4, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
             needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
-            settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
+            settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
@@ -120,7 +122,7 @@ FORMAT = Format(
             about="the ONNX graph with weights in 4, 8 or 32 bits, layer by layer as few as its limits allow",
             needs=("onnx", "merge"), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.8,
             settings=("export.target", "onnx.block_size", "onnx.algorithm", "onnx.accuracy_level", "validation.thresholds.onnx-mixed",
-                      *TEXTS),
+                      *CACHE),
             libraries=RUNTIME,
             form_of="onnx", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),

@@ -53,8 +53,11 @@ class OnnxOptions(Frozen):
     accuracy_level: Literal[-1, 0, 1, 2, 3, 4] = -1
     """What onnxruntime computes products of blocks (4 and 8 bits) in: 1 is fp32, the same everywhere; 4 int8, which is fastest and differs
     a little between kinds of processors; -1 chooses by measurement."""
+    kv_cache: Literal["float", "int8"] = "float"
+    """What the graphs of quantized decoders keep past keys and values in: "float", which other programs expect too; or "int8": a quarter of
+    the memory, and faster with long texts."""
     calibration_samples: int = Field(default=32, ge=1, le=4096)
-    """Texts that onnx-int8-static is calibrated with."""
+    """Texts that onnx-int8-static and a KV cache of int8 are calibrated with."""
     layers_per_graph: int = Field(default=0, ge=0)
     """Split a decoder into a chain of graphs with so many layers each, for models too large for one graph. 0 makes one graph."""
     layers: Annotated[Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_layers)] = "last"

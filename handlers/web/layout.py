@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from handlers.onnx.attention.fusing import is_fused, spell_out
+from handlers.onnx.attention.rounded_cache import widen_cache
 from handlers.onnx.graphs.graphset import Graph, Port
 from handlers.onnx.graphs.signature import BATCH
 from handlers.web import operators
@@ -54,20 +55,23 @@ def write(source: Path, graph: Graph, folder: Path, suffix: str) -> Made:
     name = f"{STEMS[graph.role]}{suffix}.onnx"
     proto = onnx.load(source / graph.file, load_external_data=False)
     fused = ir.load(source / graph.file)
-    if is_fused(fused):  # not all of a browser's runtimes have the operator
-        proto = ir.to_proto(spell_out(fused))
+    if is_fused(fused):  # not all of a browser's runtimes have the operator, and its library makes caches of floats alone
+        proto = ir.to_proto(spell_out(widen_cache(fused)))
     _rename_batch(proto.graph)
     operators.replace_lookups(proto)
     (folder / FOLDER).mkdir(exist_ok=True)
     data = _copy_weights(proto, source, folder / FOLDER, f"{name}_data")
     (folder / FOLDER / name).write_bytes(proto.SerializeToString())
     changed = {"file": f"{FOLDER}/{name}", "data": tuple(f"{FOLDER}/{one}" for one in data)}
-    ports = {"inputs": tuple(map(_renamed, graph.inputs)), "outputs": tuple(map(_renamed, graph.outputs))}
+    ports = {
+        "inputs": tuple(map(_renamed, graph.inputs, proto.graph.input)), "outputs": tuple(map(_renamed, graph.outputs, proto.graph.output))
+    }  # fmt: skip
     return Made(graph.model_copy(update={**changed, **ports}), len(data))
 
 
-def _renamed(port: Port) -> Port:
-    return port.model_copy(update={"shape": tuple(THEIR_BATCH if size == BATCH else size for size in port.shape)})
+def _renamed(port: Port, value: onnx.ValueInfoProto) -> Port:
+    shape = tuple(THEIR_BATCH if size == BATCH else size for size in port.shape)
+    return port.model_copy(update={"shape": shape, "dtype": ir.DataType(value.type.tensor_type.elem_type).numpy().name})
 
 
 def _rename_batch(graph: onnx.GraphProto) -> None:

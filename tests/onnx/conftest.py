@@ -31,9 +31,10 @@ class Exported:
 
 
 def make_context(
-    folder: Path, stage: str, inputs: dict[str, Path], pin: Path, *, opset: int = 18, strategy: str = "default", optimize: Any = "none"
-) -> StageContext:
-    """A job file's content whose folders lie below `folder`."""
+    folder: Path, stage: str, inputs: dict[str, Path], pin: Path, *, opset: int = 18, strategy: str = "default", optimize: Any = "none",
+    **options: Any,
+) -> StageContext:  # fmt: skip
+    """A job file's content whose folders lie below `folder`. `options`: others of `[onnx]`."""
     for name in ("staging", "temporary", "cache"):
         (folder / name).mkdir(parents=True)
     checkpoint = CheckpointRef(
@@ -45,7 +46,10 @@ def make_context(
         strategy=strategy, checkpoint=checkpoint, pin=str(pin),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"),
-        work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions(), onnx=OnnxOptions(optimize=optimize, templates=False)),
+        work=Work(
+            export=ExportOptions(opset=opset), validation=ValidateOptions(),
+            onnx=OnnxOptions(optimize=optimize, templates=False, **options),
+        ),
         limits=ChildLimits(threads=2, nice=0, idle=False),
     )  # fmt: skip
 

@@ -56,13 +56,13 @@ def can_fuse(model: ir.Model) -> bool:
 
 def is_fused(model: ir.Model) -> bool:
     """Whether `fuse` has changed a graph."""
-    return bool(_fused_ones(model))
+    return bool(fused_ones(model))
 
 
 def shares_buffers(model: ir.Model) -> bool:
     """Whether past and present of every layer may be one buffer, longer than what is in it: the graph reads the past in the operator only,
     the present nowhere, and asks no cache for its length."""
-    inside = {inner for node in _fused_ones(model) for branch in node.attributes.values() for inner in branch.as_graph()}
+    inside = {inner for node in fused_ones(model) for branch in node.attributes.values() for inner in branch.as_graph()}
     caches = [*_pasts(model.graph), *(value for value in model.graph.outputs if (value.name or "").startswith("present."))]
     return bool(inside) and all(node in inside or _asks(node, 0) for value in caches for node, _ in value.uses())
 
@@ -74,7 +74,7 @@ def sharing(models: Mapping[str, ir.Model]) -> list[str]:
 
 def spell_out(model: ir.Model) -> ir.Model:
     """Put the standard's operators in the place of each such attention, in place; rotary embeddings stay onnxruntime's."""
-    fused = _fused_ones(model)
+    fused = fused_ones(model)
     if not fused:
         return model
     for node in fused:
@@ -107,8 +107,8 @@ def _find(graph: ir.Graph) -> list[Attention]:
     return attentions
 
 
-def _fused_ones(model: ir.Model) -> list[ir.Node]:
-    """The If nodes that `fuse` has put in."""
+def fused_ones(model: ir.Model) -> list[ir.Node]:
+    """The If nodes that `fuse` has put into a graph."""
     ifs = (node for node in model.graph if node.op_type == "If")
     return [node for node in ifs if any(inner.op_type == OPERATOR for inner in node.attributes["then_branch"].as_graph())]
 

@@ -23,7 +23,8 @@ def takes(feeds: Mapping[str, np.ndarray]) -> bool:
 def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """All outputs of a step; presents are cut to the tokens that are in them.
 
-    Each past is put at the beginning of a buffer with ROOM for more, in which all else is NaN, so that what reads it is found out.
+    Each past is put at the beginning of a buffer with ROOM for more, in which all else is NaN, or the least integer, so that what reads it
+    is found out.
     """
     binding = session.io_binding()
     total = feeds["attention_mask"].shape[1]
@@ -33,7 +34,8 @@ def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) 
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
             continue
         rows, heads, length, width = array.shape
-        buffer = np.full((rows, heads, total + ROOM, width), np.nan, array.dtype)
+        unused = np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).min
+        buffer = np.full((rows, heads, total + ROOM, width), unused, array.dtype)
         buffer[:, :, :length] = array
         buffers[name.replace(PAST, PRESENT, 1)] = value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
         binding.bind_ortvalue_input(name, value)

@@ -33,6 +33,7 @@ from handlers.onnx.mixed.weights import Group, Weight, find, grouped
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme
+from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.weight_only import choose_level
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from handlers.texts.selection import calibration_texts
@@ -81,6 +82,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         choose_level(context, source, made, output, 4)
     else:
         output.figures["accuracy_level"] = level
+    keep_in_int8(context, reporter, source, made, output)
     (Path(context.staging) / FILE).write_text(json.dumps(_described(choice, groups, schemes), indent=1) + "\n")
     output.figures |= counts.figures | _figures(choice, made.size(Path(context.staging)), source.size(folder), notes.taken)
     output.figures["texts"] = tokens.figures

@@ -17,6 +17,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
+from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.int8_rewriter import OPERATION, IntegerRewriter
 
 SMALL_ENOUGH = 0.5
@@ -53,4 +54,6 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         if ratio < SMALL_ENOUGH
         else [f"the size of the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32"]
     )
-    return StageOutput(figures=_figures(total, made, size, source_bytes), warnings=warnings)
+    output = StageOutput(figures=_figures(total, made, size, source_bytes), warnings=warnings)
+    keep_in_int8(context, reporter, read(folder), made, output)
+    return output

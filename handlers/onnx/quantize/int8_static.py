@@ -31,6 +31,7 @@ from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
+from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
 from handlers.texts.distribution import Vocabulary, describe
 from handlers.texts.rendering import ModelFiles
@@ -222,7 +223,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         "external_data": any(one.data for one in made.graphs),
         "nodes": sum(one.nodes for one in made.graphs),
     }
-    return StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
+    output = StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
+    keep_in_int8(context, reporter, source, made, output)
+    return output
 
 
 def _described(calibration: Calibration, folder: Path) -> dict[str, object]:

@@ -25,6 +25,7 @@ from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
+from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
 from handlers.texts.selection import calibration_texts
 
@@ -82,6 +83,7 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
         choose_level(context, source, made, output, scheme.bits)
     else:
         output.figures["accuracy_level"] = asked
+    keep_in_int8(context, reporter, source, made, output)
     ratio = made.size(staging) / source.size(folder)
     if ratio >= small_enough:
         output.warnings.append(

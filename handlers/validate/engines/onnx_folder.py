@@ -38,6 +38,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "tensor(double)": np.float64,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
     "tensor(bool)": np.bool_,
 }
 

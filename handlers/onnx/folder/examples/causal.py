@@ -21,7 +21,10 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 FOLDER = Path(__file__).resolve().parent
-DTYPES: dict[str, Any] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
+DTYPES: dict[str, Any] = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
+}  # fmt: skip
 
 
 def end_tokens() -> set[int]:
