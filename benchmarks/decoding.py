@@ -3,8 +3,8 @@
     python benchmarks/decoding.py [--json FILE] [--layers 28] [--hidden 1024] [--vocabulary 151936] [--pasts 64 1024 4096] [--rounds 9]
 
 A Qwen3 with random weights, one thread, one sequence. All graphs run in onnxruntime with their inputs and outputs bound, in turns, one
-token at a time: `shared` with past and present in one buffer, where the graph can do that, `copied` without; `basic` is the graph of the
-standard's operators. `ms_…` are medians of the processor time of a step, which other programs disturb less than they do the clock's;
+token at a time: `shared` with past and present in one buffer, where the graph can do that, `copied` without; `cache8` with that buffer in int8;
+`basic` is the graph of the standard's operators. `ms_…` are medians of the processor time of a step, which other programs disturb less than they do the clock's;
 `over_genai_…` is how many times as fast a graph is as genai's with a shared buffer, `over_basic_…` as the standard's operators,
 `over_eager_…` as PyTorch in fp32. `read_share_…` is the share of the time in which the weights could be read from memory once, at
 `read_gb_per_second`. Products with 4-bit weights are computed at the accuracy level `--level` in all of them.
@@ -53,7 +53,8 @@ class Decoder:
         for name, one in inputs.items():
             if name.startswith(PAST):
                 room = past + 16 if self.shared else past
-                array = generator.standard_normal((1, one.shape[1], room, WIDTH)).astype(np.float32)
+                array = generator.standard_normal((1, one.shape[1], room, WIDTH))
+                array = array.astype(np.float32) if one.type == "tensor(float)" else (array * 40).clip(-127, 127).astype(np.int8)
                 cache = self.caches[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
                 self.binding.bind_ortvalue_input(name, cache)
                 if self.shared:
@@ -134,9 +135,10 @@ def main() -> None:
             decoders[f"{name}-shared"] = Decoder(made / "model.onnx", shared=True)
             if "genai" not in name:
                 decoders[f"{name}-copied"] = Decoder(made / "model.onnx", shared=False)
-                standard = OnnxOptions(accuracy_level=options.level, optimize="basic")
-                made = stage(folder / f"{name}-basic", name, inputs, base, standard)[0]
-                decoders[f"{name}-basic"] = Decoder(made / "model.onnx", shared=False)
+                for form, more in (("cache8", {"kv_cache": "int8"}), ("basic", {"optimize": "basic"})):
+                    given = OnnxOptions.model_validate({"accuracy_level": options.level, **more})
+                    made = stage(folder / f"{name}-{form}", name, inputs, base, given)[0]
+                    decoders[f"{name}-{form}"] = Decoder(made / "model.onnx", shared=form == "cache8")
         for past in options.pasts:
             figures |= _at(past, decoders, options.rounds, speed)
     _common.write("decoding", figures, options.json, libraries=("torch", "onnxruntime", "onnxruntime-genai"), taken_on=taken_on)
