@@ -3,11 +3,11 @@
     python benchmarks/decoding.py [--json FILE] [--layers 28] [--hidden 1024] [--vocabulary 151936] [--pasts 64 1024 4096] [--rounds 9]
 
 A Qwen3 with random weights, one thread, one sequence. All graphs run in onnxruntime with their inputs and outputs bound, in turns, one
-token at a time: `shared` with past and present in one buffer, where the graph can do that, `copied` without; `cache8` with that buffer in int8;
-`basic` is the graph of the standard's operators. `ms_…` are medians of the processor time of a step, which other programs disturb less than they do the clock's;
-`over_genai_…` is how many times as fast a graph is as genai's with a shared buffer, `over_basic_…` as the standard's operators,
-`over_eager_…` as PyTorch in fp32. `read_share_…` is the share of the time in which the weights could be read from memory once, at
-`read_gb_per_second`. Products with 4-bit weights are computed at the accuracy level `--level` in all of them.
+token at a time: `shared` with past and present in one buffer, where the graph can do that, `copied` without; `cache8` with that buffer in
+int8; `basic` is the graph of the standard's operators. `ms_…` are medians of the processor time of a step, which other programs disturb
+less than they do the clock's; `over_genai_…` is how many times as fast a graph is as genai's with a shared buffer, `over_basic_…` as the
+standard's operators, `over_eager_…` as PyTorch in fp32. `read_share_…` is the share of the time in which the weights could be read from
+memory once, at `read_gb_per_second`. Products with 4-bit weights are computed at the accuracy level `--level` in all of them.
 """
 
 from __future__ import annotations

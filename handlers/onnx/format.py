@@ -89,7 +89,7 @@ FORMAT = Format(
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=1300 * MIB, memory_fp32=1.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.6, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
             limits=Limits("onnx", memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
@@ -99,7 +99,7 @@ FORMAT = Format(
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
             about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=1300 * MIB, memory_fp32=0.6, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.35, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int4-fine",
             limits=Limits("onnx", memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
@@ -110,7 +110,7 @@ FORMAT = Format(
         Variant(
             "onnx-int4-fine", "handlers.onnx.quantize.weight_only:int4_fine", 1, arithmetic="blocks",
             about="like onnx-int4, with half the block, zero points, and values that are searched: a little larger and more exact",
-            needs=("onnx",), memory_fixed=1300 * MIB, memory_fp32=0.65, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.4, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", fallback="onnx-mixed",
             limits=Limits("onnx", memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),

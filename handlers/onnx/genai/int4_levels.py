@@ -8,6 +8,7 @@ levels between are level 1, so only these two are tried.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def settle(context: StageContext, output: StageOutput) -> None:
     width = genai_config.read(staging)["model"]["decoder"]["head_size"]
     calls = [call for row in rows for call in play(sessions[EXACT], row, width)]
     flips = count_flips(calls, sessions[FAST])
-    trials = measure({level: {"model": session} for level, session in sessions.items()}, calls, rounds=3)
+    trials = measure({level: partial(dict, model=session) for level, session in sessions.items()}, calls, rounds=3)
     sessions.clear()
     rounded = rounded_session(exact, context.limits.threads)
     by_rows, _ = compare(calls, [run(rounded, call.feeds) for call in calls])

@@ -7,6 +7,7 @@ such a child is quick.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def derive(
     extra = marks.marked(source.extra, shared=sharing({one.role: models[one.file] for one in source.graphs}))
     written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
     models.clear()
+    gc.collect()  # graphs are cycles of references, and hold their weights
     for path in written.values():
         check_form(path)
     files = {name: graph_file.place(path, staging) for name, path in written.items()}

@@ -32,15 +32,22 @@ class MappedWeights:
     """Weights in files, mapped once for all sessions that are opened with it, so that a second graph costs no second copy.
 
     Such sessions compute with the files' pages, which the kernel may take back; products of many rows are up to a quarter slower than with
-    the copy that onnxruntime otherwise makes in the order that its kernels like.
+    the copy that onnxruntime otherwise makes in the order that its kernels like. Nor are constants computed beforehand: a table that is
+    also the head's weight would be turned around, a second copy of the model's largest weight.
+
+    With `timed` they are: its sessions are raced against each other, and a graph that computes constants is as fast as it is for others.
+    With `packed`, sessions have that copy too, and nothing else of the weights once they are open; no pages are released while they run.
 
     With `releasing`, pages of large files are released while a session runs, so that the process never holds many of them: they stay in the
     page cache as long as there is room, and are mapped again when they are read again. Times measured meanwhile are not those of the graph.
     """
 
-    def __init__(self, *, releasing: bool = False) -> None:
+    def __init__(self, *, releasing: bool = False, timed: bool = False, packed: bool = False) -> None:
         self._files: dict[str, np.memmap] = {}
-        self._releasing = releasing
+        self._releasing = releasing or packed
+        self.packed = packed
+        self.left_out = () if timed else ("ConstantFolding",)
+        """Optimizations of onnxruntime that its sessions do without."""
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
@@ -88,14 +95,16 @@ class _MappedSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # it 
 
     def __init__(self, path: Path, options: onnxruntime.SessionOptions, weights: MappedWeights) -> None:
         self._weights, self._held = weights, weights.of(path)
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        if not weights.packed:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         for name, value in self._held.items():
             options.add_initializer(name, value)
-        super().__init__(str(path), options, providers=["CPUExecutionProvider"])
+        with weights.released() if weights.packed else contextlib.nullcontext():
+            super().__init__(str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=weights.left_out)
 
     def run(self, *given: Any, **named: Any) -> Any:
         """See `onnxruntime.InferenceSession.run`."""
-        with self._weights.released():
+        with contextlib.nullcontext() if self._weights.packed else self._weights.released():
             return super().run(*given, **named)
 
 

@@ -152,7 +152,7 @@ class Arena:
     def __init__(self, path: Path, graph: Graph, cases: Sequence[RandomInputs], speed: dict[str, RandomInputs], threads: int) -> None:
         self.graph = graph
         self._cases, self._speed, self._threads = cases, speed, threads
-        self._weights = MappedWeights()
+        self._weights = MappedWeights(timed=True)
         self._before = open_session(path, threads, self._weights)
 
     def compare(self, path: Path, report: StepReport, report_nodes: tuple[int, int], *, buffers: bool = False, timed: bool = True) -> None:

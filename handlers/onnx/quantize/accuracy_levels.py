@@ -8,7 +8,7 @@ between are level 1.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from handlers.onnx.folder.playback import GraphRun, run
-from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.quantize.weight_only_rewriter import round_rows
 
 EXACT, FAST = 1, 4
@@ -72,9 +72,10 @@ class LevelChoice:
         return found if self.by_rows is None else found | {"accuracy_level_error_by_rows": round(self.by_rows, 6)}
 
 
-def compare(calls: Sequence[GraphRun], answers: Sequence[dict[str, np.ndarray]]) -> tuple[float, float]:
-    """(error, agreement) of each call's first output that is not a cache, as `LevelMeasurement` has them."""
-    squares, agreeing, values, rows = 0.0, 0, [], 0
+def compare(calls: Iterable[GraphRun], answers: Iterable[dict[str, np.ndarray]]) -> tuple[float, float]:
+    """(error, agreement) of each call's first output that is not a cache, as `LevelMeasurement` has them. Holds one call's at a time."""
+    squares, agreeing, rows = 0.0, 0, 0
+    count, total, squared = 0, 0.0, 0.0
     for call, answer in zip(calls, answers, strict=True):
         name = next((name for name in call.outputs if not name.startswith("present.")), None)
         if name is None:
@@ -85,9 +86,10 @@ def compare(calls: Sequence[GraphRun], answers: Sequence[dict[str, np.ndarray]])
         squares += float(np.square(got - wanted, dtype=np.float64).sum())
         same = wanted.argmax(-1) == got.argmax(-1)
         agreeing, rows = agreeing + int(same.sum()), rows + same.size
-        values.append(wanted.ravel())
-    everything = np.concatenate(values)
-    return float(np.sqrt(squares / everything.size) / max(float(everything.std()), 1e-9)), agreeing / rows
+        count, total = count + wanted.size, total + float(wanted.sum(dtype=np.float64))
+        squared += float(np.square(wanted, dtype=np.float64).sum())
+    spread = np.sqrt(max(0.0, squared / count - (total / count) ** 2))
+    return float(np.sqrt(squares / count) / max(float(spread), 1e-9)), agreeing / rows
 
 
 def rounded_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
@@ -97,7 +99,7 @@ def rounded_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
     path = graph.with_name(f"{graph.name}.rows")  # beside the file of its weights
     try:
         ir.save(model, path)
-        return open_session(path, threads)
+        return open_session(path, threads, MappedWeights(packed=True))
     finally:
         path.unlink(missing_ok=True)
 
@@ -107,24 +109,28 @@ Sessions = Mapping[str, onnxruntime.InferenceSession]
 
 
 def measure(
-    levels: Mapping[int, Sessions], calls: Sequence[GraphRun], timed: Sequence[GraphRun] | None = None, *, rounds: int = 5
+    levels: Mapping[int, Callable[[], Sessions]], calls: Sequence[GraphRun], timed: Sequence[GraphRun] | None = None, *, rounds: int = 5
 ) -> dict[int, LevelMeasurement]:
-    """Run the graphs at each level on calls whose fp32 outputs are known. Times are taken in turns, of the calls `timed`, else of all, in
-    fewer rounds where they are long: what is looked for is a difference of a fifth."""
+    """Run the graphs at each level on calls whose fp32 outputs are known, one level after the other, so that one of them is in memory.
+
+    Of the times of the calls `timed`, else of all, the shortest counts; there are fewer rounds where they are long: what is looked for is a
+    difference of a fifth.
+    """
     found = {}
-    for level, sessions in levels.items():
-        found[level] = compare(calls, [run(sessions[call.role], call.feeds) for call in calls])
-    times: dict[int, list[float]] = {level: [] for level in levels}
-    began = time.perf_counter()
-    for number in range(rounds):
-        if number > 1 and time.perf_counter() - began > ENOUGH:
-            break
-        for level, sessions in levels.items():
+    for level, opened in levels.items():
+        sessions = opened()
+        error, agreement = compare(calls, (run(sessions[call.role], call.feeds) for call in calls))
+        times, began = list[float](), time.perf_counter()
+        for number in range(rounds):
+            if number > 1 and time.perf_counter() - began > ENOUGH / len(levels):
+                break
             started = time.perf_counter()
             for call in calls if timed is None else timed:
                 run(sessions[call.role], call.feeds)
-            times[level].append(time.perf_counter() - started)
-    return {level: LevelMeasurement(*found[level], 1000 * min(times[level])) for level in levels}
+            times.append(time.perf_counter() - started)
+        found[level] = LevelMeasurement(error, agreement, 1000 * min(times))
+        del sessions
+    return found
 
 
 def choose(trials: dict[int, LevelMeasurement], by_rows: float | None = None) -> LevelChoice:

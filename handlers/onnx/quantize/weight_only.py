@@ -9,9 +9,11 @@ algorithm "hqq".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
+import onnxruntime
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -21,7 +23,7 @@ from handlers.onnx.folder.playback import GraphRun, Player, UnknownInputError, r
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
-from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
@@ -119,14 +121,13 @@ def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output
 
     fast = {graph.role: _at_level(staging, graph, FAST) for graph in made.graphs}
     threads = context.limits.threads
-    sessions = {
-        EXACT: {graph.role: open_session(staging / graph.file, threads) for graph in made.graphs},
-        FAST: {role: open_session(path, threads) for role, path in fast.items()},
+    levels = {
+        EXACT: lambda: _opened({graph.role: staging / graph.file for graph in made.graphs}, threads),
+        FAST: lambda: _opened(fast, threads),
     }
     one_text = -(-len(calls) // TRIAL_TEXTS)  # its share of the calls, rounded up
-    trials = measure(sessions, calls, calls[:one_text])
+    trials = measure(levels, calls, calls[:one_text])
     choice = choose(trials, _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None)
-    sessions.clear()
     for graph in made.graphs:
         if choice.level == FAST:
             fast[graph.role].replace(staging / graph.file)
@@ -135,10 +136,15 @@ def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output
     output.figures |= choice.figures
 
 
+def _opened(paths: Mapping[str, Path], threads: int) -> dict[str, onnxruntime.InferenceSession]:
+    weights = MappedWeights(packed=True)
+    return {role: open_session(path, threads, weights) for role, path in paths.items()}
+
+
 def _error_by_rows(staging: Path, made: GraphSet, calls: list[GraphRun], threads: int) -> float:
     """The exact level's error with activations rounded to int8 by rows."""
     sessions = {graph.role: rounded_session(staging / graph.file, threads) for graph in made.graphs}
-    return compare(calls, [run(sessions[call.role], call.feeds) for call in calls])[0]
+    return compare(calls, (run(sessions[call.role], call.feeds) for call in calls))[0]
 
 
 def reference_calls(context: StageContext, source: GraphSet) -> list[GraphRun]:
