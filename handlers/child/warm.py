@@ -223,3 +223,31 @@ def fork(run: Callable[[], int], errors: int) -> Forked:
     os.close(theirs_in)
     os.close(theirs_out)
     return Forked(child, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
+
+
+def called(run: Callable[[], int], seconds: float) -> subprocess.CompletedProcess[str]:
+    """What `run` writes to standard output and error in a process of its own, and its exit code; see `fork`. Raises
+    subprocess.TimeoutExpired once it has ended a process that took longer."""
+
+    def work() -> int:
+        code = run()
+        sys.stdout.flush()
+        return code
+
+    sys.stdout.flush()
+    said, end = b"", time.monotonic() + seconds
+    with tempfile.TemporaryFile() as errors:
+        forked = fork(work, errors.fileno())
+        assert forked.stdin is not None and forked.stdout is not None
+        with forked.stdin, forked.stdout:
+            while select.select([forked.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                if not (block := os.read(forked.stdout.fileno(), 1 << 16)):
+                    break
+                said += block
+            else:
+                forked.kill()
+            code = forked.wait()
+        if code == -signal.SIGKILL and time.monotonic() >= end:
+            raise subprocess.TimeoutExpired(str(forked.pid), seconds)
+        errors.seek(0)
+        return subprocess.CompletedProcess((), code, said.decode(errors="replace"), errors.read().decode(errors="replace"))

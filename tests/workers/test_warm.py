@@ -161,7 +161,7 @@ def test_attempts_at_once_are_forked_from_one_and_each_ends_alone(quick: None, t
     for worker in (workers[3], workers[0]):
         worker.hurry()
         assert wait(worker).outcome is Outcome.INTERRUPTED
-    assert source.attempts == 1 and all(procfs.entry(one.process.pid) is None for one in (workers[0], workers[2], workers[3], last))
+    assert source.attempts == 1 and all(ended(one.process.pid) for one in (workers[0], workers[2], workers[3], last))
     assert workers[1].poll() is None and not procfs.entry(workers[1].process.pid).dead
     workers[1].stop()
     wait(workers[1])
@@ -359,3 +359,41 @@ def test_the_first_attempt_of_a_job_has_both_get_ready_unless_it_is_the_last_or_
         wait(worker)
     measuring = [spec.name for spec in all_specs() if spec.alone]
     assert measuring == ["speed"] and not warm.comes_first(make_context(tmp_path, entry="beats").model_copy(update={"stage": "speed"}))
+
+
+CALLED = """
+import os, subprocess, sys, time
+from handlers.child import warm
+
+def talk():
+    print("x" * 300_000, end="")
+    print("why", file=sys.stderr)
+    return 3
+
+def crash():
+    os.abort()
+
+def sleep():
+    time.sleep(60)
+
+print("before", end="")
+done = warm.called(talk, 30)
+assert (done.returncode, len(done.stdout), done.stderr) == (3, 300_000, "why\\n"), done
+assert warm.called(crash, 30).returncode == -6
+try:
+    warm.called(sleep, 0.3)
+except subprocess.TimeoutExpired:
+    print(" timeout", end="")
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print(" alone", len(os.listdir("/proc/self/fd")) - START)
+""".replace("START", "int(sys.argv[1])")
+
+
+def test_a_call_in_a_process_of_its_own_gives_what_it_wrote_and_how_it_ended() -> None:
+    before = subprocess.run(
+        [sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd')))"], capture_output=True, text=True
+    ).stdout
+    found = subprocess.run([sys.executable, "-c", CALLED, before.strip()], capture_output=True, text=True, timeout=60)
+    assert found.stdout == "before timeout alone 0\n", (found.stdout, found.stderr)
