@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from handlers.onnx.graphs.graph_file import weight_bytes
 from handlers.onnx.graphs.shared_weights import initializers
+from handlers.onnx.graphs.spool import Spool
 
 SENTENCE_OUTPUT = "sentence_embedding"
 """The output that holds the vector of a text: sentence-transformers' name for it, and optimum's."""
@@ -216,8 +217,10 @@ def left_behind(model: ir.Model, weights: set[ir.Value]) -> Counter[str]:
 class Rewriter:
     """Changes one graph in place, node by node; `counts` says what was done."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, spool: Spool | None = None) -> None:
+        """`spool`: where large constants wait until the graph is written; without one, in memory."""
         self.model = model
+        self._spool = spool
         self.counts = Counts()
         self._weights_before = {value for value in initializers(model) if _is_weight(value)}
 
@@ -264,7 +267,7 @@ class Rewriter:
         known = self.model.graph.initializers.get(name)
         if known is not None:
             return known
-        tensor = ir.tensor(array, name=name)
+        tensor = ir.tensor(array, name=name) if self._spool is None else self._spool.tensor(array, name)
         value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
         self.model.graph.register_initializer(value)
         return value

@@ -17,6 +17,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
+from handlers.onnx.graphs.spool import spool_for
 from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.int8_rewriter import OPERATION, IntegerRewriter
 
@@ -37,17 +38,18 @@ def _figures(counts: Counts, made: GraphSet, size: int, source_bytes: int) -> di
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them."""
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
-    total = Counts()
+    total, source = Counts(), read(folder)
+    spool = spool_for(source.size(folder), Path(context.temporary))
 
     def quantize(_: Graph, model: ir.Model) -> ir.Model:
-        total.add(IntegerRewriter(model, context.limits.threads).rewrite())
+        total.add(IntegerRewriter(model, context.limits.threads, spool).rewrite())
         return model
 
     made = derive(context, reporter, quantize, dtype="int8", operation=OPERATION, doing="turning weights into int8")
     if not total.quantized:
         cause = "no matrix product with a constant weight was found"
         raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-int8 out", path=folder)
-    size, source_bytes = made.size(staging), read(folder).size(folder)
+    size, source_bytes = made.size(staging), source.size(folder)
     ratio = size / source_bytes
     warnings = (
         []
@@ -55,5 +57,5 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         else [f"the size of the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32"]
     )
     output = StageOutput(figures=_figures(total, made, size, source_bytes), warnings=warnings)
-    keep_in_int8(context, reporter, read(folder), made, output)
+    keep_in_int8(context, reporter, source, made, output)
     return output

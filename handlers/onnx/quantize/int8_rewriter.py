@@ -19,6 +19,7 @@ import onnx_ir as ir
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release
+from handlers.onnx.graphs.spool import Spool
 
 _BLOCK = 1 << 18
 """Elements turned at once: what stays in a processor's cache."""
@@ -95,8 +96,8 @@ def _largest_pairs(block: np.ndarray) -> np.ndarray:
 class Int8Rewriter(Rewriter):
     """Tables and weights in int8; what becomes of a product is up to those that inherit."""
 
-    def __init__(self, model: ir.Model, threads: int = 1) -> None:
-        super().__init__(model)
+    def __init__(self, model: ir.Model, threads: int = 1, spool: Spool | None = None) -> None:
+        super().__init__(model, spool)
         self._threads = threads
         self._weights: dict[str, IntegerWeight] = {}
         self._tied: set[ir.Value] = set()
@@ -134,8 +135,8 @@ class Int8Rewriter(Rewriter):
 class IntegerRewriter(Int8Rewriter):
     """Products over integers, with ranges of activations taken at run time."""
 
-    def __init__(self, model: ir.Model, threads: int = 1) -> None:
-        super().__init__(model, threads)
+    def __init__(self, model: ir.Model, threads: int = 1, spool: Spool | None = None) -> None:
+        super().__init__(model, threads, spool)
         self._activations: dict[tuple[ir.Value, int], tuple[ir.Value, ir.Value, ir.Value]] = {}
 
     def _activation(self, value: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:

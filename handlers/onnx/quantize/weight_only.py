@@ -24,6 +24,7 @@ from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.onnx.graphs.spool import spool_for
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
@@ -67,13 +68,13 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
     operation = f"quantize the ONNX graph to {variant}"
     asked = context.work.options(OnnxOptions).accuracy_level
-    counts = Counts()
+    counts, source = Counts(), read(folder)
+    spool = spool_for(source.size(folder), Path(context.temporary))
 
     def transform(_: Graph, model: ir.Model) -> ir.Model:
-        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked, context.limits.threads).rewrite())
+        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked, context.limits.threads, spool).rewrite())
         return model
 
-    source = read(folder)
     dtype = f"int{scheme.bits}"
     made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}")
     if not counts.quantized:

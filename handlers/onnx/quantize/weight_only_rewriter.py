@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release, shape_of
+from handlers.onnx.graphs.spool import Spool
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, quantize
 
 DOMAIN = "com.microsoft"
@@ -19,8 +20,8 @@ DOMAIN = "com.microsoft"
 class WeightOnlyRewriter(Rewriter):
     """Rewrites one graph in place; `blocks` holds what the weights became, without their bytes."""
 
-    def __init__(self, model: ir.Model, scheme: Scheme, accuracy_level: int, threads: int = 1) -> None:
-        super().__init__(model)
+    def __init__(self, model: ir.Model, scheme: Scheme, accuracy_level: int, threads: int = 1, spool: Spool | None = None) -> None:
+        super().__init__(model, spool)
         self._threads = threads
         self._scheme = scheme
         self._level = accuracy_level
@@ -55,7 +56,7 @@ class WeightOnlyRewriter(Rewriter):
         stem, (values, scales, zeros) = self._blocks(lookup.table, scheme, turn=False)
         name = f"{node.outputs[0].name}.int{scheme.bits}"
         columns = shape_of(lookup.table)[1]
-        rows, count, size = array_of(values).shape
+        rows, count, size = shape_of(values)
         flat = self.constant(f"{stem}.shape", np.array([rows, count * size], np.int64))
         table = self.add(node, "Reshape", values, flat, name=f"{name}.table").outputs[0]
         result = self.add(
