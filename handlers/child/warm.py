@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -98,26 +99,47 @@ class _Attempts:
     def _follow(self, order: dict[str, Any], descriptors: list[int]) -> None:
         if (ended := order.get("reap")) is not None:
             self._ended.discard(ended)
-            os.waitpid(ended, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended, 0)
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
-        child = os.fork()
-        if child == 0:
-            self._control.close()
-            for descriptor in self._running:
+        try:
+            if len(descriptors) < DESCRIPTORS:  # the kernel leaves out those for which there is no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            said: dict[str, Any] = {"pid": self._forked(order, descriptors)}
+        except OSError as error:  # of this attempt alone: the others go on
+            said = {"refused": error.errno or 0}
+        finally:
+            for descriptor in descriptors:
                 os.close(descriptor)
-            _be(lambda: _start(order, descriptors, self._run))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._running[os.pidfd_open(child)] = child
-        self._control.send(json.dumps({"order": order["order"], "pid": child}).encode())
+        self._control.send(json.dumps({"order": order["order"], **said}).encode())
+
+    def _forked(self, order: dict[str, Any], descriptors: list[int]) -> int:
+        """The id of the process that was forked for an order. Raises OSError."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
+        try:
+            child = os.fork()
+            if child == 0:
+                self._control.close()
+                for descriptor in self._running:
+                    os.close(descriptor)
+                _be(lambda: _start(order, descriptors, self._run))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+        try:
+            self._running[os.pidfd_open(child)] = child
+        except OSError:  # whose end nobody would hear of; it waits to be told to begin, and is not
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        return child
 
     def _tell(self, descriptor: int) -> None:
-        found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
-        assert found is not None
+        child, found = self._running.pop(descriptor), None
+        with contextlib.suppress(ChildProcessError):  # the other side has seen its end by itself
+            found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
         os.close(descriptor)
-        child = self._running.pop(descriptor)
+        if found is None:
+            return
         self._ended.add(child)
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         self._control.send(json.dumps({"ended": child, "code": code}).encode())

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.onnx.attention import shared_buffers
-from handlers.onnx.attention.fusing import fuse, spell_out
+from handlers.onnx.attention.fusing import OPERATOR, fuse, spell_out
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.attention.rounded_cache import LARGEST, VALUE, is_rounded, reach, round_cache, widen_cache
 from handlers.onnx.folder.playback import Player
@@ -189,15 +189,17 @@ def test_positions_far_behind_the_calibrations_texts_are_not_cut(exported: Path,
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"optimize": "none"}, "not in onnxruntime's operator"), ({"cache": False}, "not in onnxruntime's operator"),
+    ({"optimize": "none"}, 'onnx.optimize = "none" keeps'), ({"optimize": "basic"}, 'onnx.optimize = "basic" keeps'),
+    ({"cache": False}, ""),
 ])  # fmt: skip
 def test_where_it_can_not_be_done_the_result_says_so_and_the_graph_stays(
     options: dict[str, Any], reason: str, trained: Path, export: Callable[..., Exported], tmp_path: Path
 ) -> None:
     folder = export(trained, **{"optimize": "auto", **options}).folder
     made = stage(folder, tmp_path / "int8", **options)
-    (told,) = made.output.fallbacks
-    assert (told.wanted, told.taken) == ("a KV cache of int8", "one of fp32") and reason in told.reason
+    assert len(made.output.fallbacks) == bool(reason), "where there is no cache nothing was asked for"
+    for told in made.output.fallbacks:
+        assert (told.wanted, told.taken) == ("a KV cache of int8", "one of fp32") and reason in told.reason
     kept = stage(folder, tmp_path / "float", kv_cache="float", **options)
     assert (made.folder / "model.onnx").read_bytes() == (kept.folder / "model.onnx").read_bytes()
     assert {path.name for path in made.folder.iterdir()} == {path.name for path in kept.folder.iterdir()}
@@ -210,6 +212,24 @@ def test_a_graph_that_is_not_the_same_model_any_more_is_not_taken(exported: Path
     made = stage(exported, tmp_path)
     assert "of their standard deviation" in made.output.fallbacks[0].reason
     assert not is_rounded(ir.load(made.folder / "model.onnx"))
+
+
+def test_where_onnxruntime_does_not_take_it_the_graph_stays(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one, whose errors are no RuntimeError: when the graph is opened, and when it runs."""
+    real = cache.round_cache
+    for number, setting in enumerate(({"no_such_attribute": 1}, {"kv_cache_bit_width": 5})):
+
+        def spoilt(model: ir.Model, extents: Outputs, setting: dict[str, int] = setting) -> None:
+            real(model, extents)
+            for node in model.graph.all_nodes():
+                if node.op_type == OPERATOR:
+                    node.attributes.update({name: ir.AttrInt64(name, value) for name, value in setting.items()})
+
+        monkeypatch.setattr(cache, "round_cache", spoilt)
+        made = stage(exported, tmp_path / str(number))
+        assert len(made.output.fallbacks) == 1 and "kv_cache" not in made.output.figures
+        assert not list(made.folder.glob("*.cache")) and not is_rounded(ir.load(made.folder / "model.onnx"))
+        answers(made.folder / "model.onnx", started(read(made.folder), [3, 5, 8]))
 
 
 def test_a_page_gets_caches_of_floats(exported: Path, tmp_path: Path) -> None:

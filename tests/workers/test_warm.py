@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -359,6 +360,48 @@ def test_the_first_attempt_of_a_job_has_both_get_ready_unless_it_is_the_last_or_
         wait(worker)
     measuring = [spec.name for spec in all_specs() if spec.alone]
     assert measuring == ["speed"] and not warm.comes_first(make_context(tmp_path, entry="beats").model_copy(update={"stage": "speed"}))
+
+
+def test_a_process_that_can_not_fork_refuses_one_attempt_and_the_others_go_on(quick: None, tmp_path: Path) -> None:
+    """Where the control group allows no more tasks, or no descriptor is left."""
+    source, beside = ready(), make(tmp_path, "beats", "beside")
+    until(beside, lambda: beside._heard > beside.started)
+    for number, (what, least) in enumerate(((resource.RLIMIT_NOFILE, 4), (resource.RLIMIT_NPROC, 0))):
+        if what == resource.RLIMIT_NPROC and os.geteuid() == 0:
+            continue  # root has no such limit
+        before = resource.prlimit(source.process.pid, what)
+        resource.prlimit(source.process.pid, what, (least, before[1]))
+        started = make(tmp_path, "", f"refused {number}")
+        resource.prlimit(source.process.pid, what, before)
+        assert not isinstance(started.process, warm.Forked)
+        wait(started)
+    assert beside.poll() is None and not procfs.entry(beside.process.pid).dead
+    again = make(tmp_path, "", "again")
+    assert isinstance(again.process, warm.Forked) and procfs.entry(again.process.pid).parent == source.process.pid
+    assert wait(again).outcome is Outcome.PERMANENT
+    beside.hurry()
+    assert wait(beside).outcome is Outcome.INTERRUPTED
+
+
+def test_ends_are_seen_while_the_process_that_should_tell_stands_still(quick: None, tmp_path: Path) -> None:
+    source = ready()
+    workers = [make(tmp_path, "beats", f"{number}") for number in range(3)]
+    for worker in workers:
+        until(worker, lambda worker=worker: worker._heard > worker.started)
+    os.kill(source.process.pid, signal.SIGSTOP)
+    os.kill(workers[0].process.pid, signal.SIGKILL)
+    workers[1].hurry()
+    assert fault_of(wait(workers[0])).code == "killed"
+    assert wait(workers[1]).outcome is Outcome.INTERRUPTED
+    assert workers[2].poll() is None
+    os.kill(source.process.pid, signal.SIGCONT)
+    last = make(tmp_path, "", "last")
+    assert wait(last).outcome is Outcome.PERMANENT and source.process.poll() is None
+    workers[2].hurry()
+    assert wait(workers[2]).outcome is Outcome.INTERRUPTED
+    end = time.monotonic() + 20
+    while psutil.Process(source.process.pid).children():
+        assert time.monotonic() < end
 
 
 CALLED = """

@@ -47,6 +47,15 @@ def entry(pid: int) -> ProcessInfo | None:
     return ProcessInfo(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS)
 
 
+def exit_code(pid: int) -> int | None:
+    """Exit code, or negative number of a signal, of a zombie; None where there is none, or the kernel does not tell us."""
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_bytes().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return os.waitstatus_to_exitcode(status) if (known := entry(pid)) is not None and known.dead else None
+
+
 def snapshot() -> dict[int, ProcessInfo]:
     """All processes by id."""
     found = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())

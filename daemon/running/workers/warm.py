@@ -26,7 +26,7 @@ from typing import IO, Literal
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.values import Json
-from daemon.running.workers import containment
+from daemon.running.workers import containment, procfs
 from daemon.system.box import memory
 from daemon.toolchains.registry import HANDLERS
 
@@ -39,6 +39,8 @@ LOADING_SECONDS = 30.0
 LIFE_SECONDS = 3600.0
 """After which one is replaced, so that what libraries leak or cache ends some day."""
 ANSWER_SECONDS = 5.0
+UNHEARD_SECONDS = 1.0
+"""After which an end that the kernel knows of counts, whether or not it was told."""
 END_SECONDS = 0.5
 PATH_LIMIT = 4096
 """Room for an attempt's mark, which is a path."""
@@ -109,6 +111,10 @@ class Loaded:
         self._orders = 0
         self._started: int | None = None
         """The one that was forked for the last order."""
+        self._refused: int | None = None
+        """Or the number of the error why none was."""
+        self._unheard = dict[int, float]()
+        """Those that have ended as the kernel says, and since when it has not been told here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = ("--loaded", kind.libraries, str(theirs.fileno()), kind.limits.model_dump_json(), str(idle))
@@ -143,8 +149,9 @@ class Loaded:
             heard = True
             self._ready |= "ready" in message
             if message.get("order") == self._orders:
-                self._started = message["pid"]
-                self._codes[message["pid"]] = None
+                self._started, self._refused = message.get("pid"), message.get("refused")
+                if self._started is not None:
+                    self._codes[self._started] = None
             if (ended := message.get("ended")) in self._codes:
                 self._codes[ended] = message["code"]
             elif ended is not None:  # of an order that nobody waited for any longer: it did nothing
@@ -153,20 +160,24 @@ class Loaded:
 
     def fork(self, order: Json, descriptors: list[int], stdout: int) -> Forked:
         """The attempt that `order` describes. `descriptors`: its standard output and error; `stdout`: the other end of the first, which is
-        the attempt's from now on. Raises OSError; it does nothing then, however late it is forked, and nothing else is forked from here."""
+        the attempt's from now on. Raises OSError; it does nothing then, however late it is forked."""
         self._listen(0.0)
-        self._orders, self._started = self._orders + 1, None
+        self._orders, self._started, self._refused = self._orders + 1, None, None
         waiting, go = os.pipe()
         try:
             socket.send_fds(self._control, [json.dumps({"order": self._orders, **order}).encode()], [*descriptors, waiting])
             end = time.monotonic() + ANSWER_SECONDS
             while self._started is None:  # others may end before it starts
+                if self._refused is not None:
+                    raise OSError(self._refused, f"an attempt could not be forked: {os.strerror(self._refused)}")
                 if not self._listen(max(0.0, end - time.monotonic())):
+                    self._spent = True  # nothing else is forked from it
                     raise OSError(errno.ESRCH, "the process that an attempt was to be forked from does not answer")
             os.write(go, b"1")
         except OSError:
-            self._spent = True
             self._orders += 1
+            if self._started is not None:  # it has ended already
+                self._codes.pop(self._started, None)
             raise
         finally:
             os.close(waiting)
@@ -178,12 +189,23 @@ class Loaded:
         """Exit code, or negative number of a signal, of an attempt that has ended; None while it runs."""
         self._listen(0.0)
         code = self._codes[pid]
-        # Without the process that it was forked from it is killed.
-        return -signal.SIGKILL if code is None and self.process.poll() is not None else code
+        if code is not None:
+            return code
+        known = procfs.entry(pid)
+        if known is not None and not known.dead:
+            self._unheard.pop(pid, None)
+            return None
+        if self.process.poll() is not None:  # without the process that it was forked from it is killed
+            return -signal.SIGKILL
+        if time.monotonic() - self._unheard.setdefault(pid, time.monotonic()) < UNHEARD_SECONDS:
+            return None
+        found = procfs.exit_code(pid)  # the process that should tell stands still
+        return -signal.SIGKILL if found is None else found
 
     def forget(self, pid: int) -> None:
         """An attempt that has ended is not needed as a zombie any more."""
         self.attempts -= 1
+        self._unheard.pop(pid, None)
         del self._codes[pid]
         self._reap(pid)
 

@@ -23,6 +23,11 @@ from handlers.onnx.graphs.graphset import Graph, Port
 _NUMPY = {"float": "float32", "double": "float64"}
 _LARGE = 256 << 20
 """Bytes of a file whose pages are released."""
+_ERRORS = tuple(
+    kind for kind in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, RuntimeError)
+)  # fmt: skip
+"""What onnxruntime raises; they have no class in common."""
 _PAUSE = 0.02
 """Seconds: what is read in them is what is held."""
 _MAPPED = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64, ir.DataType.INT8, ir.DataType.UINT8})
@@ -117,9 +122,12 @@ def open_session(path: Path, threads: int, weights: MappedWeights | None = None)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    if weights is not None:
-        return _MappedSession(path, options, weights)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        if weights is not None:
+            return _MappedSession(path, options, weights)
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except _ERRORS as error:
+        raise RuntimeError(str(error)) from error
 
 
 def check_form(path: Path) -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import Fallback, StageContext
-from handlers.child.progress import Reporter, StageOutput
+from handlers.child.progress import Interrupted, Reporter, StageOutput
 from handlers.onnx.attention import marks
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.attention.rounded_cache import round_cache
-from handlers.onnx.folder.playback import Player, UnknownInputError, tokenize
+from handlers.onnx.folder.playback import GraphRun, Player, tokenize
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.onnx.graphs.sessions import described
@@ -36,21 +35,29 @@ LIMIT = 0.5
 
 def keep_in_int8(context: StageContext, reporter: Reporter, source: GraphSet, made: GraphSet, output: StageOutput) -> GraphSet:
     """Change the graphs in the staging folder if that was asked for; gives them as they are then."""
-    if context.work.options(OnnxOptions).kv_cache != "int8":
+    options, cached = context.work.options(OnnxOptions), _cached(made)
+    if options.kv_cache != "int8" or not cached:
+        return made
+    if options.optimize in ("none", "basic"):
+        reason = f'onnx.optimize = "{options.optimize}" keeps the attention over it in the standard\'s operators'
+        output.fallbacks.append(Fallback(wanted=WANTED, taken="one of fp32", reason=reason))
         return made
     reporter.progress(0.95, "measuring the KV cache")
     staging = Path(context.staging)
     trial = [graph.model_copy(update={"file": f"{graph.file}.cache"}) for graph in made.graphs]
     try:
         changed = _changed(context, source, made, trial, output)
-    except (OtherFormError, UnknownInputError, Permanent, RuntimeError, KeyError) as error:
-        for graph in trial:
-            (staging / graph.file).unlink(missing_ok=True)
+        for graph, before in zip(trial, made.graphs, strict=True):
+            (staging / graph.file).replace(staging / before.file)
+    except (OSError, MemoryError, Interrupted):
+        raise
+    except Exception as error:  # onnxruntime's have no class in common, and the graphs are sound as they are
         reason = " ".join(str(error).split())[:300]
         output.fallbacks.append(Fallback(wanted=WANTED, taken="one of fp32", reason=reason))
         return made
-    for graph, before in zip(trial, made.graphs, strict=True):
-        (staging / graph.file).replace(staging / before.file)
+    finally:
+        for graph in trial:
+            (staging / graph.file).unlink(missing_ok=True)
     changed.write(staging)
     return changed
 
@@ -58,8 +65,8 @@ def keep_in_int8(context: StageContext, reporter: Reporter, source: GraphSet, ma
 def _changed(context: StageContext, source: GraphSet, made: GraphSet, trial: Sequence[Graph], output: StageOutput) -> GraphSet:
     """Write the graphs of `trial`, and compare them with those that they are made of. OtherFormError where they are not the same model."""
     staging, threads = Path(context.staging), context.limits.threads
-    cached = [graph.role for graph in made.graphs if any(port.name.startswith("past_key_values.") for port in graph.inputs)]
-    if not cached or set(cached) - set(marks.roles(made.extra, marks.SHARED)):
+    cached = _cached(made)
+    if set(cached) - set(marks.roles(made.extra, marks.SHARED)):
         raise OtherFormError("the attention over it is not in onnxruntime's operator")
     folder = Path(context.inputs["onnx"])
     texts = calibration_texts(context, context.work.options(OnnxOptions).calibration_samples, folder).plain
@@ -85,6 +92,11 @@ def _changed(context: StageContext, source: GraphSet, made: GraphSet, trial: Seq
     return made.model_copy(update={"graphs": tuple(named)})
 
 
+def _cached(graphs: GraphSet) -> list[str]:
+    """The roles of the graphs that take a cache."""
+    return [graph.role for graph in graphs.graphs if any(port.name.startswith("past_key_values.") for port in graph.inputs)]
+
+
 def extents(player: Player, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
     """Input of a past → largest |x| of each channel of what texts leave there, (K heads of keys, H size of a head)."""
     found: dict[str, np.ndarray] = {}
@@ -98,7 +110,12 @@ def extents(player: Player, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarr
 
 
 def _difference(staging: Path, before: GraphSet, after: GraphSet, rows: Sequence[Sequence[int]], threads: int) -> tuple[float, float]:
-    """(error, agreement) as `compare` has them, of graphs with rounded caches and without."""
-    wanted = [call for row in rows for call in Player(staging, before, threads).play(row)]
-    got = [call.outputs for row in rows for call in Player(staging, after, threads).play(row)]
-    return compare(wanted, got)
+    """(error, agreement) of the logits, as `compare` has them, of graphs with rounded caches and without."""
+    wanted, got = (_logits(Player(staging, graphs, threads), rows) for graphs in (before, after))
+    return compare(wanted, (call.outputs for call in got))
+
+
+def _logits(player: Player, rows: Sequence[Sequence[int]]) -> list[GraphRun]:
+    """The calls that give logits, without the rest: a chain's other graphs hand on vectors."""
+    calls = (call for row in rows for call in player.play(row) if "logits" in call.outputs)
+    return [GraphRun(call.role, {}, {"logits": call.outputs["logits"]}) for call in calls]
