@@ -1,6 +1,7 @@
 """The export of a model that is larger than the memory it may use: run for real, by `ckptd export`, in a control group.
 
     python benchmarks/large.py [--json FILE] [--gb 12] [--memory-gb 3] [--variants NAME…] [--samples 3] [--tokens 8] [--folder FOLDER]
+    python benchmarks/large.py --stages merge onnx onnx-int4 [--gb 60] [--repeating] [--folder FOLDER]
 
 A Qwen3 with random weights of `--gb` GB in bf16 (vocabulary 151,936, hidden 4096; its files are one random block, over and over) gets a
 random LoRA adapter. `limits.memory_fraction` and the group's own limit are `--memory-gb`, so that the kernel ends what takes more. The
@@ -8,6 +9,10 @@ variants are `pytorch` and `pytorch-adapter`, if no others are named. Figures: t
 resident set of all its processes, its strategy and what was estimated. `group_at_limit`: times that the group had no free page, since the
 page cache of the files counts too; `group_oom_kills`: times that it could not be freed. About 40 GB of disk are needed for 12 GB, and 30 GB
 more for graphs.
+
+With `--stages`, these run one after the other, each as the daemon starts it, without a group and without checks; products of onnx-int4
+are computed at level 4 without a trial. `--repeating`: the weights repeat every 2 KiB, so that a file system that compresses holds a
+large model.
 """
 
 from __future__ import annotations
@@ -26,8 +31,11 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _common
+from benchmarks import _common, _stages
+from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.jobs.plan import spec_of
 from daemon.system import box
+from handlers.onnx.options import OnnxOptions
 
 GB = 10**9
 HIDDEN, INNER, HEADS, KEY_VALUE, HEAD, VOCABULARY = 4096, 12288, 32, 8, 128, 151_936
@@ -61,14 +69,14 @@ def size(shape: list[int]) -> int:
     return count
 
 
-def block(scale: float) -> bytes:
-    """16 MiB of random bf16 numbers between -scale and scale."""
+def block(scale: float, period: int = 2 << 20) -> bytes:
+    """16 MiB of random bf16 numbers between -scale and scale, which repeat after `period` bytes."""
     import array
     import struct
 
     source = random.Random(0)
-    halves = array.array("H", (struct.unpack("<I", struct.pack("<f", source.uniform(-scale, scale)))[0] >> 16 for _ in range(1 << 20)))
-    return halves.tobytes() * 8
+    halves = array.array("H", (struct.unpack("<I", struct.pack("<f", source.uniform(-scale, scale)))[0] >> 16 for _ in range(period // 2)))
+    return halves.tobytes() * ((16 << 20) // period)
 
 
 def write_safetensors(path: Path, tensors: dict[str, list[int]], values: bytes) -> int:
@@ -93,7 +101,7 @@ def write_safetensors(path: Path, tensors: dict[str, list[int]], values: bytes) 
     return place
 
 
-def make_base(folder: Path, gb: float) -> int:
+def make_base(folder: Path, gb: float, *, repeating: bool = False) -> int:
     """The base; gives the bytes of its weights."""
     folder.mkdir(parents=True)
     ends = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN], "lm_head.weight": [VOCABULARY, HIDDEN]}
@@ -104,7 +112,7 @@ def make_base(folder: Path, gb: float) -> int:
         if 2 * sum(map(size, parts[-1].values())) >= SHARD:
             parts.append({})
         parts[-1].update(layer(number))
-    values, total, weight_map = block(0.02), 0, dict[str, str]()
+    values, total, weight_map = block(0.02, 2048 if repeating else 2 << 20), 0, dict[str, str]()
     for number, part in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         total += write_safetensors(folder / name, part, values)
@@ -209,12 +217,32 @@ memory_fraction = {limit / box.memory()[0]:.6f}
     return {"limited_by_kernel": inside is not None, **told, "report": json.loads(reports[0].read_text())}
 
 
+def alone(folder: Path, base: Path, checkpoint: Path, names: list[str]) -> dict[str, Any]:
+    """Run stages by themselves: their seconds, processor seconds, and largest resident sets."""
+    made, found = dict[str, Path](), dict[str, dict[str, Any]]()
+    for name in names:
+        inputs = {need: made[need] for need in spec_of(name).needs if need in made}
+        job = _stages.job_file(
+            folder / name, name, inputs, checkpoint, base=base, limits=ChildLimits(threads=2, nice=0, idle=False, oom_score_adj=0),
+            onnx=OnnxOptions(accuracy_level=4), cache=folder / "cache",
+        )  # fmt: skip
+        seconds, _ = _common.run_child(_common.python("-m", "handlers", str(job)))
+        result = json.loads((folder / name / "result.json").read_text())
+        if result["outcome"] != "succeeded":
+            raise RuntimeError(f"{name}: {result['fault']['cause']}")
+        made[name] = folder / name / "staging"
+        found[name] = {"seconds": round(seconds, 1), "cpu_seconds": result["cpu_seconds"], "peak_rss_bytes": result["peak_rss"]}
+    return found
+
+
 def main() -> None:
     """Make the model, export it, write the figures."""
     arguments = _common.parser(__doc__ or "")
     arguments.add_argument("--gb", type=float, default=12.0, metavar="GB", help="size of the base's weights")
     arguments.add_argument("--memory-gb", type=float, default=3.0, metavar="GB", help="memory that the export may use")
     arguments.add_argument("--variants", nargs="+", default=["pytorch", "pytorch-adapter"], metavar="NAME")
+    arguments.add_argument("--stages", nargs="+", metavar="NAME", help="run these alone, without checks")
+    arguments.add_argument("--repeating", action="store_true", help="weights that a file system can compress")
     arguments.add_argument("--samples", type=int, default=3)
     arguments.add_argument("--tokens", type=int, default=8)
     arguments.add_argument("--folder", type=Path, metavar="FOLDER", help="where it works, and keeps what it made")
@@ -224,9 +252,11 @@ def main() -> None:
     def measure(folder: Path) -> dict[str, Any]:
         base, checkpoint = folder / "bases" / "large", folder / "runs" / "bench" / "checkpoint-1"
         if not base.is_dir():
-            make_base(base, given.gb)
+            make_base(base, given.gb, repeating=given.repeating)
             make_adapter(checkpoint, base)
         stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
+        if given.stages:
+            return {"stored_bytes": stored, **alone(folder, base, checkpoint, given.stages)}
         started = time.perf_counter()
         found = export(folder, base, checkpoint, limit, given.samples, given.tokens, given.variants)
         report = found.pop("report")
