@@ -1,13 +1,18 @@
 """What an ONNX export costs, and what its variants are worth: beside torch eager, optimum's export and onnxruntime-genai's own graph.
 
     python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 512] [--tokens 64] [--rounds 5] [--toolchains STATE]
+        [--exports] [--refill] [--decoding]
 
 The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
 optimization included, `export_…_wide` the same for few, wide layers, `chain_export_…_L` for the most layers as a chain of graphs with four
 each; `later_export_…` is that of a later checkpoint, whose template is there, `traced_export_…` without templates (`--traced`).
 `imports_peak_mb` is what the libraries take before any model is there. The variants are made of the middle size and decode in turns, one
 thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of
-its own.
+its own: `export_over_optimum` is the processor time of the first export of 28 layers over that of optimum's, which checks nothing.
+
+`--refill` (two minutes): a later checkpoint of the shape of Qwen3-0.6B to fp32, int8 and int4, two threads: `refill_s_06b` their seconds,
+`refill_peak_over_fp32` the largest process over the fp32 graph, the comparison with torch included. `--decoding` (ten minutes, 20 GB of
+memory) adds the figures of `benchmarks/decoding.py` under the names `decode_…`. `--exports` leaves out the race of the variants.
 """
 
 from __future__ import annotations
@@ -43,10 +48,16 @@ IMPORTS = "import torch, transformers, onnx, onnxscript, onnxruntime"
 
 
 def stage(
-    folder: Path, name: str, inputs: dict[str, Path], pin: Path, onnx: OnnxOptions | None = None, cache: Path | None = None
+    folder: Path,
+    name: str,
+    inputs: dict[str, Path],
+    pin: Path,
+    onnx: OnnxOptions | None = None,
+    cache: Path | None = None,
+    limits: ChildLimits = LIMITS,
 ) -> tuple[Path, dict[str, Any], float, int]:
     """Run one stage: (its folder, its figures, wall seconds, peak bytes)."""
-    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS, onnx=onnx, cache=cache)
+    job = _stages.job_file(folder, name, inputs, pin, limits=limits, onnx=onnx, cache=cache)
     seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)))
     result = json.loads((folder / "result.json").read_text())
     if result["outcome"] != "succeeded":
@@ -115,6 +126,35 @@ def exported(
     return figures | cost("optimum_", theirs, seconds, peak), ours, theirs
 
 
+def refill(folder: Path) -> dict[str, Any]:
+    """What a later checkpoint of the shape of Qwen3-0.6B costs."""
+    base = _stages.make_base(
+        folder / "base-06b", num_hidden_layers=28, hidden_size=1024, intermediate_size=3072, head_dim=128, num_attention_heads=16,
+        num_key_value_heads=8, vocab_size=151936, tie_word_embeddings=True, max_position_embeddings=40960,
+    )  # fmt: skip
+    two = LIMITS.model_copy(update={"threads": 2})
+    first, _, seconds, peak = stage(folder / "first-06b", "onnx", {"merge": base}, base, limits=two)
+    figures: dict[str, Any] = {"first_s_06b": round(seconds, 1), "first_peak_over_fp32": round(peak / size(first), 2)}
+    whole, spent, largest = size(first), 0.0, 0
+    shutil.rmtree(first)
+    made = folder
+    for name in ("onnx", "onnx-int8", "onnx-int4"):
+        given, cache = {"merge": base, "onnx": made}, folder / "first-06b" / "cache"
+        inputs = {need: given[need] for need in spec_of(name).needs}
+        target, _, seconds, peak = stage(folder / f"later-06b-{name}", name, inputs, base, cache=cache, limits=two)
+        made = target if name == "onnx" else made
+        spent, largest = spent + seconds, max(largest, peak)
+        figures |= {f"refill_s_06b_{name}": round(seconds, 1), f"refill_peak_mb_06b_{name}": round(peak / 1e6)}
+    return figures | {"refill_s_06b": round(spent, 1), "refill_peak_over_fp32": round(largest / whole, 2)}
+
+
+def decoding(folder: Path) -> dict[str, Any]:
+    """What `benchmarks/decoding.py` measures, in a process of its own, since it loads PyTorch."""
+    file = folder / "decoding.json"
+    _common.run_child(_common.python(str(Path(__file__).with_name("decoding.py")), "--json", str(file)))
+    return {name: value for name, value in json.loads(file.read_text())["figures"].items() if name.startswith("decode_")}
+
+
 def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
     """Name → (prefill seconds, tokens a second), medians of turns; each engine in a process of its own."""
     ids = [2 + number % 200 for number in range(PROMPT)]
@@ -143,6 +183,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--traced", action="store_true", help="export without templates too")
     parser.add_argument("--exports", action="store_true", help="the exports alone")
+    parser.add_argument("--refill", action="store_true", help="a later checkpoint of the shape of Qwen3-0.6B too")
+    parser.add_argument("--decoding", action="store_true", help="decoding on top of long pasts too")
     parser.add_argument("--wide", type=int, nargs=2, default=WIDE, metavar=("LAYERS", "HIDDEN"))
     parser.add_argument("--toolchains", type=Path, help="state directory in which toolchains are installed")
     options = parser.parse_args()
@@ -179,6 +221,10 @@ def main() -> None:
                 figures[f"{name}_size_over_onnx"] = round(size(variant) / size(made), 3)
         (folder / "race").mkdir()
         speeds = {} if options.exports else race(engines, folder / "race", options.rounds, options.tokens)
+        figures |= refill(folder) if options.refill else {}
+        figures |= decoding(folder) if options.decoding else {}
+    if "optimum_export_cpu_seconds_28" in figures and options.hidden == 512:
+        figures["export_over_optimum"] = round(figures["export_cpu_seconds_28"] / figures["optimum_export_cpu_seconds_28"], 2)
     for name, (prefill, speed) in speeds.items():
         figures |= {
             f"{name}_tokens_per_second": round(speed, 1), f"{name}_speed_over_eager": round(speed / speeds["eager"][1], 2),

@@ -2,12 +2,13 @@
 
     python benchmarks/pipeline.py --toolchains STATE [--json FILE] [--layers 28] [--hidden 512] [--tokens 32000] [--rounds 3]
 
-The model is Qwen3-shaped with random weights; a LoRA adapter of all linear layers is trained on it for a few steps. The commands:
-PEFT's merge and save, optimum's export of the merged model to ONNX (from the toolchain of that name in STATE), onnxruntime's dynamic
+The model is Qwen3-shaped with random weights; a LoRA adapter of all linear layers is trained on it for a few steps. The commands: PEFT's
+merge and save, optimum's export of the merged model to ONNX (from the toolchain of that name in STATE), onnxruntime's dynamic
 quantization, and for each of the two graphs a process that runs a text through it and through the merged model. `ckptd export` makes and
 checks `pytorch`, `onnx` and `onnx-int8` of each checkpoint; `first` is the first one of the architecture, `later` are further ones.
-Seconds are of the wall, `cpu_seconds` those of all processes together, `peak_mb` the largest process. Rounds are in turns, one thread each.
-Without `--toolchains` only `ckptd export` is measured.
+Seconds are of the wall, `cpu_seconds` those of all processes together, `peak_mb` the largest process. Rounds are in turns, one thread
+each. Without `--toolchains` only `ckptd export` is measured. `speedup_over_peers` is how many times as fast as the commands a later
+checkpoint is, by the wall; `small_export_s` are the seconds of the second checkpoint of a model with 0.85 M parameters.
 """
 
 from __future__ import annotations
@@ -108,6 +109,18 @@ def by_ckptd(base: Path, checkpoint: Path, folder: Path) -> list[int]:
     return [peak]
 
 
+def small_checkpoint(folder: Path, number: int) -> tuple[Path, Path]:
+    """Base and a checkpoint of a LoRA of a model with 0.85 M parameters; made when it is first asked for."""
+    base, run = folder / "small" / "base", folder / "small" / "run"
+    if not base.is_dir():
+        _stages.make_base(
+            base, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+            vocab_size=320, tie_word_embeddings=True,
+        )  # fmt: skip
+        _common.run_child(_common.python("-c", RUN, str(base), str(run), "2"))
+    return base, run / f"checkpoint-{2 * number}"
+
+
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     """The median of each figure."""
     return {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]}
@@ -141,14 +154,20 @@ def main() -> None:
             later.append(cost(lambda: by_ckptd(base, checkpoint, folder)))  # noqa: B023 (called at once)
             if found is not None:
                 commands.append(cost(lambda: by_commands(str(found.python), base, checkpoint, folder / "peer")))  # noqa: B023
+        small = cost(lambda: by_ckptd(*small_checkpoint(folder, 1), folder / "small"))
+        small = cost(lambda: by_ckptd(*small_checkpoint(folder, 2), folder / "small"))
     figures: dict[str, Any] = {"base_mb": round(weights / 1e6, 1), "first": medians([first]), "later": medians(later)}
+    figures |= {"small_export_s": round(small["seconds"], 1), "small_export_cpu_s": round(small["cpu_seconds"], 1)}
+    figures["peak_mb"] = figures["later"]["peak_mb"]
     if commands:
         figures["commands"] = medians(commands)
+        figures["peers_peak_mb"] = figures["commands"]["peak_mb"]
         for name, rows in (("first", [first] * len(commands)), ("later", later)):
             figures[f"commands_over_{name}"] = {
                 key: round(statistics.median(theirs[key] / ours[key] for ours, theirs in zip(rows, commands, strict=True)), 2)
                 for key in ("seconds", "cpu_seconds", "peak_mb")
             }
+        figures["speedup_over_peers"] = figures["commands_over_later"]["seconds"]
     _common.write("pipeline", figures, options.json, libraries=("torch", "transformers", "peft", "onnxruntime"), taken_on=machine)
 
 
