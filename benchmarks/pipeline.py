@@ -154,7 +154,7 @@ def main() -> None:
             later.append(cost(lambda: by_ckptd(base, checkpoint, folder)))  # noqa: B023 (called at once)
             if found is not None:
                 commands.append(cost(lambda: by_commands(str(found.python), base, checkpoint, folder / "peer")))  # noqa: B023
-        small = cost(lambda: by_ckptd(*small_checkpoint(folder, 1), folder / "small"))
+        by_ckptd(*small_checkpoint(folder, 1), folder / "small")
         small = cost(lambda: by_ckptd(*small_checkpoint(folder, 2), folder / "small"))
     figures: dict[str, Any] = {"base_mb": round(weights / 1e6, 1), "first": medians([first]), "later": medians(later)}
     figures |= {"small_export_s": round(small["seconds"], 1), "small_export_cpu_s": round(small["cpu_seconds"], 1)}

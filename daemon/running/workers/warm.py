@@ -72,8 +72,8 @@ def _installed() -> frozenset[tuple[str, int]]:
 
 
 def kind_of(libraries: Libraries, limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
-    """What an attempt with these limits and variables can be forked from. It is loaded for one thread, as which a process can be forked;
-    an attempt tells the libraries how many it has (`handlers.child.process.set_environment`)."""
+    """What an attempt with these limits and variables can be forked from. It is loaded with one thread, since a process with more can't be
+    forked safely; an attempt tells PyTorch how many it has (`handlers.child.process.set_environment`). Those of numpy stay at one."""
     shared = limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False, "threads": 1})
     return Kind(libraries, shared, tuple(sorted(environment.items())))
 
@@ -102,17 +102,13 @@ class Loaded:
         """Start it; it loads its libraries on its own. Raises OSError."""
         self.kind = kind
         self.born = time.monotonic()
-        self.attempts = 0
-        """Those that were forked from it and whose end nobody has waited for."""
         self._spent = False
         self._ready = False
         self._codes = dict[int, int | None]()
-        """What those that were forked have ended with; None while they run."""
+        """Those that were forked and whose end nobody has waited for → what they ended with; None while they run."""
         self._orders = 0
-        self._started: int | None = None
-        """The one that was forked for the last order."""
-        self._refused: int | None = None
-        """Or the number of the error why none was."""
+        self._answer: Json | None = None
+        """To the last order: `pid` of what was forked for it, or `refused`, the number of the error why nothing was."""
         self._unheard = dict[int, float]()
         """Those that have ended as the kernel says, and since when it has not been told here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -133,6 +129,11 @@ class Loaded:
         return self._ready and self.process.poll() is None
 
     @property
+    def attempts(self) -> int:
+        """Those that were forked from it and whose end nobody has waited for."""
+        return len(self._codes)
+
+    @property
     def lasts(self) -> bool:
         """It is ready, or will be: neither dead, nor too old, nor one that did not answer."""
         return not self._spent and time.monotonic() - self.born <= LIFE_SECONDS and self.process.poll() is None
@@ -149,9 +150,9 @@ class Loaded:
             heard = True
             self._ready |= "ready" in message
             if message.get("order") == self._orders:
-                self._started, self._refused = message.get("pid"), message.get("refused")
-                if self._started is not None:
-                    self._codes[self._started] = None
+                self._answer = message
+                if "pid" in message:
+                    self._codes[message["pid"]] = None
             if (ended := message.get("ended")) in self._codes:
                 self._codes[ended] = message["code"]
             elif ended is not None:  # of an order that nobody waited for any longer: it did nothing
@@ -162,28 +163,30 @@ class Loaded:
         """The attempt that `order` describes. `descriptors`: its standard output and error; `stdout`: the other end of the first, which is
         the attempt's from now on. Raises OSError; it does nothing then, however late it is forked."""
         self._listen(0.0)
-        self._orders, self._started, self._refused = self._orders + 1, None, None
+        self._orders, self._answer = self._orders + 1, None
         waiting, go = os.pipe()
         try:
             socket.send_fds(self._control, [json.dumps({"order": self._orders, **order}).encode()], [*descriptors, waiting])
             end = time.monotonic() + ANSWER_SECONDS
-            while self._started is None:  # others may end before it starts
-                if self._refused is not None:
-                    raise OSError(self._refused, f"an attempt could not be forked: {os.strerror(self._refused)}")
+            while self._answer is None:  # others may end before it starts
                 if not self._listen(max(0.0, end - time.monotonic())):
                     self._spent = True  # nothing else is forked from it
                     raise OSError(errno.ESRCH, "the process that an attempt was to be forked from does not answer")
-            os.write(go, b"1")
+            if "refused" in self._answer:
+                raise OSError(self._answer["refused"], "an attempt could not be forked")
+            pid = int(self._answer["pid"])
+            try:
+                os.write(go, b"1")
+            except OSError:  # it has ended already
+                self.forget(pid)
+                raise
         except OSError:
             self._orders += 1
-            if self._started is not None:  # it has ended already
-                self._codes.pop(self._started, None)
             raise
         finally:
             os.close(waiting)
             os.close(go)
-        self.attempts += 1
-        return Forked(self, self._started, os.fdopen(stdout, "rb"))
+        return Forked(self, pid, os.fdopen(stdout, "rb"))
 
     def code_of(self, pid: int) -> int | None:
         """Exit code, or negative number of a signal, of an attempt that has ended; None while it runs."""
@@ -203,11 +206,11 @@ class Loaded:
         return -signal.SIGKILL if found is None else found
 
     def forget(self, pid: int) -> None:
-        """An attempt that has ended is not needed as a zombie any more."""
-        self.attempts -= 1
-        self._unheard.pop(pid, None)
-        del self._codes[pid]
-        self._reap(pid)
+        """An attempt that has ended is not needed as a zombie any more; nothing happens at a second call."""
+        if pid in self._codes:
+            del self._codes[pid]
+            self._unheard.pop(pid, None)
+            self._reap(pid)
 
     def _reap(self, pid: int) -> None:
         with contextlib.suppress(OSError):
@@ -232,7 +235,6 @@ class Forked:
         self.pid = pid
         self.stdout: IO[bytes] | None = stdout
         self.returncode: int | None = None
-        self._forgotten = False
 
     def status(self) -> int | None:
         """Exit code, or negative number of a signal, of a process that has ended; None while it runs. It stays a zombie until `wait`."""
@@ -244,9 +246,7 @@ class Forked:
         """The same once it has ended; its process is gone then."""
         while (code := self.status()) is None:
             time.sleep(0.005)
-        if not self._forgotten:
-            self._source.forget(self.pid)
-        self._forgotten = True
+        self._source.forget(self.pid)
         return code
 
 

@@ -33,15 +33,15 @@ LIMIT = 0.5
 """Error, in standard deviations of the logits, from which on it is another model. How much less is acceptable, the checks decide."""
 
 
-def keep_in_int8(context: StageContext, reporter: Reporter, source: GraphSet, made: GraphSet, output: StageOutput) -> GraphSet:
-    """Change the graphs in the staging folder if that was asked for; gives them as they are then."""
+def keep_in_int8(context: StageContext, reporter: Reporter, source: GraphSet, made: GraphSet, output: StageOutput) -> None:
+    """Change the graphs in the staging folder, and what graphs.json says of them, if that was asked for."""
     options, cached = context.work.options(OnnxOptions), _cached(made)
     if options.kv_cache != "int8" or not cached:
-        return made
+        return
     if options.optimize in ("none", "basic"):
         reason = f'onnx.optimize = "{options.optimize}" keeps the attention over it in the standard\'s operators'
         output.fallbacks.append(Fallback(wanted=WANTED, taken="one of fp32", reason=reason))
-        return made
+        return
     reporter.progress(0.95, "measuring the KV cache")
     staging = Path(context.staging)
     trial = [graph.model_copy(update={"file": f"{graph.file}.cache"}) for graph in made.graphs]
@@ -54,12 +54,11 @@ def keep_in_int8(context: StageContext, reporter: Reporter, source: GraphSet, ma
     except Exception as error:  # onnxruntime's have no class in common, and the graphs are sound as they are
         reason = " ".join(str(error).split())[:300]
         output.fallbacks.append(Fallback(wanted=WANTED, taken="one of fp32", reason=reason))
-        return made
+        return
     finally:
         for graph in trial:
             (staging / graph.file).unlink(missing_ok=True)
     changed.write(staging)
-    return changed
 
 
 def _changed(context: StageContext, source: GraphSet, made: GraphSet, trial: Sequence[Graph], output: StageOutput) -> GraphSet:
