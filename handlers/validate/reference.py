@@ -20,6 +20,7 @@ from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
 from handlers.validate.checks import answers, base_likelihood, scoring
+from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
@@ -93,8 +94,11 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
-            model = LiveModel(live, subject, base_likelihood.taken(context))
+            values = base_likelihood.taken(context)
+            base_texts = BaseTexts(Path(context.cache), f"{context.base} {values}")
+            model = LiveModel(live, subject, values, base_texts)
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
+            base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
             said = answers.of_live(live, reference)
             scores = scoring.score(reference, said, lambda number: reference.samples[number].logits)

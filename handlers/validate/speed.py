@@ -16,7 +16,7 @@ from handlers.toolchains import use
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.turns import alone, race, summary
+from handlers.validate.checks.turns import Peer, alone, race, summary
 from handlers.validate.engines.registry import EXACT, EngineSpec
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Timing
@@ -31,7 +31,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     published = next((one.name for one in made if "merged" in one.traits), None)
     found, beside = dict[str, Speed](), list[Timing]()
     with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
-        pytorch: EngineWorker | None = worker
+        pytorch: Peer | None = Peer(worker)
         try:
             worker.load()
         except WorkerFailed as error:
@@ -55,7 +55,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
                 timing.lost("the merged model in PyTorch", raced.failed)
         if published and pytorch is not None:
             try:
-                figures = summary(beside) if beside else alone(pytorch, reference)
+                figures = summary(beside) if beside else alone(worker, reference)
                 own = {"pytorch_tokens_per_second": figures.tokens_per_second, "speed_over_pytorch": None, "speed_over_pytorch_range": None}
                 found = {published: figures.plus(**own), **found}
             except WorkerFailed as error:

@@ -17,6 +17,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.onnx.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
+from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.examination import Examination, Merged, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -97,7 +98,9 @@ class Bench:
         return found
 
 
-def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts: Sequence[str] = BUILT_IN[:4]) -> Bench:
+def measured(
+    pin: Path, base: Path | None, merged: Path, scratch: Path, prompts: Sequence[str] = BUILT_IN[:4], base_texts: BaseTexts | None = None
+) -> Bench:
     """Run the live model of a checkpoint, which has been merged, over a few prompts."""
     scratch.mkdir()
     subject = subject_of(merged)
@@ -106,6 +109,7 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     spec = EngineSpec(engine=engine, folder=str(pin), base=where, task=subject.task, sentence=subject.sentence)
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
     live = cast(EngineWorker, Direct("live", spec))
-    reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)
+    model = LiveModel(live, subject, base_texts=base_texts or BaseTexts())
+    reference = measure(model, list(prompts), options, scratch, lambda fraction, message: None)
     reference.special = special_tokens.expected(pin, base)
     return Bench(reference, subject, scratch, merged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from daemon.contract.fault_codes import FaultCode
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import record
+from handlers.validate.checks import base_texts
+from handlers.validate.checks.base_texts import FILE, BaseTexts
 from handlers.validate.checks.samples import SHOWN
+from handlers.validate.engines.torch_causal import TorchEngine
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.protocol import Greedy
 from tests.validate.bench import Direct, measured
@@ -26,6 +30,52 @@ def test_the_base_says_what_it_says_alone_and_the_first_prompts_are_kept(pico_ba
     record.logits_folder(tmp_path)
     record.write_reference(tmp_path, found)
     assert [one.base for one in record.read_reference(tmp_path).samples] == [one.base for one in found.samples]
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps"), [("none", "fewer"), ("other tokens", "more"), ("no file", "as many"), ("no numbers", "as many")]
+)
+def test_what_the_base_said_before_spares_steps_and_decides_nothing(
+    damage: str, steps: str, pico_base: Path, pico_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, step = list[int](), TorchEngine._run
+
+    def counted(self: TorchEngine, *inputs: Any, **more: Any) -> Any:
+        counts[-1] += bool(getattr(self, "bare", False))
+        return step(self, *inputs, **more)
+
+    monkeypatch.setattr(TorchEngine, "_run", counted)
+    found = []
+    for number in range(2):
+        counts.append(0)
+        texts = BaseTexts(tmp_path / "cache", str(pico_base))
+        found.append(measured(pico_checkpoint, pico_base, pico_base, tmp_path / f"live{number}", BUILT_IN[:3], texts).reference)
+        texts.store()
+        kept = tmp_path / "cache" / FILE
+        known = json.loads(kept.read_bytes())
+        assert all(8 <= len(one) <= 10 for one in known.values()) and len(known) == 3
+        if damage == "no file":
+            kept.write_bytes(b"{")
+        elif damage != "none":
+            kept.write_text(json.dumps({key: [1, 2, 3, 4] if damage == "other tokens" else "abc" for key in known}))
+    assert [one.base for one in found[0].samples] == [one.base for one in found[1].samples] and found[0].adapter == found[1].adapter
+    assert (steps == "fewer") == (counts[1] < counts[0] - 3) and (steps == "more") == (counts[1] > counts[0])
+
+
+def test_texts_of_other_bases_and_questions_are_no_drafts_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Greedy(ids=[1, 2], tokens=3, stop=True, bare=True)
+    texts = BaseTexts(tmp_path, "base")
+    texts.keep(asked, [4, 5, 6])
+    texts.store()
+    assert BaseTexts(tmp_path, "base").draft(asked) == [4, 5, 6]
+    assert BaseTexts(tmp_path, "other").draft(asked) == BaseTexts().draft(asked) == []
+    assert all(BaseTexts(tmp_path, "base").draft(asked.model_copy(update=one)) == [] for one in ({"ids": [1]}, {"tokens": 4}, {"least": 1}))
+    monkeypatch.setattr(base_texts, "LIMIT", 2)
+    for number in range(3):
+        texts = BaseTexts(tmp_path, f"base {number}")
+        texts.keep(asked, [number])
+        texts.store()
+    assert [BaseTexts(tmp_path, f"base {number}").draft(asked) for number in range(3)] == [[], [1], [2]]
 
 
 def test_a_base_that_can_not_be_asked_costs_its_text_alone(

@@ -18,6 +18,7 @@ from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter
 from handlers.models.files import read_json
+from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
 from handlers.onnx.families.chain.family import Layered, divided
@@ -30,6 +31,9 @@ from handlers.onnx.tracing.exporters import Request
 from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
 from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import Strategy
+
+HELD = 1 << 27
+"""Bytes of a model's files up to which what an exporter leaves is not looked for at once: that takes longer than to trace a layer."""
 
 
 class OpsetMismatchError(Exception):
@@ -192,7 +196,8 @@ def trace(strategy: Strategy, family: Family, context: StageContext, reporter: R
     try:
         with LibraryWarnings() as chatter:
             exported = _export_and_write(strategy, family, context, reporter)
-            gc.collect()  # the exporter's program and the model refer to each other in cycles
+            if ModelFolder(Path(context.inputs["merge"])).file_bytes > HELD:
+                gc.collect()  # the exporter's program and the model refer to each other in cycles
             files = {role: graph_file.place(path, staging) for role, path in exported.written.items()}
             reporter.progress(0.85, "checking the graph against torch")
             verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)

@@ -1,23 +1,18 @@
-"""Remembers the strategy that worked for an architecture, so that it is tried first next time: one small JSON file in the folder that jobs
-share.
+"""Remembers the strategy that worked for an architecture, so that it is tried first next time.
 
-Called by the onnx stage. It is only a hint: a file that can't be read or written is ignored, and if two jobs write at once, one entry is
-lost. Free of torch.
+Called by the onnx stage. It is only a hint (`handlers.child.hints`). Free of torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
-from daemon.contract.files import write_atomic
 from daemon.contract.values import Frozen, Json
+from handlers.child.hints import Hints
 
 FILE = "onnx-history.json"
 LIMIT = 500
@@ -36,28 +31,18 @@ class History:
     """The file's content."""
 
     def __init__(self, cache: Path) -> None:
-        self._path = cache / FILE
-        self._raw: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            value = json.loads(self._path.read_bytes())
-            self._raw = value if isinstance(value, dict) else {}
+        self._hints = Hints(cache / FILE, LIMIT)
 
     def get(self, key: str) -> PastExport | None:
         """The entry of a key, if there is one."""
         try:
-            return PastExport.model_validate(self._raw.get(key))
+            return PastExport.model_validate(self._hints.get(key))
         except ValidationError:
             return None
 
     def put(self, key: str, entry: PastExport) -> None:
-        """Store an entry; a file that can't be written is ignored."""
-        self._raw.pop(key, None)
-        self._raw[key] = entry.model_dump()
-        for old in list(self._raw)[:-LIMIT]:
-            del self._raw[old]
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._path, json.dumps(self._raw, indent=1) + "\n")
+        """Store an entry."""
+        self._hints.put({key: entry.model_dump()})
 
 
 def key_of(architecture: str, config: Json, opset: int, profile: str) -> str:

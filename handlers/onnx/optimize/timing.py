@@ -13,7 +13,7 @@ from typing import Literal
 
 MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
-LEAST, ENOUGH = 9, 31
+LEAST, ENOUGH = 9, 15
 """Rounds; how many there are, the time decides."""
 QUICKEST, SECONDS = 0.3, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""

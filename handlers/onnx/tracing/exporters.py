@@ -18,6 +18,7 @@ import torch
 from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.families.base import Part
 from handlers.onnx.tracing import optimum as toolchain_engine
+from handlers.onnx.tracing.lowering import lightly
 from handlers.toolchains import use
 
 LEGACY_NEWEST_OPSET = 20
@@ -43,7 +44,17 @@ Exporter = Callable[[Request], ir.Model]
 
 
 def dynamo(request: Request) -> ir.Model:
-    """torch.export and its ONNX translation."""
+    """torch.export and its ONNX translation; what can't be translated as it is, is decomposed first."""
+    try:
+        with lightly() as ways:
+            return _translated(request)
+    except Exception:
+        if not ways[""]:
+            raise
+        return _translated(request)
+
+
+def _translated(request: Request) -> ir.Model:
     signature = request.part.signature
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple(dict.fromkeys(signature.axes.get(name, {}), dynamic) or None for name in signature.inputs)

@@ -21,12 +21,16 @@ GROUP = LAYERWISE_PROMPTS
 Progress = Callable[[float, str], None]
 
 
-def of_reference(live: EngineWorker, prompts: Sequence[Greedy], adapted: bool, shown: int, progress: Progress) -> list[Decoding | None]:
-    """The prompts' decoding, that of the first `shown` by the base without the adapter, and the passes over all that was decoded.
+def of_reference(
+    live: EngineWorker, prompts: Sequence[Greedy], adapted: bool, drafts: Sequence[list[int]], progress: Progress
+) -> list[Decoding | None]:
+    """The prompts' decoding, that of the first ones by the base without the adapter, and the passes over all that was decoded.
 
-    Gives what was decoded, where a model had to be asked for it before its passes: asked again, it would decode again.
+    `drafts`: what the base will probably say, if it is known, of each prompt that it is asked. Gives what was decoded, where a model had to
+    be asked for it before its passes: asked again, it would decode again.
     """
-    bare = [request.model_copy(update={"bare": True}) for request in prompts[:shown]] if adapted else []
+    pairs = zip(prompts, drafts, strict=False) if adapted else ()
+    bare = [request.model_copy(update={"bare": True, "draft": draft}) for request, draft in pairs]
     if _tell(live, [*prompts, *bare], progress) == 0:
         return [None] * len(prompts)
     decoded = [live.ask(request) for request in prompts]

@@ -21,6 +21,7 @@ from handlers.validate.arithmetic import fine_tuning
 from handlers.validate.arithmetic.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
 from handlers.validate.arithmetic.degeneration import Degeneration
 from handlers.validate.checks import segments
+from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.foresight import GROUP, Progress, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
@@ -96,6 +97,7 @@ class LiveModel:
     """What the merged model is for."""
     base_values: str = "original"
     """What `merge.base` comes to: the adapter acts on the base that it was merged into."""
+    base_texts: BaseTexts = field(default_factory=BaseTexts)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class _Asked:
     """New tokens."""
     positions: int
     """Most rows that are kept of a prompt."""
+    base_texts: BaseTexts
 
     @property
     def least(self) -> int:
@@ -133,7 +136,9 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
         what = f", and continuations to {count}" if subject.kind != "encoder" else ""
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
-    asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
+    asked = _Asked(
+        live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
+    )
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
     most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     samples, total, text = list[Sample](), 0, ""
@@ -300,7 +305,9 @@ def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | N
     tokens: list[int] = []
     try:
         if asked.subject.kind != "encoder":
-            tokens = asked.live.ask(Greedy(ids=sample.ids, tokens=asked.count, stop=True, least=asked.least, bare=True)).tokens
+            request = Greedy(ids=sample.ids, tokens=asked.count, stop=True, least=asked.least, bare=True)
+            tokens = asked.live.ask(request).tokens
+            asked.base_texts.keep(request, tokens)
         return answer_text(asked.live, asked.subject, sample, tokens, rows), tokens
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
@@ -357,8 +364,8 @@ def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progres
     """Tell a model that answers many requests together what it will be asked for the next group of prompts; see `of_reference`."""
     group = rows[first : first + GROUP]
     decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
-    shown = max(0, SHOWN - first) if asked.readable else 0
-    return of_reference(asked.live, decoded, adapted, shown, progress)
+    shown = decoded[: max(0, SHOWN - first)] if asked.readable else []
+    return of_reference(asked.live, decoded, adapted, [asked.base_texts.draft(one) for one in shown], progress)
 
 
 def evenly(length: int, most: int) -> list[int]:

@@ -18,6 +18,8 @@ from handlers.validate.workers.protocol import Time, Timing
 ROUNDS, MOST_ROUNDS = 3, 9
 ENOUGH_SECONDS = 1.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
+ALIKE, ALIKE_SECONDS = 1.05, 0.6
+"""Two rounds or more that took so long together are enough if their ratios are so much alike: on a quiet box more say nothing new."""
 ROUND_SECONDS = 0.4
 LEAST_TOKENS = 4
 """A round is as many tokens as the slower of both decodes in that time: the tokens of the configuration at most, these at least."""
@@ -43,25 +45,35 @@ def alone(worker: EngineWorker, reference: Reference) -> Speed:
     return summary([_time(worker, reference, tokens) for _ in range(ROUNDS)])
 
 
-def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Reference) -> Raced:
-    """Speed of `artifact` beside that of `pytorch`. Raises WorkerFailed when `artifact` fails."""
-    if pytorch is None or not reference.speed_tokens:
+@dataclass
+class Peer:
+    """The model that artifacts are raced with, one after the other."""
+
+    worker: EngineWorker
+    warm: Timing | None = None
+    """Its first tokens; None before it has decoded any."""
+
+
+def race(artifact: EngineWorker, peer: Peer | None, reference: Reference) -> Raced:
+    """Speed of `artifact` beside that of `peer`. Raises WorkerFailed when `artifact` fails."""
+    if peer is None or not reference.speed_tokens:
         return Raced(alone(artifact, reference).plus(**_NOTHING))
     mine, theirs = list[Timing](), list[Timing]()
-    warm = _time(artifact, reference, _WARM_UP_TOKENS)
+    warm, raced = _time(artifact, reference, _WARM_UP_TOKENS), peer.warm is not None
     try:
-        tokens = _paced(reference, warm, _of_peer(pytorch, reference, _WARM_UP_TOKENS))
+        peer.warm = peer.warm or _of_peer(peer, reference, _WARM_UP_TOKENS)
+        tokens = _paced(reference, warm, peer.warm)
         for number in range(MOST_ROUNDS):
-            if number >= ROUNDS and sum(one.decode_seconds for one in (*mine, *theirs)) > ENOUGH_SECONDS:
+            if _enough(mine, theirs):
                 break
             if number % 2 == 0:
                 mine.append(_time(artifact, reference, tokens))
-            theirs.append(_of_peer(pytorch, reference, tokens, again=bool(theirs)))
+            theirs.append(_of_peer(peer, reference, tokens, again=raced or bool(theirs)))
             if number % 2:
                 mine.append(_time(artifact, reference, tokens))
     except _PeerFailed as error:
         return Raced(alone(artifact, reference).plus(**_NOTHING), failed=error.why)
-    ratios = [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
+    ratios = _ratios(mine, theirs)
     figures = summary(mine).plus(
         pytorch_tokens_per_second=summary(theirs).tokens_per_second, speed_over_pytorch=statistics.median(ratios),
         speed_over_pytorch_range=(min(ratios), max(ratios)),
@@ -69,15 +81,27 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
     return Raced(figures, theirs)
 
 
+def _ratios(mine: list[Timing], theirs: list[Timing]) -> list[float]:
+    return [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
+
+
+def _enough(mine: list[Timing], theirs: list[Timing]) -> bool:
+    """Whether the rounds so far say enough."""
+    seconds, ratios = sum(one.decode_seconds for one in (*mine, *theirs)), _ratios(mine, theirs)
+    if len(ratios) > 1 and seconds > ALIKE_SECONDS and max(ratios) <= ALIKE * min(ratios):
+        return True
+    return len(ratios) >= ROUNDS and seconds > ENOUGH_SECONDS
+
+
 class _PeerFailed(Exception):
     def __init__(self, why: WorkerFailed) -> None:
         self.why = why
 
 
-def _of_peer(pytorch: EngineWorker, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
+def _of_peer(peer: Peer, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
     """`again`: its first pass, which is compared with nothing, need not be run once more."""
     try:
-        return _time(pytorch, reference, tokens, again=again)
+        return _time(peer.worker, reference, tokens, again=again)
     except WorkerFailed as error:
         raise _PeerFailed(error) from error
 

@@ -1,0 +1,183 @@
+"""Spares the ONNX exporter the decomposition of programs that need none: there are ONNX functions for what most models are made of.
+
+`ExportedProgram.run_decompositions` traces a program twice more, which takes longer than the export itself. Inside `lightly`, a program of
+which no operator has to be decomposed is only tidied: operators that change nothing are taken out, conversions and logical operators are
+spelt as the translation knows them. All others are decomposed as always. Used by the exporters; torch alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.export import ExportedProgram
+
+_ATEN: Any = torch.ops.aten
+_OPERATOR = type(_ATEN.add.Tensor)
+_SIZES = ("_operator", "math", "torch")
+"""Modules of the functions that compute with sizes."""
+_SAME = {
+    _ATEN.alias.default, _ATEN.contiguous.default, _ATEN.detach.default, _ATEN.detach_.default, _ATEN.dropout.default,
+    _ATEN.lift_fresh_copy.default,
+}  # fmt: skip
+"""Operators that give their first input as it is: nothing is trained, and an ONNX value has no layout in memory."""
+_CONVERSIONS = {_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN.to.device, _ATEN.to.other, _ATEN.type_as.default}
+_SPELT = {
+    _ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor, _ATEN.__or__.Tensor: _ATEN.bitwise_or.Tensor,
+    _ATEN.min.other: _ATEN.minimum.default, _ATEN.max.other: _ATEN.maximum.default,
+}  # fmt: skip
+"""Operators as a decomposition would spell them."""
+_TAKEN_APART = {_ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.reshape.default}
+"""Composite views, of which the first two are spelt anew and the last one is translated as what it is composed of."""
+_CHECKS = {
+    _ATEN._assert_async.default, _ATEN._assert_async.msg, _ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default,
+    _ATEN.sym_constrain_range_for_size.default,
+}  # fmt: skip
+
+
+def obstacle(program: ExportedProgram, decomposed: Container[object]) -> str:
+    """Which operator of a program has to be decomposed, or what else of it is not for `tidy`; "" where nothing is.
+
+    `decomposed` are the operators that the translation does not know as they are.
+    """
+    graph = program.graph
+    outputs = [node for node in graph.output_node().all_input_nodes if node.op == "placeholder"]
+    if outputs:
+        return f"the input {outputs[0].name} is an output too"
+    given: Any = graph.output_node().args[0]
+    repeated = [one.name for one, count in Counter(given).items() if count > 1]
+    if repeated:
+        return f"{repeated[0]} is an output twice"
+    for node in graph.nodes:
+        target: Any = node.target
+        if node.op in ("placeholder", "output") or target in _CHECKS:
+            continue
+        if node.op != "call_function" or not (isinstance(target, _OPERATOR) or getattr(target, "__module__", "") in _SIZES):
+            return str(target)
+        if target is _ATEN.dropout.default and node.args[2]:
+            return f"{target} in training"
+        if target is _ATEN.chunk.default and any(isinstance(size, torch.SymInt) for size in _parts(node)[1]):
+            return f"{target} of an axis without a fixed size"
+        if any(target in known for known in (_SAME, _CONVERSIONS, _SPELT, _TAKEN_APART)):
+            continue
+        if not isinstance(target, _OPERATOR):
+            continue
+        kept = _out_of_place(node) if target._schema.is_mutable else target
+        if kept is None or kept in decomposed or _is_composite_view(kept):
+            return str(target)
+    return ""
+
+
+def _out_of_place(node: torch.fx.Node) -> Any:
+    """The operator that computes what an operator writes over its first input; None where somebody else may see that input change."""
+    target: Any = node.target
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    changed: Any = node.args[0]
+    known = getattr(getattr(_ATEN, name.removesuffix("_"), None), overload, None)
+    if known is None or not name.endswith("_") or changed.op != "call_function":
+        return None
+    near = [changed.target, *(user.target for user in changed.users if user is not node)]
+    apart = all(isinstance(one, _OPERATOR) and one not in _SAME and one not in _CONVERSIONS and not _is_view(one) for one in near)
+    return known if apart else None
+
+
+def _is_view(target: Any) -> bool:
+    return any(argument.alias_info is not None for argument in target._schema.arguments)
+
+
+def _is_composite_view(target: Any) -> bool:
+    """Whether a decomposition always takes an operator apart, even if the translation knows it: it may give a part of its input."""
+    return _is_view(target) and target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _parts(node: torch.fx.Node) -> tuple[int, list[Any]]:
+    """The axis that a `chunk` is along, and the sizes of the parts: all but the last one are alike."""
+    given: Any = node.args
+    axis = given[2] if len(given) > 2 else 0
+    return axis, [one.shape[axis] for one in node.meta["val"]]
+
+
+def _flattened(node: torch.fx.Node, known: Mapping[str, torch.fx.Node]) -> list[Any]:
+    """The sizes that a `flatten` gives, with nodes for those that are not fixed: of `known` sizes where they are among them."""
+    source: Any = node.args[0]
+    sizes = source.meta["val"].shape
+    given: Any = node.args
+    start, end = (value % len(sizes) for value in (given[1] if len(given) > 1 else 0, given[2] if len(given) > 2 else -1))
+
+    def size(axis: int) -> Any:
+        if not isinstance(sizes[axis], torch.SymInt):
+            return sizes[axis]
+        if str(sizes[axis]) in known:
+            return known[str(sizes[axis])]
+        with node.graph.inserting_before(node):
+            found = node.graph.call_function(_ATEN.sym_size.int, (source, axis))
+        found.meta["val"] = sizes[axis]
+        return found
+
+    joined = sizes[start : end + 1]
+    whole = -1 if any(isinstance(one, torch.SymInt) for one in joined) else math.prod(joined)
+    return [*map(size, range(start)), whole, *map(size, range(end + 1, len(sizes)))]
+
+
+def tidy(program: ExportedProgram) -> None:
+    """Rewrite a program without an obstacle, in place. Nodes that are outputs keep their names, which the program's signature tells."""
+    graph = program.graph
+    sizes = dict[str, torch.fx.Node]()
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        target: Any = node.target
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            sizes.setdefault(str(node.meta["val"]), node)
+        if target in _CHECKS:
+            graph.erase_node(node)
+        elif target in _SPELT:
+            node.target = _SPELT[target]
+        elif target is _ATEN.flatten.using_ints:
+            node.target, node.args = _ATEN.reshape.default, (node.args[0], _flattened(node, sizes))
+        elif target is _ATEN.chunk.default:
+            axis, parts = _parts(node)
+            node.target, node.args = _ATEN.split.Tensor, (node.args[0], parts[0], axis)
+        elif target in _SAME or target in _CONVERSIONS:
+            source: Any = node.args[0]
+            dtype = node.meta["val"].dtype
+            if dtype != source.meta["val"].dtype:
+                node.target, node.args, node.kwargs = _ATEN._to_copy.default, (source,), {"dtype": dtype}
+            elif any(user.op == "output" for user in node.users):
+                node.target, node.args, node.kwargs = _ATEN.clone.default, (source,), {}
+            else:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+        elif isinstance(target, _OPERATOR) and target._schema.is_mutable:
+            node.target, changed = _out_of_place(node), node.args[0]
+            for user in list(changed.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(changed, node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+@contextlib.contextmanager
+def lightly() -> Iterator[Counter[str]]:
+    """Inside, programs that need no decomposition are only tidied. Gives the counts of both, "" for those that were tidied, else by the
+    obstacle."""
+    found = Counter[str]()
+    original: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
+
+    def run_decompositions(self: ExportedProgram, table: Any = None, **more: Any) -> ExportedProgram:
+        try:
+            why = obstacle(self, table)
+        except Exception as error:  # arguments that are given in another way, no table
+            why = f"{type(error).__name__}: {error}"
+        found[why] += 1
+        if why:
+            return original(self, table, **more)
+        tidy(self)
+        return self
+
+    with mock.patch.object(ExportedProgram, "run_decompositions", run_decompositions):
+        yield found
