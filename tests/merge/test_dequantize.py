@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from daemon.contract.errors import Permanent
 from handlers.merge.weights.dequantize import ScaledFp8Source
-from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
+from handlers.merge.weights.nf4_round_trip import BLOCK, OUTER_BLOCK, quantized_scales, quantized_tensors, round_trip
 from handlers.merge.weights.quantized_base import unpack
 from handlers.merge.weights.sources import Source, StoredSource
 from handlers.merge.weights.unpacked_base import UnpackedBase
@@ -155,7 +155,51 @@ def test_a_round_trip_through_nf4_gives_what_a_load_in_4_bits_gives(odd_base: Pa
             original = read(source)
             source = round_trip(model, name, double=double)
             assert not torch.equal(read(source), original)
-        assert torch.equal(read(source), wanted[name]), name
+        apart = (read(source) != wanted[name]).float().mean()
+        assert apart < 0.01 if double and name in chosen else apart == 0, name  # which scales differ: see the next test
+
+
+def by_the_gpus_kernel(scales: torch.Tensor) -> torch.Tensor:
+    """What bitsandbytes 0.50 computes on NVIDIA's GPUs (`kQuantizeBlockwise`), scale by scale: a search, and then one of two neighbours."""
+    from bitsandbytes import functional
+
+    numbers = functional.create_dynamic_map().float()
+    found = torch.empty_like(scales)
+    for start in range(0, len(scales), OUTER_BLOCK):
+        block = scales[start : start + OUTER_BLOCK]
+        largest = block.abs().max()
+        for place, share in enumerate(block * (1.0 / largest)):
+            low, middle, high = 0, 127, 255
+            for step in (64, 32, 16, 8, 4, 2, 1):
+                low, high = (middle, high) if share > numbers[middle] else (low, middle)
+                middle += step if share > numbers[middle] else -step
+            above = share > numbers[middle]
+            border = (numbers[high if above else low] + numbers[middle]) * 0.5
+            taken = (high if share > border else middle) if above else (low if share < border else middle)
+            found[start + place] = numbers[taken] * largest
+    return found
+
+
+def test_scales_are_quantized_as_a_gpu_does_it() -> None:
+    from bitsandbytes import functional
+
+    numbers = functional.create_dynamic_map().float()
+    middles = torch.cat([torch.ones(1), (numbers[1:] + numbers[:-1]) * 0.5])
+    torch.manual_seed(0)
+    for scales in (middles, torch.randn(700), torch.randn(300) * 1e-3):
+        assert torch.equal(quantized_scales(scales), by_the_gpus_kernel(scales))
+    assert torch.equal(quantized_scales(torch.zeros(300)), torch.zeros(300))
+
+
+@pytest.mark.parametrize(("dtype", "seen"), [(torch.float32, 57), (torch.bfloat16, 91), (torch.float16, 41)])
+def test_so_many_scales_differ_from_those_of_the_cpu_as_on_an_h200(dtype: torch.dtype, seen: int) -> None:
+    from bitsandbytes import functional
+
+    torch.manual_seed(0)
+    _, state = functional.quantize_4bit((torch.randn(1024, 2048) * 0.02).to(dtype), blocksize=BLOCK, quant_type="nf4")
+    scales = state.absmax - state.absmax.mean()
+    of_the_cpu = functional.dequantize_blockwise(*functional.quantize_blockwise(scales, blocksize=OUTER_BLOCK))
+    assert int((quantized_scales(scales) != of_the_cpu).sum()) == seen
 
 
 def scaled(folder: Path, scale: torch.Tensor, name: str = "layer.weight_scale_inv", **options: Any) -> tuple[ScaledFp8Source, torch.Tensor]:

@@ -30,7 +30,7 @@ _CONSOLIDATE = StageSpec(
     disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
 )  # fmt: skip
 _MERGE = StageSpec(
-    "merge", "handlers.merge.stage:run", 5, needs=(CONSOLIDATE,),  # where the plan has it
+    "merge", "handlers.merge.stage:run", 6, needs=(CONSOLIDATE,),  # where the plan has it
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip
@@ -57,7 +57,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checked = (*names, "reference", "merged", *(one.name for one in checks))
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 4, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 5, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB, layerwise=1,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.bases", "merge.base"),
