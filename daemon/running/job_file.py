@@ -72,7 +72,7 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
         formats=catalog().entries,
         limits=ChildLimits(
             threads=threads,
-            device=limits.device,
+            device=spec.device(limits.device),
             resumable=spec.resumable,
             nice=NICE[priority],
             idle=priority == "idle",

@@ -25,15 +25,16 @@ def _engines(name: str, about: str, source: str, of: str | None, *, toolchain: s
     """Engines of a bundle's graphs. They compute with 10 bits of mantissa at least, wherever they are checked."""
     half = of is not None
     level: Level | None = "fp16" if half else None
-    limits = Limits("tensorrt", cache=0.02, padding=0.02, noise_share=1.5, toolchain=toolchain)
+    limits = Limits("tensorrt", cache=0.02, padding=0.02, noise_share=1.5, toolchain=toolchain, gpu=True)
     return Variant(
-        name, f"handlers.tensorrt.engines:{'rtx' if toolchain else 'classic'}", 1, toolchain=toolchain, libraries=libraries,
+        name, f"handlers.tensorrt.engines:{'rtx' if toolchain else 'classic'}", 2, toolchain=toolchain, libraries=libraries,
+        gpu=not toolchain,
         about=about, needs=(source,), memory_fixed=1500 * MIB, memory_fp32=3.0, disk_fp32=1.2 if half else 1.4, disk_fixed=64 * MIB,
         settings=(*SIZES, "tensorrt.compute_capabilities"), form_of=of, level=level, fallback=of or source,
         arithmetic="half" if half else "float", limits=limits, thresholds=HALF, traits=TRAITS, usage=ENGINES,
 
         deploys="at its targets", also_for=frozenset({"nvidia"}),
-        elsewhere="what the builder says of the engines, where there is no GPU; on a GPU all of it",
+        elsewhere="what the builder says of the engines, where there is no GPU that runs them; on one all of it",
     )  # fmt: skip
 
 

@@ -86,6 +86,11 @@ class Catalog:
         return {name: dict(kinds) for one in self.formats for name, kinds in one.engines.items()}
 
     @functools.cached_property
+    def on_gpu(self) -> frozenset[str]:
+        """Engines that run on a GPU."""
+        return frozenset(one.limits.engine for one in self.variants.values() if one.limits.gpu)
+
+    @functools.cached_property
     def thresholds(self) -> dict[str, Thresholds]:
         """Variant → its default thresholds."""
         return {one.name: one.thresholds for one in self.variants.values()}

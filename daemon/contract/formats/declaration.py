@@ -63,6 +63,8 @@ class Limits:
     """Largest |Δlogit| between a row of a left-padded batch and the same prompt alone."""
     toolchain: str = ""
     """The toolchain whose Python the check and its engine run in, with numpy in it; "" for the one that ckptd is installed in."""
+    gpu: bool = False
+    """Its engine runs on a GPU, which the check may use where `limits.device` allows it."""
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""

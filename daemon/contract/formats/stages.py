@@ -79,6 +79,9 @@ class StageSpec:
     """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
     toolchain_if: tuple[tuple[str, str, str], ...] = ()
     """(key, value, toolchain): what it uses besides, where a key of its settings has that value. Without it the stage does what it can."""
+    gpu: bool = False
+    """It can use a GPU, where `limits.device` allows it. No other stage sees one: a library that finds a GPU takes memory of it, and puts
+    models there by itself."""
     programs: tuple[str, ...] = ()
     """Programs of the box, of which it takes the first that is there; $NAME is the one that this environment variable names."""
     model_types: frozenset[str] = frozenset()
@@ -92,6 +95,10 @@ class StageSpec:
     def uses_torch(self) -> bool:
         """It, or a worker in the same Python, computes with PyTorch."""
         return not self.light and ("torch" in self.libraries or self.alone)
+
+    def device(self, allowed: str) -> str:
+        """What it may compute on, where the configuration allows `allowed`."""
+        return allowed if self.gpu else "cpu"
 
     def program(self) -> str | None:
         """Path of the one of its `programs` that it takes; None where none is there."""

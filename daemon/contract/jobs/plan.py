@@ -72,7 +72,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
         *checks,
         StageSpec(
             "speed", "handlers.validate.speed:run", 1, needs=("merge", "reference"),
-            after=checked, alone=True,
+            after=checked, alone=True, gpu=True,
             about="every artifact's speed, in turns with PyTorch", memory_fixed=1400 * MIB, memory_fp32=2.5,
         ),
         StageSpec(
@@ -96,7 +96,7 @@ def _check(variant: Variant) -> StageSpec:
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=int(variant.limits.layerwise),
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
-        light=True, toolchain=variant.limits.toolchain,
+        light=True, toolchain=variant.limits.toolchain, gpu=variant.limits.gpu,
     )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ class Children:
             staging=str(folder / "staging"), result=str(folder / RESULT_FILE), temporary=str(folder / "tmp"), cache=str(cache),
             formats=catalog().entries,
             limits=ChildLimits(
-                threads=self._limits.effective_threads, nice=NICE[self._limits.priority], idle=self._limits.priority == "idle"
+                threads=self._limits.effective_threads, nice=NICE[self._limits.priority], idle=self._limits.priority == "idle",
+                device=self._limits.device if request else "cpu",
             ),
         )  # fmt: skip
         return Order(context, folder, bounds_of(self._limits))

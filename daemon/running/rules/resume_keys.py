@@ -61,7 +61,7 @@ def stage_key(
         "cpu": cpu.here().key,
         **({"texts": texts} if (texts := _stamps_of_texts(spec, job, stamp_of)) else {}),
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
-        "device": device,
+        "device": spec.device(device),
         "inputs": dict(inputs),
     })  # fmt: skip
 

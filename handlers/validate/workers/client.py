@@ -76,9 +76,10 @@ class EngineWorker:
         self.folder = spec.folder
         self._buffer = b""
         self._loaded: Loaded | None = None
+        device = limits.device if spec.engine in catalog().on_gpu else "cpu"
         job = {
             "spec": spec.model_dump(),
-            "limits": limits.model_copy(update={"parent_pid": os.getpid()}).model_dump(),
+            "limits": limits.model_copy(update={"parent_pid": os.getpid(), "device": device}).model_dump(),
             "temporary": str(folder),
             "formats": [entry.model_dump() for entry in catalog().entries],
         }
