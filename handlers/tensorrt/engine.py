@@ -81,7 +81,10 @@ class DeviceGraph(OtherGraph):
         try:
             return session.Session(path)
         except session.NoDeviceError as error:
-            remedy = "run verify.py of the folder on the machine with the GPU; validate.publish_unverified publishes it meanwhile"
+            remedy = (
+                "run verify.py of the folder on a machine with such a GPU; if this one has it, set limits.device to cuda;"
+                " validate.publish_unverified publishes it meanwhile"
+            )
             raise Permanent(FaultCode.DEVICE_MISSING, "run the engine", clause(error), remedy, path=path) from None
         except session.Refused as error:
             raise Permanent(FaultCode.ENGINE, "run the engine", clause(error), "build the engines again", path=path) from error

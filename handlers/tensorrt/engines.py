@@ -20,7 +20,7 @@ from handlers.onnx.graphs.graphset import Graph
 from handlers.tensorrt.box import build, session
 from handlers.tensorrt.options import TensorRtOptions
 
-DEFAULT = "8.0 and later"
+DEFAULT = "8.0, 8.6, 8.9, 12.0 and later"
 """What TensorRT-RTX builds for where nothing is asked."""
 
 
@@ -49,7 +49,7 @@ def _engines(context: StageContext, reporter: Reporter, name: str, capabilities:
         device = session.gpu().name if name == "tensorrt" else ""
         made = build.build_all(source, trt, capabilities=capabilities, target=staging / session.ENGINES)
     except session.Refused as error:
-        raise _not_possible(context, str(error).rstrip("."), source) from error
+        raise _not_possible(context, str(error).rstrip("."), source, device=isinstance(error, session.NoDeviceError)) from error
     except build.session.Refused as error:  # the builder has read session.py for itself
         raise _not_possible(context, str(error).rstrip("."), source) from error
     for one in known.graphs:
@@ -92,6 +92,8 @@ def _copy_beside(source: Path, staging: Path, known: graphset.GraphSet) -> None:
     graphset.copy_beside(source, staging, known, {"build.py", "build.sh", session.ENGINES})
 
 
-def _not_possible(context: StageContext, cause: str, path: Path) -> Permanent:
+def _not_possible(context: StageContext, cause: str, path: Path, *, device: bool = False) -> Permanent:
     remedy = f"leave {context.stage} out of export.variants; the bundle can be built where TensorRT and a GPU are"
+    if device and context.limits.device == "cpu":
+        remedy = f"set limits.device to cuda if this machine has a GPU, else {remedy}"
     return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=path)

@@ -58,7 +58,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "tensorrt-bundle", "handlers.tensorrt.stage:bundle", 1,
+            "tensorrt-bundle", "handlers.tensorrt.stage:bundle", 2,
             about="ONNX graphs with profiles, scripts and examples, from which a machine with an NVIDIA GPU builds and verifies engines",
             needs=("onnx",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=1.1, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"),
@@ -66,14 +66,15 @@ FORMAT = Format(
             traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
         ),
         Variant(
-            "tensorrt-bundle-fp16", "handlers.tensorrt.stage:bundle_fp16", 1, arithmetic="half",
+            "tensorrt-bundle-fp16", "handlers.tensorrt.stage:bundle_fp16", 2, arithmetic="half",
             about="the same of the graphs in half precision, whose types TensorRT 11 and TensorRT-RTX take as they are",
             needs=("onnx-fp16",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=0.6, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"), form_of="tensorrt-bundle", level="fp16", fallback="tensorrt-bundle",
             limits=Limits("tensorrt-bundle", timed=False, cache=0.02, padding=0.02, noise_share=1.5), thresholds=HALF,
             traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
         ),
-        _engines("tensorrt-rtx", "engines for TensorRT-RTX, built on any machine for GPUs from compute capability 8.0 on",
+        _engines("tensorrt-rtx",
+                 "engines for TensorRT-RTX, built on any machine for GPUs of compute capability 8.0, 8.6, 8.9, 12.0 and later",
                  "tensorrt-bundle", None, toolchain=TOOLCHAIN),
         _engines("tensorrt-rtx-fp16", "engines for TensorRT-RTX in half precision", "tensorrt-bundle-fp16", "tensorrt-rtx",
                  toolchain=TOOLCHAIN),

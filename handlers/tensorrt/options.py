@@ -38,4 +38,4 @@ class TensorRtOptions(Frozen):
     """Newest operator set that the parser takes which will read the graphs: 20 for TensorRT 10, up to 25 for TensorRT 11."""
     compute_capabilities: Annotated[tuple[Capability, ...], BeforeValidator(_as_texts)] = ()
     """GPUs that tensorrt-rtx builds for, by compute capability: "7.5", "8.0", "8.6", "8.9", "12.0", "12.1". None: TensorRT-RTX's own
-    choice, which is 8.0 and later."""
+    choice, which is all of these but "7.5", and later ones. It has no engines for 9.0 and 10.0 (H100, B200): use TensorRT there."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -101,9 +103,40 @@ def test_without_tensorrt_the_variant_says_how_to_get_it(bundle: Path, tmp_path:
 
 def test_without_a_gpu_tensorrt_builds_nothing(bundle: Path, gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_NO_GPU", "1")
-    with pytest.raises(Permanent, match="finds no GPU"):
+    with pytest.raises(Permanent, match="finds no GPU") as refused:
         forms.make("tensorrt", bundle, tmp_path / "work")
+    assert refused.value.fault.remedy.startswith("set limits.device to cuda if this machine has a GPU, else leave tensorrt out")
     assert not list((tmp_path / "work" / "staging").rglob("*.engine"))
+
+
+def test_gpus_that_are_hidden_are_not_said_to_be_missing(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_NO_GPU", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as a stage has it that is to leave the GPUs to the training
+    with pytest.raises(session.NoDeviceError, match="CUDA_VISIBLE_DEVICES hides the GPUs"):
+        session.gpu()
+
+
+RTX = (
+    "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine cannot run on this GPU, which has compute capability 9.0."
+    " Supported compute capabilities: 8.0 8.6 8.9 12.0 12.1 >12.0. TensorRT-RTX does not support this compute capability, so the engine"
+    " cannot be rebuilt for it. In throwUnlessComputeCapSupported at /_src/runtime/dispatch/runtime.cpp:84)"
+)
+"""What TensorRT-RTX 1.7.1 said on an H200."""
+
+
+@pytest.mark.parametrize("listed", [None, ("SM89",), ("SM89", "SM90")])
+def test_an_engine_for_other_gpus_is_unverified_and_not_wrong(
+    listed: tuple[str, ...] | None, bundle: Path, gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = forms.make("tensorrt", bundle, tmp_path / "work")
+    monkeypatch.setenv("STAND_IN_REFUSES", RTX)
+    if listed is not None:
+        monkeypatch.setattr(sys.modules["tensorrt"], "ComputeCapability", Enum("ComputeCapability", listed), raising=False)
+    with pytest.raises(Permanent) as refused:
+        registry.load(EngineSpec(engine="tensorrt", folder=str(folder), task="text-generation"))
+    fault = refused.value.fault
+    assert fault.code == FaultCode.DEVICE_MISSING and "(compute capability 9.0)" in fault.cause and "12.1 >12.0" in fault.cause
+    assert ("this release has none for this one" in fault.cause) == (listed == ("SM89",))
 
 
 def test_a_shape_beyond_the_profiles_is_refused_and_more_rows_go_in_turns(bundle: Path, gpu: Path, tmp_path: Path) -> None:

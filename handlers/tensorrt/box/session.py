@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ import numpy as np
 ENGINES, ENDING, BUILT = "engines", ".engine", "built.json"
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 DRIVER = "libcuda.so.1"
+_OTHER_GPU = ("compute capability", "incompatible device")
+"""Of these the errors speak by which TensorRT-RTX and TensorRT refuse an engine that is for other GPUs."""
+_CAPABILITY = (75, 76)
+"""The driver's numbers of the two halves of a GPU's compute capability."""
 _TYPES = {"int64": "int64", "int32": "int32", "float32": "float", "float16": "float16", "bool": "bool"}
 
 
@@ -84,7 +89,11 @@ class Gpu:
                 f"This machine has no NVIDIA driver ({DRIVER} can't be loaded): engines run on NVIDIA's GPUs alone."
             ) from None
         if self._driver.cuInit(0) != 0:
-            raise NoDeviceError("NVIDIA's driver finds no GPU on this machine.")
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+            raise NoDeviceError(
+                "CUDA_VISIBLE_DEVICES hides the GPUs of this machine from this program, if it has any."
+                if hidden else "NVIDIA's driver finds no GPU on this machine."
+            )  # fmt: skip
         device, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -94,11 +103,20 @@ class Gpu:
         name = ctypes.create_string_buffer(100)
         self._call("cuDeviceGetName", name, 100, device)
         self.name = name.value.decode()
+        self._device = device
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._driver, name)(*arguments)
         if code != 0:
             raise Refused(f"The GPU's driver refuses {name} with error {code}.")
+
+    @property
+    def capability(self) -> str:
+        """Its compute capability: "8.9"."""
+        halves = [ctypes.c_int() for _ in _CAPABILITY]
+        for half, number in zip(halves, _CAPABILITY, strict=True):
+            self._call("cuDeviceGetAttribute", ctypes.byref(half), number, self._device)
+        return ".".join(str(half.value) for half in halves)
 
     def allocate(self, size: int) -> int:
         """Memory of so many bytes, at least one: an empty tensor needs an address too."""
@@ -142,6 +160,7 @@ class Session:
         self._runtime = self._trt.Runtime(kept)
         self._engine = self._runtime.deserialize_cuda_engine(self.path.read_bytes())
         if self._engine is None:
+            self._refuse_other_gpu(kept.told())
             raise Refused(
                 f"{self._trt.__name__} {self._trt.__version__} can't open {self.path.name} on {self._gpu.name}; an engine is for the"
                 f" release and the kind of GPU that it was built for, so build it again ({kept.told()})."
@@ -154,6 +173,19 @@ class Session:
         self._contexts: dict[int, Any] = {}
         self._places: dict[str, tuple[int, int]] = {}
         """Tensor → (address, bytes) on the GPU; grows with what is asked."""
+
+    def _refuse_other_gpu(self, said: str) -> None:
+        """Raises NoDeviceError where an engine is sound, and is for other GPUs than this one."""
+        if not any(words in said for words in _OTHER_GPU):
+            return
+        number = self._gpu.capability
+        listed = getattr(self._trt, "ComputeCapability", None)  # TensorRT has no list: it builds for the GPU that it finds
+        known = listed is None or hasattr(listed, f"SM{number.replace('.', '')}")
+        remedy = "build it again for this one" if known else "this release has none for this one, for which TensorRT itself may have some"
+        raise NoDeviceError(
+            f"{self.path.name} is for other GPUs than {self._gpu.name} (compute capability {number}): {remedy}"
+            f" ({self._trt.__name__} {self._trt.__version__} says: {said})."
+        )
 
     def _port(self, name: str) -> Port:
         shape = tuple(None if size < 0 else int(size) for size in self._engine.get_tensor_shape(name))

@@ -25,6 +25,11 @@ int cuCtxSetCurrent(void *context) { return context ? 0 : 1; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)2; return 0; }
 int cuStreamSynchronize(void *stream) { return stream == (void *)2 ? 0 : 1; }
 int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "stand-in GPU", length); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  if (attribute != 75 && attribute != 76) return 1;
+  *value = attribute == 75 ? 9 : 0;
+  return 0;
+}
 int cuMemAlloc_v2(uint64_t *at, size_t size) {
   if (size == 0 || used == BLOCKS) return 1;
   *at = (uint64_t)(uintptr_t)malloc(size);
