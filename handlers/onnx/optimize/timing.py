@@ -15,7 +15,7 @@ MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
 LEAST, ENOUGH = 9, 15
 """Rounds; how many there are, the time decides."""
-QUICKEST, SECONDS = 0.3, 1.0
+QUICKEST, SECONDS = 0.15, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
 FEW, LONG = 5, 1.5
 """So few rounds are enough for a pair that takes so many seconds: what disturbs a short run is little beside a long one."""

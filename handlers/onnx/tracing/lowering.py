@@ -32,8 +32,8 @@ _SPELT = {
     _ATEN.min.other: _ATEN.minimum.default, _ATEN.max.other: _ATEN.maximum.default,
 }  # fmt: skip
 """Operators as a decomposition would spell them."""
-_TAKEN_APART = {_ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.reshape.default}
-"""Composite views, of which the first two are spelt anew and the last one is translated as what it is composed of."""
+_TAKEN_APART = {_ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.numpy_T.default, _ATEN.reshape.default}
+"""Composite views, of which all but the last one are spelt anew; that is translated as what it is composed of."""
 _CHECKS = {
     _ATEN._assert_async.default, _ATEN._assert_async.msg, _ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default,
     _ATEN.sym_constrain_range_for_size.default,
@@ -139,6 +139,8 @@ def tidy(program: ExportedProgram) -> None:
             node.target = _SPELT[target]
         elif target is _ATEN.flatten.using_ints:
             node.target, node.args = _ATEN.reshape.default, (node.args[0], _flattened(node, sizes))
+        elif target is _ATEN.numpy_T.default:
+            node.target, node.args = _ATEN.permute.default, (node.args[0], list(reversed(range(node.meta["val"].ndim))))
         elif target is _ATEN.chunk.default:
             axis, parts = _parts(node)
             node.target, node.args = _ATEN.split.Tensor, (node.args[0], parts[0], axis)
