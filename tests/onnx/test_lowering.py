@@ -81,6 +81,7 @@ LIGHT: dict[str, Callable[..., Any]] = {
     "the larger ones": lambda self, x, y: torch.max(x, y) - torch.min(x, y * 2),
     "logic": lambda self, x, y: (((x > 0) & (y > 0)) | (x > 1)).float() * 1,
     "what changes nothing": lambda self, x, y: self.dropout(x).contiguous() + y.detach() + torch.tensor([0.5, 1.0, 2.0, 3.0]),
+    "viewed": lambda self, x, y: x.transpose(1, 2).contiguous().view(x.shape[0], 12) + y.permute(0, 2, 1).contiguous().view(-1, 12),
     "reshaped": lambda self, x, y: x.transpose(1, 2).reshape(x.shape[0], -1) + y.transpose(1, 2).reshape(-1, 12),
 }
 HEAVY: dict[str, tuple[Callable[..., Any], str]] = {

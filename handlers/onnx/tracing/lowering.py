@@ -22,17 +22,18 @@ _OPERATOR = type(_ATEN.add.Tensor)
 _SIZES = ("_operator", "math", "torch")
 """Modules of the functions that compute with sizes."""
 _SAME = {
-    _ATEN.alias.default, _ATEN.contiguous.default, _ATEN.detach.default, _ATEN.detach_.default, _ATEN.dropout.default,
-    _ATEN.lift_fresh_copy.default,
+    _ATEN.alias.default, _ATEN.detach.default, _ATEN.detach_.default, _ATEN.dropout.default, _ATEN.lift_fresh_copy.default,
 }  # fmt: skip
-"""Operators that give their first input as it is: nothing is trained, and an ONNX value has no layout in memory."""
+"""Operators that give their first input as it is, where nothing is trained."""
 _CONVERSIONS = {_ATEN.to.dtype, _ATEN.to.dtype_layout, _ATEN.to.device, _ATEN.to.other, _ATEN.type_as.default}
 _SPELT = {
     _ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor, _ATEN.__or__.Tensor: _ATEN.bitwise_or.Tensor,
     _ATEN.min.other: _ATEN.minimum.default, _ATEN.max.other: _ATEN.maximum.default,
 }  # fmt: skip
 """Operators as a decomposition would spell them."""
-_TAKEN_APART = {_ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.numpy_T.default, _ATEN.reshape.default}
+_TAKEN_APART = {
+    _ATEN.contiguous.default, _ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.numpy_T.default, _ATEN.reshape.default,
+}  # fmt: skip
 """Composite views, of which all but the last one are spelt anew; that is translated as what it is composed of."""
 _CHECKS = {
     _ATEN._assert_async.default, _ATEN._assert_async.msg, _ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default,
@@ -139,6 +140,8 @@ def tidy(program: ExportedProgram) -> None:
             node.target = _SPELT[target]
         elif target is _ATEN.flatten.using_ints:
             node.target, node.args = _ATEN.reshape.default, (node.args[0], _flattened(node, sizes))
+        elif target is _ATEN.contiguous.default:  # a `view` may rely on the layout
+            node.target, node.kwargs = _ATEN.clone.default, {"memory_format": torch.contiguous_format, **node.kwargs}
         elif target is _ATEN.numpy_T.default:
             node.target, node.args = _ATEN.permute.default, (node.args[0], list(reversed(range(node.meta["val"].ndim))))
         elif target is _ATEN.chunk.default:
