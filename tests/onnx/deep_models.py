@@ -35,6 +35,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _sizes(num_hidden_layers=7, head_dim=16)),
     "Gemma 2": ("Gemma2Config", "Gemma2ForCausalLM", _sizes(num_hidden_layers=9, sliding_window=16, head_dim=16)),
     "Gemma 3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _sizes(num_hidden_layers=14, sliding_window=16, head_dim=16)),
+    "Gemma 4": (
+        "Gemma4TextConfig", "Gemma4ForCausalLM",
+        _sizes(num_hidden_layers=12, sliding_window=16, num_kv_shared_layers=0, hidden_size_per_layer_input=0, head_dim=16,
+               global_head_dim=16, vocab_size_per_layer_input=320),
+    ),
     "Mistral": ("MistralConfig", "MistralForCausalLM", _sizes(num_hidden_layers=6, sliding_window=16)),
     "Phi 3": ("Phi3Config", "Phi3ForCausalLM", _sizes(num_hidden_layers=6)),
     "GPT-2": ("GPT2Config", "GPT2LMHeadModel", {"vocab_size": 320, **_GPT2}),
@@ -98,8 +103,10 @@ def make(folder: Path, name: str, *, seed: int = 3, **changed: Any) -> Path:
     torch.manual_seed(seed)
     model = getattr(transformers, kind)(getattr(transformers, config)(**{**sizes, **changed}))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += (0.05 if parameter.ndim == 1 else 0.1) * torch.randn_like(parameter)
+        stored = model.state_dict()
+        buffers = [buffer for name, buffer in model.named_buffers() if name in stored and buffer.is_floating_point()]
+        for value in (*model.parameters(), *buffers):
+            value += (0.05 if value.ndim == 1 else 0.1) * torch.randn_like(value)
     model.save_pretrained(folder)
     return folder
 

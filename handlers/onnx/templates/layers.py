@@ -100,6 +100,9 @@ def _told(layer: torch.nn.Module, alone: bool, skipped: str = "") -> Iterator[st
         for key, tensor in sorted(module.named_parameters(recurse=False)):
             yield f" parameter {key}: {tensor.dtype} {tuple(tensor.shape)}"
         for key, tensor in sorted(module.named_buffers(recurse=False)):
+            if key not in module._non_persistent_buffers_set and tensor.is_floating_point():
+                yield f" weight {key}: {tensor.dtype} {tuple(tensor.shape)}"  # stored with the parameters, and drawn as they are
+                continue
             content = hashlib.sha256(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
             yield f" buffer {key}: {tensor.dtype} {tuple(tensor.shape)} {content}"
 
