@@ -823,7 +823,8 @@ class FaultCode(StrEnum):
     FORM_NOT_POSSIBLE = "form-not-possible"
     """The model is of a type, or its layers are of a kind, that this form can't hold.
 
-    To do: Use the variant that the message names, and leave this one out of `export.variants`.
+    To do: Use the variant that the message names, and leave this one out of `export.variants`. For engines of TensorRT, set
+    `limits.device` to cuda if this machine has a GPU.
     """
     FP16_OVERFLOW = "fp16-overflow"
     """The fp16 graph's values overflow or are too far from fp32's.
@@ -943,7 +944,8 @@ class FaultCode(StrEnum):
     DEVICE_MISSING = "device-missing"
     """The artifact runs on a device, a GPU for example, that this machine does not have: it could not be checked here.
 
-    To do: Check it on a machine with that device, or name the variant in `validate.publish_unverified`.
+    To do: Check it on a machine with that device; if this one has it, set `limits.device` to cuda. Or name the variant in
+    `validate.publish_unverified`.
     """
     ENGINE = "engine"
     """The engine that runs the artifact raised an error.
