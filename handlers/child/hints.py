@@ -35,6 +35,6 @@ class Hints:
             self._raw[key] = value
         for old in list(self._raw)[: -self._limit]:
             del self._raw[old]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):  # the other entries are what was read
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(self._raw, indent=1) + "\n")

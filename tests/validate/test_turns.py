@@ -82,7 +82,12 @@ def test_a_peer_is_warmed_up_once_for_all_artifacts() -> None:
         found = turns.race(cast(EngineWorker, first), peer, cast(Reference, Asked()))
         assert found.speed.speed_over_pytorch == pytest.approx(0.005 / first.seconds)
         assert turns.summary(found.peer).prefill_seconds == 0.5
-    assert second.asked == [turns._WARM_UP_TOKENS, 64, 64, 64, 64] and second.passes == 2
+    assert second.asked == [turns._WARM_UP_TOKENS, 64, 64, 64, 64]
+    assert second.passes == 3, "the prompt's pass is warmed up once, and timed beside each artifact"
+    slow = Scripted(0.002, fails_at=2)
+    with pytest.raises(WorkerFailed):
+        turns.race(cast(EngineWorker, slow), peer, cast(Reference, Asked()))
+    assert turns.race(cast(EngineWorker, Scripted(0.001)), peer, cast(Reference, Asked())).failed is None and second.passes == 4
 
 
 def test_never_more_tokens_than_the_configuration_says() -> None:

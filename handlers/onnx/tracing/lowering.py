@@ -35,6 +35,10 @@ _TAKEN_APART = {
     _ATEN.contiguous.default, _ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.numpy_T.default, _ATEN.reshape.default,
 }  # fmt: skip
 """Composite views, of which all but the last one are spelt anew; that is translated as what it is composed of."""
+_IN_PLACE: dict[Any, Any] = {
+    _ATEN.add_.Tensor: _ATEN.add.Tensor, _ATEN.sub_.Tensor: _ATEN.sub.Tensor, _ATEN.mul_.Tensor: _ATEN.mul.Tensor,
+    _ATEN.div_.Tensor: _ATEN.div.Tensor,
+}  # fmt: skip
 _CHECKS = {
     _ATEN._assert_async.default, _ATEN._assert_async.msg, _ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default,
     _ATEN.sym_constrain_range_for_size.default,
@@ -75,12 +79,14 @@ def obstacle(program: ExportedProgram, decomposed: Container[object]) -> str:
 
 
 def _out_of_place(node: torch.fx.Node) -> Any:
-    """The operator that computes what an operator writes over its first input; None where somebody else may see that input change."""
-    target: Any = node.target
-    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    """The operator that computes what an operator writes over its first input; None for what is no plain arithmetic in one dtype, and where
+    somebody else may see that input change."""
+    known = _IN_PLACE.get(node.target)
     changed: Any = node.args[0]
-    known = getattr(getattr(_ATEN, name.removesuffix("_"), None), overload, None)
-    if known is None or not name.endswith("_") or changed.op != "call_function":
+    if known is None or changed.op != "call_function":
+        return None
+    dtype, other = changed.meta["val"].dtype, node.args[1]
+    if other.meta["val"].dtype != dtype if isinstance(other, torch.fx.Node) else not dtype.is_floating_point:
         return None
     near = [changed.target, *(user.target for user in changed.users if user is not node)]
     apart = all(isinstance(one, _OPERATOR) and one not in _SAME and one not in _CONVERSIONS and not _is_view(one) for one in near)

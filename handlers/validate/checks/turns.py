@@ -50,8 +50,8 @@ class Peer:
     """The model that artifacts are raced with, one after the other."""
 
     worker: EngineWorker
-    warm: Timing | None = None
-    """Its first tokens; None before it has decoded any."""
+    pace: Timing | None = None
+    """What it decoded last; None before it has decoded anything."""
 
 
 def race(artifact: EngineWorker, peer: Peer | None, reference: Reference) -> Raced:
@@ -59,16 +59,15 @@ def race(artifact: EngineWorker, peer: Peer | None, reference: Reference) -> Rac
     if peer is None or not reference.speed_tokens:
         return Raced(alone(artifact, reference).plus(**_NOTHING))
     mine, theirs = list[Timing](), list[Timing]()
-    warm, raced = _time(artifact, reference, _WARM_UP_TOKENS), peer.warm is not None
+    warm = _time(artifact, reference, _WARM_UP_TOKENS)
     try:
-        peer.warm = peer.warm or _of_peer(peer, reference, _WARM_UP_TOKENS)
-        tokens = _paced(reference, warm, peer.warm)
+        tokens = _paced(reference, warm, peer.pace or _of_peer(peer, reference, _WARM_UP_TOKENS))
         for number in range(MOST_ROUNDS):
             if _enough(mine, theirs):
                 break
             if number % 2 == 0:
                 mine.append(_time(artifact, reference, tokens))
-            theirs.append(_of_peer(peer, reference, tokens, again=raced or bool(theirs)))
+            theirs.append(_of_peer(peer, reference, tokens, again=bool(theirs)))
             if number % 2:
                 mine.append(_time(artifact, reference, tokens))
     except _PeerFailed as error:
@@ -101,9 +100,10 @@ class _PeerFailed(Exception):
 def _of_peer(peer: Peer, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
     """`again`: its first pass, which is compared with nothing, need not be run once more."""
     try:
-        return _time(peer.worker, reference, tokens, again=again)
+        peer.pace = _time(peer.worker, reference, tokens, again=again)
     except WorkerFailed as error:
         raise _PeerFailed(error) from error
+    return peer.pace
 
 
 def _time(worker: EngineWorker, reference: Reference, tokens: int, *, again: bool = False) -> Timing:
