@@ -13,6 +13,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
 
 from handlers.onnx.tracing import exporters, lowering
 from tests.onnx import deep_models
@@ -124,6 +126,69 @@ def test_what_has_to_be_decomposed_is_told(name: str) -> None:
     with torch.no_grad():
         program = torch.export.export(Computes(function).eval(), (torch.randn(4, 3, 4), torch.randn(4, 3, 4)), dynamic_shapes=rows)
     assert obstacle in lowering.obstacle(program, {torch.ops.aten.special_zeta.default})
+
+
+STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "scaled": lambda t, u: t * 2 + 1,
+    "sum": lambda t, u: t + u,
+    "largest": lambda t, u: torch.max(t, u),
+    "where": lambda t, u: torch.where((t > 0) & (u > 0) | (t > 1), t, u),
+    "half": lambda t, u: t.half(),
+    "integer": lambda t, u: t.to(torch.int64, copy=True),
+    "as the other": lambda t, u: t.type_as(u),
+    "with the other, in place": lambda t, u: t.add_(u),
+    "halved, in place": lambda t, u: t.mul_(0.5),
+    "compared, in place": lambda t, u: t.gt_(u),
+    "a part, in place": lambda t, u: t[..., 0].add_(1),
+    "a view": lambda t, u: t.transpose(-1, -2),
+    "first rows": lambda t, u: t[1:],
+    "contiguous": lambda t, u: t.contiguous().view(t.shape[0], -1),
+    "turned and contiguous": lambda t, u: t.transpose(-1, -2).contiguous().view(-1, 2, 2),
+    "reshaped": lambda t, u: t.transpose(-1, -2).reshape(-1, 2),
+    "flat": lambda t, u: t.flatten(-2),
+    "flat from the left": lambda t, u: t.flatten(0, 1),
+    "chunk": lambda t, u: t.chunk(2, -1)[1],
+    "uneven chunks": lambda t, u: torch.cat(t.chunk(3, -1)[::-1], -1),
+    "spread": lambda t, u: t.unsqueeze(1).expand(-1, 2, *t.shape[1:]),
+    "detached": lambda t, u: t.detach(),
+    "dropout": lambda t, u: torch.nn.functional.dropout(t, 0.5, training=False),
+}
+"""What a random program does with two of the tensors that it has so far."""
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
+    outputs=st.lists(st.integers(0, 7), min_size=1, max_size=3),
+)
+def test_a_tidied_program_computes_what_the_model_computes(steps: list[tuple[str, int, int]], outputs: list[int]) -> None:
+    def follow(_: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = [x * 3, y + 1]
+        for name, one, other in steps:
+            found.append(STEPS[name](found[-1 - one % len(found)], found[-1 - other % len(found)]))
+        return tuple(found[-1 - number % len(found)] * 1 if number % 2 else found[-1 - number % len(found)] for number in outputs)
+
+    def inputs(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(rows)
+        return torch.randn(rows, 3, 4, generator=generator), torch.randn(rows, 3, 4, generator=generator)
+
+    module = Computes(follow).eval()
+    try:
+        with torch.no_grad():
+            wanted = {rows: module(*inputs(rows)) for rows in (3, 4, 6)}
+            program = torch.export.export(module, inputs(4), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},) * 2)
+    except Exception:  # shapes that do not fit together, or a program that torch.export refuses
+        assume(False)
+    if why := lowering.obstacle(program, ()):
+        event(f"decomposed: {why}")
+        return
+    event("tidied")
+    lowering.tidy(program)
+    with torch.no_grad():
+        for rows, theirs in wanted.items():
+            for mine, one in zip(program.module(check_guards=False)(*inputs(rows)), theirs, strict=True):
+                assert mine.dtype == one.dtype
+                torch.testing.assert_close(mine, one, equal_nan=True)
 
 
 def test_the_decomposition_is_called_where_it_is_needed() -> None:
