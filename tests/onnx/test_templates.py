@@ -162,7 +162,10 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
         layer.mlp.down_proj.bias = torch.nn.Parameter(torch.zeros(64))
     elif change == "buffer":
         for number, one in enumerate(model.model.layers):
-            one.register_buffer("offsets", torch.tensor([1.0, 2.0 if number == 2 else 3.0]))
+            one.register_buffer("factor", torch.tensor(float(number)))  # stored as the parameters are
+        assert layers.of_model(model).kinds == (0,) * 5  # type: ignore[union-attr]
+        for number, one in enumerate(model.model.layers):
+            one.register_buffer("offsets", torch.tensor([1.0, 2.0 if number == 2 else 3.0]), persistent=False)
     elif change == "activation":
         layer.mlp.act_fn = torch.nn.GELU()
     else:  # some models look the kind of mask up by it, and the layer itself knows nothing of it

@@ -1,8 +1,8 @@
 """The layers of a model, which of them are alike, and which few stand for all.
 
-Two layers are alike if everything that their code can read is: classes, settings, shapes, and the content of buffers, for all modules in
-them, and what the configuration lists for each layer, which the model itself may look up; only the layer's own number may differ. Called
-with loaded models of transformers.
+Two layers are alike if all that their code can read is: classes, settings, shapes, and the content of buffers that are not stored, of all
+modules in them, and what the configuration lists for each layer, which the model itself may look up; only the layer's own number may
+differ. Called with loaded models of transformers.
 """
 
 from __future__ import annotations
