@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
@@ -88,7 +89,8 @@ def _out_of_place(node: torch.fx.Node) -> Any:
     dtype, other = changed.meta["val"].dtype, node.args[1]
     if other.meta["val"].dtype != dtype if isinstance(other, torch.fx.Node) else not dtype.is_floating_point:
         return None
-    near = [changed.target, *(user.target for user in changed.users if user is not node)]
+    made: Any = changed.args[0] if changed.target is operator.getitem else changed
+    near = [made.target, *(user.target for user in changed.users if user is not node)]
     apart = all(isinstance(one, _OPERATOR) and one not in _SAME and one not in _CONVERSIONS and not _is_view(one) for one in near)
     return known if apart else None
 
@@ -136,6 +138,8 @@ def tidy(program: ExportedProgram) -> None:
     graph = program.graph
     sizes = dict[str, torch.fx.Node]()
     order = {node: number for number, node in enumerate(graph.nodes)}
+    # Before anything is rewritten: who sees what an operator writes over is told by the program as it was.
+    written = {node: _out_of_place(node) for node in graph.nodes if isinstance(node.target, _OPERATOR) and node.target._schema.is_mutable}
     for node in list(graph.nodes):
         target: Any = node.target
         if isinstance(node.meta.get("val"), torch.SymInt):
@@ -163,8 +167,8 @@ def tidy(program: ExportedProgram) -> None:
             else:
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
-        elif isinstance(target, _OPERATOR) and target._schema.is_mutable:
-            node.target, changed = _out_of_place(node), node.args[0]
+        elif node in written:
+            node.target, changed = written[node], node.args[0]
             for user in list(changed.users):
                 if order[user] > order[node]:
                     user.replace_input_with(changed, node)
