@@ -43,6 +43,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)  # twelve kills are five minutes apart from the work
 def test_a_dozen_formats_finish_although_the_daemon_is_killed_at_random(  # R6.5
     make_service: Callable[..., Service], run: Path, state: Path
 ) -> None:
