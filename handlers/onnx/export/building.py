@@ -33,7 +33,8 @@ from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import Strategy
 
 HELD = 1 << 27
-"""Bytes of a model's files up to which what an exporter leaves is not looked for at once: that takes longer than to trace a layer."""
+"""Bytes of a model's files. What an exporter leaves of a smaller model waits for Python's collector: to call it takes longer than a layer's
+trace."""
 
 
 class OpsetMismatchError(Exception):

@@ -1,8 +1,9 @@
 """Spares the ONNX exporter the decomposition of programs that need none: there are ONNX functions for what most models are made of.
 
 `ExportedProgram.run_decompositions` traces a program twice more, which takes longer than the export itself. Inside `lightly`, a program of
-which no operator has to be decomposed is only tidied: operators that change nothing are taken out, conversions and logical operators are
-spelt as the translation knows them. All others are decomposed as always. Used by the exporters; torch alone.
+which no operator has to be decomposed is only tidied: operators that change nothing are removed; conversions, logical operators, composite
+views and arithmetic in place are replaced by operators that the translation knows. All other programs are decomposed as before. Used by the
+exporters, which decompose a program after all if its translation fails. Imports torch alone.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ _SPELT = {
     _ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor, _ATEN.__or__.Tensor: _ATEN.bitwise_or.Tensor,
     _ATEN.min.other: _ATEN.minimum.default, _ATEN.max.other: _ATEN.maximum.default,
 }  # fmt: skip
-"""Operators as a decomposition would spell them."""
+"""Operator → the one that a decomposition replaces it by."""
 _TAKEN_APART = {
     _ATEN.contiguous.default, _ATEN.flatten.using_ints, _ATEN.chunk.default, _ATEN.numpy_T.default, _ATEN.reshape.default,
 }  # fmt: skip
-"""Composite views, of which all but the last one are spelt anew; that is translated as what it is composed of."""
+"""Composite views that `tidy` replaces; but for `reshape`, whose translation gives what that of its parts would."""
 _IN_PLACE: dict[Any, Any] = {
     _ATEN.add_.Tensor: _ATEN.add.Tensor, _ATEN.sub_.Tensor: _ATEN.sub.Tensor, _ATEN.mul_.Tensor: _ATEN.mul.Tensor,
     _ATEN.div_.Tensor: _ATEN.div.Tensor,
 }  # fmt: skip
+"""Operator that writes over its first input → the one that computes the same and writes to no input."""
 _CHECKS = {
     _ATEN._assert_async.default, _ATEN._assert_async.msg, _ATEN._assert_scalar.default, _ATEN._assert_tensor_metadata.default,
     _ATEN.sym_constrain_range_for_size.default,
 }  # fmt: skip
+"""Operators that compute nothing: they fail where a size or a value is not what was assumed."""
 
 
 def obstacle(program: ExportedProgram, decomposed: Container[object]) -> str:
@@ -100,7 +103,8 @@ def _is_view(target: Any) -> bool:
 
 
 def _is_composite_view(target: Any) -> bool:
-    """Whether a decomposition always takes an operator apart, even if the translation knows it: it may give a part of its input."""
+    """Whether an operator is composed of others and may give a view of its input: a decomposition always replaces it by its parts, even if
+    the translation knows it."""
     return _is_view(target) and target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
@@ -178,8 +182,8 @@ def tidy(program: ExportedProgram) -> None:
 
 @contextlib.contextmanager
 def lightly() -> Iterator[Counter[str]]:
-    """Inside, programs that need no decomposition are only tidied. Gives the counts of both, "" for those that were tidied, else by the
-    obstacle."""
+    """Inside, programs that need no decomposition are only tidied. Gives how many programs were handled in which way: "" for those that
+    were tidied, else the obstacle."""
     found = Counter[str]()
     original: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
 
