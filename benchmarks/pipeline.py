@@ -8,7 +8,10 @@ quantization, and for each of the two graphs a process that runs a text through 
 checks `pytorch`, `onnx` and `onnx-int8` of each checkpoint; `first` is the first one of the architecture, `later` are further ones.
 Seconds are of the wall, `cpu_seconds` those of all processes together, `peak_mb` the largest process. Rounds are in turns, one thread
 each. Without `--toolchains` only `ckptd export` is measured. `speedup_over_peers` is how many times as fast as the commands a later
-checkpoint is, by the wall; `small_export_s` are the seconds of the second checkpoint of a model with 0.85 M parameters.
+checkpoint is, by the wall. `speedup_over_peers_with_checks` is the same of commands that compare what ckptd compares, instead of one
+pass of each graph: the live model, its base, the merged model and both graphs continue the same texts and are compared at every position,
+by transformers' and optimum's `generate` and forward. `small_export_s` are the seconds of the second checkpoint of a model with 0.85 M
+parameters.
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
 from daemon.toolchains.registry import Toolchains
+from handlers.texts.built_in import BUILT_IN
 
 FAILED_CHECK = 3
 """Exit code of an export of which some variant failed its check: with random weights, int8 may."""
+NEW, SAMPLES = 24, 6
+"""Tokens that each model continues each text by, and the number of texts: what `[validate]` has."""
 RUN = """
 import sys
 from pathlib import Path
@@ -71,6 +77,46 @@ print(np.abs(found - wanted).max())
 """
 
 
+LIVE = """
+import json, sys, numpy as np, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+base, adapter, merged, texts, out = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(base)
+loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+live = PeftModel.from_pretrained(loaded, adapter).eval()
+def told(model, ids):
+    with torch.no_grad():
+        said = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+        return said, torch.log_softmax(model(said).logits[0], -1)
+rows = []
+for text in json.loads(texts):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    rows.append((ids, *told(live, ids)))
+    with live.disable_adapter():
+        told(live, ids)
+np.savez(out, **{f"{name}{number}": row[place] for number, row in enumerate(rows) for place, name in enumerate(("ids", "said", "logits"))})
+del live, loaded
+model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+for ids, said, logits in rows:
+    also, found = told(model, ids)
+    with torch.no_grad():
+        other = torch.log_softmax(model(said).logits[0], -1)
+    print(float((logits.exp() * (logits - other)).sum(-1).mean()), bool(torch.equal(also, said)))
+""".replace("NEW", str(NEW))
+GRAPH = """
+import sys, numpy as np, torch
+from optimum.onnxruntime import ORTModelForCausalLM
+folder, file, saved = sys.argv[1:]
+model, known = ORTModelForCausalLM.from_pretrained(folder, file_name=file), np.load(saved)
+for number in range(len(known.files) // 3):
+    ids, said, logits = (torch.from_numpy(known[f"{name}{number}"]) for name in ("ids", "said", "logits"))
+    also = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    other = torch.log_softmax(model(input_ids=said, attention_mask=torch.ones_like(said)).logits[0], -1)
+    print(float((logits.exp() * (logits - other)).sum(-1).mean()), bool(torch.equal(also, said)))
+""".replace("NEW", str(NEW))
+
+
 def cost(work: Callable[[], list[int]]) -> dict[str, float]:
     """What `work`, which gives the peaks of its processes, takes."""
     before, started = _common.children_cpu(), time.perf_counter()
@@ -78,16 +124,22 @@ def cost(work: Callable[[], list[int]]) -> dict[str, float]:
     return {"seconds": time.perf_counter() - started, "cpu_seconds": _common.children_cpu() - before, "peak_mb": max(peaks) / 1e6}
 
 
-def by_commands(python: str, base: Path, adapter: Path, folder: Path) -> list[int]:
-    """The commands in sequence; gives the peak of each."""
+def by_commands(python: str, base: Path, adapter: Path, folder: Path, *, same_checks: bool = False) -> list[int]:
+    """The commands in sequence; gives the peak of each. `same_checks`: with what ckptd compares, instead of one pass of each graph."""
     shutil.rmtree(folder, ignore_errors=True)
     merged, onnx = folder / "merged", folder / "onnx"
     commands = [
         _common.python("-c", MERGE, str(base), str(adapter), str(merged)),
         [python, "-m", "optimum.exporters.onnx", "--model", str(merged), "--task", "text-generation-with-past", str(onnx)],
         [python, "-c", QUANTIZE, str(onnx / "model.onnx"), str(onnx / "int8.onnx")],
-        *(_common.python("-c", COMPARE, str(merged), str(onnx / name)) for name in ("model.onnx", "int8.onnx")),
     ]
+    names = ("model.onnx", "int8.onnx")
+    if same_checks:
+        saved = folder / "live.npz"
+        commands.append(_common.python("-c", LIVE, str(base), str(adapter), str(merged), json.dumps(BUILT_IN[:SAMPLES]), str(saved)))
+        commands += [[python, "-c", GRAPH, str(onnx), name, str(saved)] for name in names]
+    else:
+        commands += [_common.python("-c", COMPARE, str(merged), str(onnx / name)) for name in names]
     return [_common.run_child(command, env={"PYTHONPATH": ""})[1] for command in commands]
 
 
@@ -126,6 +178,12 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(row[name] for row in rows), 2) for name in rows[0]}
 
 
+def ratios(theirs: list[dict[str, float]], ours: list[dict[str, float]]) -> dict[str, float]:
+    """The median over the rounds of what they take over what ckptd takes."""
+    pairs = list(zip(theirs, ours, strict=True))
+    return {name: round(statistics.median(one[name] / other[name] for one, other in pairs), 2) for name in theirs[0]}
+
+
 def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("A checkpoint to merged model, ONNX and int8, beside the commands that people type.")
@@ -150,10 +208,13 @@ def main() -> None:
         checkpoints = [run / f"checkpoint-{2 * number}" for number in range(1, options.rounds + 2)]
         weights = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         first, later, commands = cost(lambda: by_ckptd(base, checkpoints[0], folder)), [], []
+        same: list[dict[str, float]] = []
         for checkpoint in checkpoints[1:]:
             later.append(cost(lambda: by_ckptd(base, checkpoint, folder)))  # noqa: B023 (called at once)
             if found is not None:
-                commands.append(cost(lambda: by_commands(str(found.python), base, checkpoint, folder / "peer")))  # noqa: B023
+                python = str(found.python)
+                commands.append(cost(lambda: by_commands(python, base, checkpoint, folder / "peer")))  # noqa: B023
+                same.append(cost(lambda: by_commands(python, base, checkpoint, folder / "peer", same_checks=True)))  # noqa: B023
         by_ckptd(*small_checkpoint(folder, 1), folder / "small")
         small = cost(lambda: by_ckptd(*small_checkpoint(folder, 2), folder / "small"))
     figures: dict[str, Any] = {"base_mb": round(weights / 1e6, 1), "first": medians([first]), "later": medians(later)}
@@ -162,12 +223,12 @@ def main() -> None:
     if commands:
         figures["commands"] = medians(commands)
         figures["peers_peak_mb"] = figures["commands"]["peak_mb"]
+        figures["commands_with_checks"] = medians(same)
         for name, rows in (("first", [first] * len(commands)), ("later", later)):
-            figures[f"commands_over_{name}"] = {
-                key: round(statistics.median(theirs[key] / ours[key] for ours, theirs in zip(rows, commands, strict=True)), 2)
-                for key in ("seconds", "cpu_seconds", "peak_mb")
-            }
+            figures[f"commands_over_{name}"] = ratios(commands, rows)
+            figures[f"commands_with_checks_over_{name}"] = ratios(same, rows)
         figures["speedup_over_peers"] = figures["commands_over_later"]["seconds"]
+        figures["speedup_over_peers_with_checks"] = figures["commands_with_checks_over_later"]["seconds"]
     _common.write("pipeline", figures, options.json, libraries=("torch", "transformers", "peft", "onnxruntime"), taken_on=machine)
 
 

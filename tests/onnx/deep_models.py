@@ -83,13 +83,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "Marian": (
         "MarianConfig", "MarianMTModel",
-        {"vocab_size": 320, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        {"vocab_size": 320, "d_model": 64, "encoder_layers": 6, "decoder_layers": 5, "encoder_attention_heads": 4,
          "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64, "pad_token_id": 319,
          "eos_token_id": 0, "decoder_start_token_id": 319},
     ),
     "T5": (
         "T5Config", "T5ForConditionalGeneration",
-        {"vocab_size": 320, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        {"vocab_size": 320, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 6, "num_heads": 4, "decoder_start_token_id": 0},
+    ),
+    "BART, with two layers that decode": (
+        "BartConfig", "BartForConditionalGeneration",
+        {"vocab_size": 320, "d_model": 64, "encoder_layers": 6, "decoder_layers": 2, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64, "bos_token_id": 1,
+         "pad_token_id": 319, "eos_token_id": 0, "decoder_start_token_id": 0, "forced_eos_token_id": 0},
     ),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.jobs.messages import StageContext
-from handlers.onnx.export import templated
+from handlers.onnx.export import template_making, templated
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.templates import layers, repetition, shallow
@@ -32,7 +32,6 @@ from tests.sharing import shared
 
 DYNAMO = named(STRATEGIES, "dynamo-eager")
 STACK = repetition.Stack("model.layers.", (0,) * 5, (0, 1, 4))
-WHOLE = {"Marian", "T5"}
 
 
 def key_of(context: StageContext, strategy: Strategy) -> str:
@@ -44,6 +43,28 @@ def used(exported: Exported) -> tuple[str, list[int]]:
     """How the template was used, and the layers that were traced."""
     told: Any = exported.output.figures["template"]
     return told["used"], told.get("layers", [])
+
+
+def kinds(model: Any) -> tuple[int, ...]:
+    """Of the layers of a model that has one list of them."""
+    found = layers.of_model(model)
+    assert found is not None and len(found.lists) == 1
+    return found.lists[0].kinds
+
+
+def stacks_of(whole: layers.Outline, weights: Weights) -> tuple[repetition.Stack, ...]:
+    """The layers that stand for all of each list."""
+    found = []
+    for one in whole.lists:
+        kept = layers.chosen(one.kinds) or tuple(range(one.depth))
+        found.append(repetition.Stack(shallow.prefix_of(weights.infos, one), one.kinds, kept))
+    assert not all(stack.whole for stack in found)
+    return tuple(found)
+
+
+def digests(whole: layers.Outline, stacks: tuple[repetition.Stack, ...]) -> list[list[str]]:
+    """Of the layers that stand for all."""
+    return [[one.digests[layer] for layer in stack.kept] for one, stack in zip(whole.lists, stacks, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +83,11 @@ def of_own(llama: tuple[Exported, Path], tmp_path: Path) -> Path:
 
 
 def assert_as_traced(source: Path, exported: Exported, folder: Path) -> None:
-    """The graph is the one that tracing the whole model gives: what every output computes, and all nodes."""
+    """The graphs are those that tracing the whole model gives: what every output computes, and all nodes."""
     traced = run(job(folder, source, templates=False))
-    assert canonical(exported.folder / "model.onnx") == canonical(traced.folder / "model.onnx")
+    assert sorted(path.name for path in traced.folder.iterdir()) == sorted(path.name for path in exported.folder.iterdir())
+    for path in traced.folder.glob("*.onnx"):
+        assert canonical(exported.folder / path.name) == canonical(path), path.name
 
 
 def test_a_few_layers_are_traced_and_the_graph_is_the_one_of_the_whole_model(llama: tuple[Exported, Path], tmp_path: Path) -> None:
@@ -76,7 +99,7 @@ def test_the_next_checkpoint_is_filled_without_tracing(
     llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(tmp_path / "model", "Llama", seed=4, num_hidden_layers=5)
-    monkeypatch.setattr(templated.building, "trace", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr(template_making.building, "trace", lambda *_: pytest.fail("it was traced"))
     found = run(job(tmp_path / "job", source, llama[1]))
     monkeypatch.undo()
     assert used(found) == ("kept", [0, 1, 4]) and float(str(found.output.figures["relative_error"])) < 1e-5
@@ -152,7 +175,7 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(make(tmp_path / "model", "Llama", num_hidden_layers=5))
-    assert layers.of_model(model).kinds == (0,) * 5  # type: ignore[union-attr]
+    assert kinds(model) == (0,) * 5
     layer = model.model.layers[2]
     if change == "constant":
         layer.post_attention_layernorm.variance_epsilon *= 2
@@ -163,21 +186,21 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
     elif change == "buffer":
         for number, one in enumerate(model.model.layers):
             one.register_buffer("factor", torch.tensor(float(number)))  # stored as the parameters are
-        assert layers.of_model(model).kinds == (0,) * 5  # type: ignore[union-attr]
+        assert kinds(model) == (0,) * 5
         for number, one in enumerate(model.model.layers):
             one.register_buffer("offsets", torch.tensor([1.0, 2.0 if number == 2 else 3.0]), persistent=False)
     elif change == "activation":
         layer.mlp.act_fn = torch.nn.GELU()
     else:  # some models look the kind of mask up by it, and the layer itself knows nothing of it
         model.config.layer_types = ["full_attention"] * 2 + ["sliding_attention"] + ["full_attention"] * 2
-    assert layers.of_model(model).kinds == (0, 0, 1, 0, 0)  # type: ignore[union-attr]
+    assert kinds(model) == (0, 0, 1, 0, 0)
 
 
 def test_what_the_kinds_do_not_show_is_found_in_the_graph(llama: tuple[Exported, Path], tmp_path: Path) -> None:
     """An attribute, a constant and a weight of one layer are changed in the traced graph itself."""
     from handlers.onnx.templates import filling, shallow
 
-    weights, _ = shallow.write(Weights(llama[0].source), tmp_path / "small", STACK, fewer_tokens=False)
+    weights, _ = shallow.write(Weights(llama[0].source), tmp_path / "small", (STACK,), fewer_tokens=False)
     small = run(job(tmp_path / "job", tmp_path / "small", templates=False))
 
     def graph() -> tuple[ir.Model, dict[str, Source]]:
@@ -273,12 +296,12 @@ def test_what_a_configuration_leaves_to_transformers_is_the_same_with_fewer_laye
     (folder / "config.json").write_text(json.dumps(config))
     family = choose(folder)
     whole = layers.of_model(family.load(folder, Tracing()))
-    assert whole is not None and len(set(whole.kinds)) == 2
-    kept, weights = layers.chosen(whole.kinds), Weights(folder)
-    stack = repetition.Stack(shallow.prefix_of(weights.infos, whole.depth), whole.kinds, kept)
-    shallow.write(weights, tmp_path / "small", stack, fewer_tokens=False)
+    assert whole is not None and len(set(whole.lists[0].kinds)) == 2
+    weights = Weights(folder)
+    stacks = stacks_of(whole, weights)
+    shallow.write(weights, tmp_path / "small", stacks, fewer_tokens=False)
     small = layers.of_model(family.load(tmp_path / "small", Tracing()))
-    assert small is not None and list(small.digests) == [whole.digests[layer] for layer in kept]
+    assert small is not None and small.alike(digests(whole, stacks))
 
 
 @pytest.mark.slow
@@ -290,7 +313,7 @@ def test_every_family_is_filled_as_it_is_traced(name: str, optimize: str, tmp_pa
     filled = run(job(tmp_path / "second", source, tmp_path / "first" / "cache", optimize=optimize))
     assert used(first)[0] == "made" and used(filled)[0] == "kept"
     assert float(str(filled.output.figures["relative_error"])) < 2e-5
-    if optimize == "none" and name not in WHOLE:  # onnxruntime's optimizer may fuse what lies between two layers in one of them alone
+    if optimize == "none":  # onnxruntime's optimizer may fuse what lies between two layers in one of them alone
         assert used(first)[1]
         assert_as_traced(source, filled, tmp_path / "traced")
 
@@ -306,7 +329,7 @@ def test_a_stand_in_that_does_not_work_is_no_fault_of_the_model(
     def refuse(*_: Any, **__: Any) -> Any:
         raise Permanent(FaultCode.MISSING_WEIGHTS, "load", "2 weights are not in the files", "check them")
 
-    monkeypatch.setattr(templated.shallow, "write", refuse)
+    monkeypatch.setattr(template_making.shallow, "write", refuse)
     found = run(job(tmp_path / "job", llama[0].source))
     told: Any = found.output.figures["template"]
     assert told == {"used": "no", "reason": "the model cut down to a stand-in does not work: 2 weights are not in the files"}
@@ -317,9 +340,9 @@ def test_a_stand_in_that_does_not_work_is_no_fault_of_the_model(
 def test_a_large_model_whose_layers_do_not_repeat_is_traced_without_a_second_copy(
     llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templated, "WHOLE_LIMIT", 1000)
-    monkeypatch.setattr(templated.layers, "chosen", lambda kinds: ())
-    monkeypatch.setattr(templated.shallow, "write", lambda *_, **__: pytest.fail("it was copied"))
+    monkeypatch.setattr(template_making, "WHOLE_LIMIT", 1000)
+    monkeypatch.setattr(template_making.layers, "chosen", lambda kinds: ())
+    monkeypatch.setattr(template_making.shallow, "write", lambda *_, **__: pytest.fail("it was copied"))
     found = run(job(tmp_path / "job", llama[0].source))
     told: Any = found.output.figures["template"]
     assert told["used"] == "no" and "too large" in told["reason"]
@@ -342,10 +365,10 @@ def test_a_template_that_disappears_while_it_is_used_breaks_nothing(
 def test_where_no_template_can_be_made_it_is_not_tried_for_each_checkpoint(
     llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templated.filling, "find_sources", lambda *_: {})  # no weight is read as it is
+    monkeypatch.setattr(template_making.filling, "find_sources", lambda *_: {})  # no weight is read as it is
     first: Any = run(job(tmp_path / "first", llama[0].source)).output.figures["template"]
     assert first["used"] == "no" and "does not read the weight" in first["reason"]
-    monkeypatch.setattr(templated.shallow, "write", lambda *_, **__: pytest.fail("it was tried again"))
+    monkeypatch.setattr(template_making.shallow, "write", lambda *_, **__: pytest.fail("it was tried again"))
     second: Any = run(job(tmp_path / "second", llama[0].source, tmp_path / "first" / "cache")).output.figures["template"]
     assert second["used"] == "no" and second["reason"] == f"{first['reason']} (found out before)"
 
@@ -384,7 +407,7 @@ def test_weights_that_are_stored_twice_are_drawn_once_and_make_the_key(tmp_path:
     for name, added in (("equal", 0.0), ("other", 0.5)):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + added
         save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-        weights, _ = shallow.write(Weights(source), tmp_path / name, STACK, fewer_tokens=True)
+        weights, _ = shallow.write(Weights(source), tmp_path / name, (STACK,), fewer_tokens=True)
         drawn = [weights.tensor(one) for one in ("lm_head.weight", "model.embed_tokens.weight")]
         assert np.array_equal(*drawn) == (name == "equal") and len(drawn[0]) == shallow.TOKENS
         keys.append(key_of(job(tmp_path / f"job-{name}", source), DYNAMO))
@@ -434,10 +457,7 @@ def test_layers_that_only_the_configuration_tells_apart_are_traced_both(tmp_path
     assert_as_traced(source, made, tmp_path / "traced")
 
 
-DEEP = sorted(set(MODELS) - WHOLE)
-
-
-@pytest.mark.parametrize("name", some(DEEP, 8))
+@pytest.mark.parametrize("name", some(sorted(MODELS), 8))
 def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(name: str, tmp_path: Path) -> None:
     import transformers
 
@@ -450,13 +470,12 @@ def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(na
     family = choose(source)
     whole = layers.of_model(family.load(source, Tracing("eager")))
     assert whole is not None
-    kept = layers.chosen(whole.kinds)
     weights = Weights(source)
-    stack = repetition.Stack(shallow.prefix_of(weights.infos, whole.depth), whole.kinds, kept)
-    shallow.write(weights, tmp_path / "small", stack, fewer_tokens=family.name == "causal")
+    stacks = stacks_of(whole, weights)
+    shallow.write(weights, tmp_path / "small", stacks, fewer_tokens=family.name in template_making.FEWER_TOKENS)
     small = layers.of_model(family.load(tmp_path / "small", Tracing("eager")))
-    assert kept and small is not None and small.around == whole.around
-    assert small.digests == tuple(whole.digests[layer] for layer in kept)
+    assert small is not None and small.around == whole.around
+    assert small.alike(digests(whole, stacks))
 
 
 def test_a_stand_in_that_differs_outside_of_its_layers_keeps_its_tokens(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Called when the configuration and the tokenizer are beside the graphs, so that t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.optimize.step import RANK
-from handlers.onnx.optimize.steps import ANY_ATTENTION, CACHED_ATTENTION, STEPS
+from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS, UNTIL_ATTENTION
 from handlers.onnx.options import OnnxOptions
 from handlers.texts.built_in import FURTHER
 
@@ -30,22 +30,25 @@ TEXTS = 4
 
 
 def optimize_export(
-    context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter, *, template: bool = False
+    context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter, *, template: bool = False,
+    without: Collection[str] = (),
 ) -> Optimized:  # fmt: skip
     """Optimize the staging folder's graphs in place; `verify` compares a folder with the model and raises when they differ.
 
-    With `template`, attention is put into one operator on trial only: the layers of the graph are still to be repeated.
+    With `template`, attention is put into one operator on trial only: the layers of the graph are still to be repeated. `without`: roles of
+    graphs that stay as they are.
     """
     staging, level = Path(context.staging), context.work.options(OnnxOptions).optimize
     steps, trials = STEPS, (CACHED_ATTENTION,) if level == "auto" else ()
     if template and RANK.get(level, 0) >= RANK[CACHED_ATTENTION.level]:
         steps, trials = tuple(step for step in STEPS if step is not CACHED_ATTENTION), (CACHED_ATTENTION,)
-        if all(can_fuse(ir.load(staging / graph.file)) for graph in graphs.graphs):
-            steps = tuple(step for step in steps if step is not ANY_ATTENTION)  # it would hide what the trial is for
+        cached = [graph for graph in graphs.graphs if any(port.name.startswith("past_key_values.") for port in graph.inputs)]
+        if cached and all(can_fuse(ir.load(staging / graph.file)) for graph in cached):
+            steps = tuple(other for step in steps if (other := UNTIL_ATTENTION.get(step.name, step)) is not None)
     optimized = optimize(
         staging, graphs, "basic" if level == "auto" else level, verify,
         read_json(staging / "config.json", "read the model's configuration"),
-        OptimizeOptions(threads=context.limits.threads, texts=_texts(staging), steps=steps, trials=trials),
+        OptimizeOptions(threads=context.limits.threads, texts=_texts(staging), steps=steps, trials=trials, without=without),
         lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
     )  # fmt: skip
     proved = [report.graph for report in optimized.reports if report.good and report.name == CACHED_ATTENTION.name and not report.kept]

@@ -75,6 +75,19 @@ class Link:
     signature: EndSignature | BlockSignature
 
 
+_BLOCK = "layers."
+
+
+def block_role(number: int) -> str:
+    """The role of a block of layers."""
+    return f"{_BLOCK}{number}"
+
+
+def block_number(role: str) -> int | None:
+    """The number of the block with that role; None for the ends of a chain."""
+    return int(role.removeprefix(_BLOCK)) if role.startswith(_BLOCK) else None
+
+
 def links(layers: Sequence[CacheLayer], per_graph: int, position_ids: bool = True) -> tuple[Link, ...]:
     """The graphs of a chain in order, with `per_graph` layers in each block but perhaps the last."""
     starts = range(0, len(layers), per_graph)
@@ -82,7 +95,7 @@ def links(layers: Sequence[CacheLayer], per_graph: int, position_ids: bool = Tru
     blocks = []
     for number, start in enumerate(starts):
         signature = BlockSignature(tuple(layers[start : start + per_graph]), position_ids, start)
-        blocks.append(Link(f"layers.{number}", f"layers_{number:0{width}}.onnx", signature))
+        blocks.append(Link(block_role(number), f"layers_{number:0{width}}.onnx", signature))
     return (
         Link(EMBEDDING, "embedding.onnx", EndSignature(("input_ids",), (NEXT,))),
         *blocks,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,8 @@ class OptimizeOptions:
     steps: tuple[Step, ...] = STEPS
     trials: tuple[Step, ...] = ()
     """Steps that are tried when the others are done, and never kept: what they give is for graphs that are derived of these."""
+    without: Collection[str] = ()
+    """Roles of graphs that stay as they are."""
 
 
 def optimize(
@@ -94,6 +96,8 @@ def optimize(
     errors: list[float] = []
     try:
         for number, one in enumerate(graphs.graphs):
+            if one.role in options.without:
+                continue
             tell(number / len(graphs.graphs), f"optimizing {one.role}")
             reports += _Work(bench, one, level, config, options, played.get(one.role, [])).run(steps, verify, errors)
     finally:

@@ -6,6 +6,7 @@ brings in onnxruntime's own but leaves every product with a weight a product, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -56,8 +57,11 @@ def fuse_by_type(subject: StepInput) -> ir.Model:
     return spell_out(hidden.restore(made.model))
 
 
-def optimize_offline(subject: StepInput) -> ir.Model:
-    """What onnxruntime does to a graph whenever it loads it, as far as it does not depend on the machine, done once and saved."""
+def optimize_offline(subject: StepInput, without: Sequence[str] = _HIDING) -> ir.Model:
+    """What onnxruntime does to a graph whenever it loads it, as far as it does not depend on the machine, done once and saved.
+
+    `without`: the optimizers of onnxruntime that are left out.
+    """
     hidden = hide(subject.model)
     source, target = subject.scratch / "before.onnx", subject.scratch / "after.onnx"
     onnx.save_model(hidden.proto, source)
@@ -66,7 +70,7 @@ def optimize_offline(subject: StepInput) -> ir.Model:
     options.optimized_model_filepath = str(target)
     options.intra_op_num_threads = subject.threads
     options.log_severity_level = 3
-    onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_HIDING))
+    onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without))
     return spell_out(hidden.restore(onnx.load(target)))
 
 
@@ -78,8 +82,14 @@ def cached_attention(subject: StepInput) -> ir.Model:
         raise NotForThisError(str(error)) from error
 
 
+def optimize_offline_beside_attention(subject: StepInput) -> ir.Model:
+    """The same, with the products of attention left as they are: they are put into one operator later."""
+    return optimize_offline(subject, (*_HIDING, "MatMulScaleFusion"))
+
+
 ANY_ATTENTION = Step("fuse-attention", "extended", fuse_attention)
 CACHED_ATTENTION = Step("cached-attention", "extended", cached_attention, buffers=True)
+OFFLINE = Step("optimize-offline", "all", optimize_offline)
 STEPS: tuple[Step, ...] = (
     Step("fold", "basic", fold),
     Step("unflatten", "basic", unflatten),
@@ -91,5 +101,8 @@ STEPS: tuple[Step, ...] = (
     Step("pack-attention", "all", pack_attention),
     Step("divide", "basic", divide),
     Step("slim", "basic", slim),
-    Step("optimize-offline", "all", optimize_offline),
+    OFFLINE,
 )
+UNTIL_ATTENTION = {ANY_ATTENTION.name: None, OFFLINE.name: Step(OFFLINE.name, OFFLINE.level, optimize_offline_beside_attention)}
+"""What stands in the place of steps that would hide the attention of a decoder which is put into one operator after all steps; None for
+nothing."""

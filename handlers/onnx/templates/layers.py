@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -27,14 +27,14 @@ MOST = 0.6
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model, in order."""
+    """Layers of a model that run one after the other, in order."""
 
+    name: str
+    """Of the list of modules: "model.layers"."""
     kinds: tuple[int, ...]
     """Of each layer; layers of the same kind are alike."""
     digests: tuple[str, ...]
     """Of each layer, equal to that of a layer of another model that is like it."""
-    around: str
-    """A digest of what is outside of the layers, equal to that of another model that differs in the number of layers and tokens alone."""
 
     @property
     def depth(self) -> int:
@@ -42,31 +42,49 @@ class Layers:
         return len(self.kinds)
 
 
-def of_model(model: torch.nn.Module) -> Layers | None:
-    """The layers of a model; None where they are not one list."""
+@dataclass(frozen=True)
+class Outline:
+    """All layers of a model, and what is around them."""
+
+    lists: tuple[Layers, ...]
+    """One list, or those of an encoder and a decoder."""
+    around: str
+    """A digest of what is outside of the layers, equal to that of another model that differs in the number of layers and tokens alone."""
+
+    def alike(self, digests: Sequence[Sequence[str]]) -> bool:
+        """Whether each list has the layers of these digests."""
+        return [list(one.digests) for one in self.lists] == [list(wanted) for wanted in digests]
+
+
+def of_model(model: torch.nn.Module) -> Outline | None:
+    """The layers of a model; None where they are not one list, or two of an encoder-decoder."""
+    encodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     lists = [
         (name, module) for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) > 1 and len({type(one) for one in module}) == 1
+        if isinstance(module, torch.nn.ModuleList) and len(module) > (0 if encodes else 1) and len({type(one) for one in module}) == 1
     ]  # fmt: skip
     outer = [(name, module) for name, module in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
-    if len(outer) != 1:
+    if len(outer) != (2 if encodes else 1):
         return None
-    name, layers = outer[0]
-    known: dict[str, int] = {}
-    listed = _listed(model, len(layers))
-    kinds = tuple(known.setdefault(f"{signature(layer)} {more}", len(known)) for layer, more in zip(layers, listed, strict=True))
-    digests = tuple(f"{signature(layer, alone=True)} {more}" for layer, more in zip(layers, listed, strict=True))
-    return Layers(kinds, digests, _around(model, name, len(layers)))
+    found = []
+    for name, layers in outer:
+        known: dict[str, int] = {}
+        listed = _listed(model, len(layers))
+        kinds = tuple(known.setdefault(f"{signature(layer)} {more}", len(known)) for layer, more in zip(layers, listed, strict=True))
+        digests = tuple(f"{signature(layer, alone=True)} {more}" for layer, more in zip(layers, listed, strict=True))
+        found.append(Layers(name, kinds, digests))
+    return Outline(tuple(found), _around(model, {name: len(layers) for name, layers in outer}))
 
 
-def _around(model: Any, layers: str, depth: int) -> str:
-    """A digest of what the code outside of the layers can read. The numbers of layers and of tokens count for nothing in it, nor does that
-    of the padding token in an embedding, which matters in training alone."""
+def _around(model: Any, depths: Mapping[str, int]) -> str:
+    """A digest of what the code outside of the lists of layers can read. The numbers of layers and of tokens count for nothing in it, nor
+    does that of the padding token in an embedding, which matters in training alone."""
     vocabulary = int(model.get_input_embeddings().num_embeddings)
     digest = hashlib.sha256()
-    for line in _told(model, True, skipped=layers):
+    for line in _told(model, True, skipped=tuple(depths)):
         key = line.partition(" = ")[0]
-        if key not in (" padding_idx", " name_or_path") and not ("layer" in key and line.endswith(f" = {depth}")):
+        depth = "layer" in key and any(line.endswith(f" = {one}") for one in depths.values())
+        if key not in (" padding_idx", " name_or_path") and not depth:
             digest.update(re.sub(rf"\b{vocabulary}\b", "V", line).encode() + b"\n")
     return digest.hexdigest()
 
@@ -89,9 +107,9 @@ def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _told(layer: torch.nn.Module, alone: bool, skipped: str = "") -> Iterator[str]:
+def _told(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> Iterator[str]:
     for name, module in layer.named_modules():
-        if skipped and (name == skipped or name.startswith(f"{skipped}.")):
+        if any(name == one or name.startswith(f"{one}.") for one in skipped):
             continue
         yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
         for key, value in sorted(vars(module).items()):

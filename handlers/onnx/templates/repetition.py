@@ -1,8 +1,9 @@
 """Makes the graph of a deep model of that of one with a few of its layers: the nodes of a layer are repeated with the next one's weights.
 
-Which nodes belong to a layer follows from the weights that they depend on. Before anything is repeated, two layers of the same kind are
-shown to be the same graph: node for node, attribute for attribute, constant for constant, with the weights and ports of the one in the
-places of those of the other, and with what the layer before gives in the same places. What does not fit raises NotRepeatableError.
+Which nodes belong to a layer follows from the weights that they depend on, or from the cache that they read for this layer alone. Before
+anything is repeated, two layers of the same kind are shown to be the same graph: node for node, attribute for attribute, constant for
+constant, with the weights and ports of the one in the places of those of the other, and with what the layer before, or the first layer of
+all, gives in the same places. What does not fit raises NotRepeatableError.
 
 The graph is that of one model without branches; after `repeat`, weights have no values, only their sources.
 """
@@ -18,8 +19,8 @@ import onnx_ir as ir
 
 from handlers.onnx.templates.sources import Source
 
-PORT = re.compile(r"^(past_key_values|present)\.(\d+)\.(\w+)$")
-"""The ports of a layer's cache, as `graphs.signature` names them."""
+PORT = re.compile(r"^(past_key_values|present)\.(\d+)\.([\w.]+)$")
+"""The ports of a layer's cache, as `graphs.signature` and the family `seq2seq` name them."""
 SHARED = -1
 """The place of what stands before all layers."""
 
@@ -38,6 +39,11 @@ class Stack:
     """Of each layer of the deep model."""
     kept: tuple[int, ...]
     """Numbers, in the deep model, of the layers that the graph has."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the graph has all layers."""
+        return len(self.kept) == len(self.kinds)
 
     def number(self, tensor: str) -> int:
         """The layer that a tensor belongs to."""
@@ -66,16 +72,42 @@ class _Graph:
         self.model, self.sources, self.stack = model, sources, stack
         self.place: dict[ir.Value, int] = {}
         self.layers: dict[int, list[ir.Node]] = {}
+        places: dict[ir.Node, int] = {}
         for node in model.graph:
             if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
                 raise NotRepeatableError(f"{node.op_type} has branches")
-            place = max((self._place_of(value) for value in node.inputs if value is not None), default=SHARED)
-            for value in node.outputs:
-                self.place[value] = place
+            places[node] = max((self._place_of(value) for value in node.inputs if value is not None), default=SHARED)
+            self.place.update(dict.fromkeys(node.outputs, places[node]))
+        self._place_readers_of_caches(places)
+        for node, place in places.items():
             self.layers.setdefault(place, []).append(node)
         missing = set(range(len(stack.kept))) - self.layers.keys()
         if missing:
             raise NotRepeatableError(f"layer {min(missing)} has no nodes of its own")
+
+    def _place_readers_of_caches(self, places: dict[ir.Node, int]) -> None:
+        """Put what is computed of one layer's cache alone, and used in this layer alone, into the layer; else it is shared, as a mask is
+        whose length is read from one cache."""
+        read: dict[ir.Value, set[int]] = {}
+        for node, place in places.items():
+            if place == SHARED:
+                ports = {number for value in node.inputs if value is not None for number in read.get(value, self._port_of(value))}
+                read.update(dict.fromkeys(node.outputs, ports))
+        for node in reversed(places):
+            if places[node] != SHARED or len(read[node.outputs[0]]) != 1:
+                continue
+            (layer,) = read[node.outputs[0]]
+            users = {places[user] for value in node.outputs for user, _ in value.uses()}
+            users |= {next(iter(self._port_of(value)), SHARED) for value in node.outputs if value.is_graph_output()}
+            if users == {layer}:
+                places[node] = layer
+                self.place.update(dict.fromkeys(node.outputs, layer))
+
+    @staticmethod
+    def _port_of(value: ir.Value) -> set[int]:
+        """The layer that a cache is that of; nothing for any other value."""
+        port = PORT.match(value.name or "") if value.is_graph_input() or value.is_graph_output() else None
+        return {int(port[2])} if port else set()
 
     def _place_of(self, value: ir.Value) -> int:
         return self.layer_of(value) if value.is_initializer() else self.place.get(value, SHARED)
@@ -89,23 +121,29 @@ class _Graph:
         return found.pop()
 
     def label(self, value: ir.Value | None, layer: int) -> object:
-        """What an input is, if no node makes it, without the number of `layer`; None if a node does."""
-        if value is None:
-            return "nothing"
-        if value.is_initializer():
-            source = self.sources.get(value.name or "")
-            if source is not None:
-                return ("weight", source.renamed(lambda name: self._unnumbered(name, layer)))
-            tensor = value.const_value
-            return ("constant", tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()) if tensor is not None else ("empty", value)
-        if value.is_graph_input():
-            port = PORT.match(value.name or "")
-            return ("port", port[1], int(port[2]) - layer, port[3]) if port else ("input", value.name)
-        return None
+        """See `label_of`."""
+        return label_of(value, self.sources, self.stack, layer)
 
-    def _unnumbered(self, tensor: str, layer: int) -> str:
-        number = self.stack.number(tensor)
-        return tensor if number == SHARED else self.stack.moved(tensor, f"{number - layer:+d}")
+
+def label_of(value: ir.Value | None, sources: Mapping[str, Source], stack: Stack, layer: int) -> object:
+    """What an input is, if no node makes it, with the numbers of layers counted from `layer` on; None if a node does."""
+    if value is None:
+        return "nothing"
+    if value.is_initializer():
+        source = sources.get(value.name or "")
+        if source is not None:
+            return ("weight", source.renamed(lambda tensor: _unnumbered(tensor, stack, layer)))
+        tensor = value.const_value
+        return ("constant", tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()) if tensor is not None else ("empty", value)
+    if value.is_graph_input():
+        port = PORT.match(value.name or "")
+        return ("port", port[1], int(port[2]) - layer, port[3]) if port else ("input", value.name)
+    return None
+
+
+def _unnumbered(tensor: str, stack: Stack, layer: int) -> str:
+    number = stack.number(tensor)
+    return tensor if number == SHARED else stack.moved(tensor, f"{number - layer:+d}")
 
 
 def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
@@ -117,7 +155,8 @@ def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _kind(node: ir.Node) -> tuple[object, ...]:
+def kind_of(node: ir.Node) -> tuple[object, ...]:
+    """What a node is, apart from its inputs."""
     return node.domain, node.op_type, node.overload, len(node.inputs), len(node.outputs), _attributes(node)
 
 
@@ -126,9 +165,9 @@ def _liken(graph: _Graph, one: int, other: int) -> tuple[_Likeness, list[ir.Node
     likeness = _Likeness({}, {})
     left: dict[tuple[object, ...], list[ir.Node]] = {}
     for node in graph.layers[other]:
-        left.setdefault(_kind(node), []).append(node)
+        left.setdefault(kind_of(node), []).append(node)
     for node in graph.layers[one]:
-        rest = left.get(_kind(node), [])
+        rest = left.get(kind_of(node), [])
         found = next(((like, taken) for like in rest if (taken := _taken(graph, likeness, node, like, one, other)) is not None), None)
         if found is None:
             told = node.name or node.outputs[0].name
@@ -160,14 +199,16 @@ def _taken(
             return None
         else:
             taken[value] = wanted
-    for value, wanted in zip(node.outputs, like.outputs, strict=True):
-        if value.is_graph_output() != wanted.is_graph_output():
-            return None
-        if value.is_graph_output():
-            port, wanted_port = PORT.match(value.name or ""), PORT.match(wanted.name or "")
-            if port is None or wanted_port is None or (int(port[2]) - one, port[3]) != (int(wanted_port[2]) - other, wanted_port[3]):
-                return None
-    return taken
+    return taken if all(_same_port(*pair, one, other) for pair in zip(node.outputs, like.outputs, strict=True)) else None
+
+
+def _same_port(value: ir.Value, wanted: ir.Value, one: int, other: int) -> bool:
+    """Whether both are the same output of their layers' caches, or none. The last layer may give an output of the graph itself, which it is
+    for no other layer."""
+    port, wanted_port = (PORT.match(each.name or "") if each.is_graph_output() else None for each in (value, wanted))
+    if port is None or wanted_port is None:
+        return port is wanted_port
+    return (int(port[2]) - one, port[3]) == (int(wanted_port[2]) - other, wanted_port[3])
 
 
 class _Likenesses:
@@ -194,10 +235,11 @@ class _Likenesses:
             self._check_taken(layer)
 
     def _check_taken(self, layer: int) -> None:
-        """What two layers take must be the same thing, or come from the layer before, there from the same place."""
+        """What two layers take must be the same thing, computed before all layers or in the first one, or come from the layer before,
+        there from the same place."""
         first = self.first[self.kinds[layer]]
         for value, wanted in self._of[layer].taken.items():
-            if value is wanted and self.graph.place[value] == SHARED:
+            if value is wanted and self.graph.place[value] in (SHARED, 0):
                 continue
             if (self.graph.place[value], self.graph.place[wanted]) != (first - 1, layer - 1):
                 raise NotRepeatableError(f"layer {layer} takes {wanted.name} from elsewhere than the layer before")
@@ -229,31 +271,40 @@ class _Repeater:
         self.inputs: dict[str, ir.Value] = {}
         self.made: dict[ir.Value, ir.Value] = {}
         """Value before all layers → its value in the deep graph."""
+        self.made_first: dict[ir.Value, ir.Value] = {}
+        """The same of the first layer, of which others may use what it computes for all: a table of positions, for example."""
 
     def run(self) -> tuple[ir.Model, dict[str, Source]]:
         """See `repeat`."""
         before, ports = self.graph.model.graph, self._ports()
         for value in before.inputs:
-            if not PORT.match(value.name or ""):
-                self.made[value] = self._input(value, value.name or "")
-        for layer in range(len(self.stack.kinds)):
-            for kind, value in ports.items():
-                self._input(value, f"past_key_values.{layer}.{kind}")
+            name = value.name or ""
+            if not PORT.match(name):
+                self.made[value] = self._input(value, name)
+            elif not any(map(PORT.match, self.inputs)):  # those of all layers stand in the place of the first one
+                for layer in range(len(self.stack.kinds)):
+                    for kind, first in ports.items():
+                        self._input(first, f"past_key_values.{layer}.{kind}")
         self._emit(self.graph.layers.get(SHARED, []), self.made, lambda value: self._outer(value, 0), str)
         outputs: dict[str, ir.Value] = {}
         previous: dict[ir.Value, ir.Value] = {}
         stands = self._stand_ins()
         for layer, copied in enumerate(stands):
             previous = self._layer(layer, copied, stands[layer - 1] if layer else 0, previous, outputs)
+            self.made_first = self.made_first or previous
         last = len(self.stack.kept) - 1
         ends = dict(self.made)
 
         def of_last(value: ir.Value) -> ir.Value:
+            if self._place(value) == 0 and last > 0:
+                return self.made_first[value]
             return previous[self.likes.moved(value, last, stands[-1])] if self._place(value) == last else self._outer(value, last)
 
         self._emit(self.likes.after, ends, of_last, str)
         names = [value.name or "" for value in before.outputs if not PORT.match(value.name or "")]
-        found = {value.name: ends[value] for value in before.outputs if value in ends}
+        found = {value.name: ends[value] if value in ends else of_last(value) for value in before.outputs if value.name in names}
+        for name, value in found.items():
+            value.name = name
         kinds = [port[3] for value in before.outputs if (port := PORT.match(value.name or "")) and int(port[2]) == 0]
         listed = [
             *(found[name] for name in names),
@@ -293,6 +344,8 @@ class _Repeater:
         def outer(value: ir.Value) -> ir.Value:
             if self._place(value) == SHARED:
                 return self._outer(value, copied, layer)
+            if self._place(value) == 0 and copied > 1:
+                return self.made_first[value]
             if self._place(value) != copied - 1:
                 raise NotRepeatableError(f"layer {copied} takes {value.name} from layer {self._place(value)}")
             return previous[self.likes.moved(value, copied - 1, before)]

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from daemon.contract.values import Json
 from handlers.models.files import read_json
+from handlers.onnx.templates.layers import Layers
 from handlers.onnx.templates.repetition import SHARED, Stack
 from handlers.onnx.templates.weights import Weights
 
@@ -30,6 +31,11 @@ TOKENS = 509
 """Size of the vocabulary: a prime, which no other size of a model is."""
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?)(\d+)\.")
 """The beginning of a tensor's name: what stands before the layer's number, and the number."""
+_ENCODER_KEYS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
+_DECODER_KEYS = ("decoder_layers", "num_decoder_layers")
+"""Of a configuration: the numbers of layers of the halves of an encoder-decoder."""
+_VOCABULARY = ("vocab_size", "decoder_vocab_size")
+"""Of a configuration: the number of tokens, for the encoder and, where that has a key of its own, for the decoder."""
 _OPERATION = "make a template of the graph"
 
 
@@ -45,32 +51,37 @@ class OtherSurroundingsError(NoTemplateError):
     """Outside of its layers the stand-in is not like the model."""
 
 
-def prefix_of(names: Iterable[str], depth: int) -> str:
-    """What stands before the number in the names of the tensors of `depth` layers. NoTemplateError where that is not one text."""
-    layers: dict[str, set[int]] = {}
+def prefix_of(names: Iterable[str], layers: Layers) -> str:
+    """What stands before the number in the names of the tensors of these layers. NoTemplateError where that is not one text."""
+    numbers: dict[str, set[int]] = {}
     for name in names:
         if found := _NUMBERED.match(name):
-            layers.setdefault(found[1], set()).add(int(found[2]))
-    fitting = [prefix for prefix, numbers in layers.items() if numbers == set(range(depth))]
+            numbers.setdefault(found[1], set()).add(int(found[2]))
+    fitting = [prefix for prefix, found in numbers.items() if found == set(range(layers.depth))]
+    if len(fitting) > 1:  # those of an encoder and those of its decoder
+        own = f"{layers.name}."
+        fitting = [prefix for prefix in fitting if own.endswith(f".{prefix}") or prefix.endswith(f".{own}") or prefix == own]
     if len(fitting) != 1:
-        raise NoTemplateError(f"the files do not name the tensors of {depth} layers in one way")
+        raise NoTemplateError(f"the files do not name the tensors of {layers.depth} layers in one way")
     return fitting[0]
 
 
-def write(weights: Weights, target: Path, stack: Stack | None, *, fewer_tokens: bool) -> tuple[Weights, int]:
+def write(weights: Weights, target: Path, stacks: Sequence[Stack], *, fewer_tokens: bool) -> tuple[Weights, int]:
     """Write the stand-in for the model of `weights` into `target`; gives its weights, and the model's vocabulary if it has a smaller one.
 
-    It has the layers that `stack` keeps, all of them if there is none. NoTemplateError for weights that can't be drawn.
+    It has the layers that `stacks` keep, all of them if there are none. NoTemplateError for weights that can't be drawn.
     """
     source = weights.folder
     config: dict[str, Any] = read_json(source / "config.json", _OPERATION)
     text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     vocabulary = _vocabulary(text) if fewer_tokens else 0
-    if stack is not None:
-        _say_all(source, text, len(stack.kinds))
-        _cut(config, text, stack)
+    if len(stacks) == 1:
+        _say_all(source, text, len(stacks[0].kinds))
+        _cut(config, text, stacks[0])
+    elif stacks:
+        _cut_both(source, config, stacks)
     if vocabulary:
-        text["vocab_size"] = TOKENS
+        text.update({key: TOKENS for key in _VOCABULARY if key in text})
         _replace_tokens(config, text)
     target.mkdir(parents=True)
     (target / "config.json").write_text(json.dumps(config))
@@ -80,10 +91,10 @@ def write(weights: Weights, target: Path, stack: Stack | None, *, fewer_tokens: 
             shutil.copyfile(path, target / path.relative_to(source))
 
     def renamed(name: str) -> str | None:
-        number = stack.number(name) if stack is not None else SHARED
-        if stack is None or number == SHARED:
-            return name
-        return stack.moved(name, stack.kept.index(number)) if number in stack.kept else None
+        for stack in stacks:
+            if (number := stack.number(name)) != SHARED:
+                return stack.moved(name, stack.kept.index(number)) if number in stack.kept else None
+        return name
 
     def sizes(info: TensorInfo) -> tuple[int, ...]:
         return tuple(TOKENS if vocabulary and size == vocabulary else size for size in info.shape)
@@ -100,8 +111,9 @@ def write(weights: Weights, target: Path, stack: Stack | None, *, fewer_tokens: 
 def _vocabulary(text: Json) -> int:
     """The vocabulary's size, if a smaller one can be told from every other size of the model; else 0."""
     size = text.get("vocab_size")
-    others = [value for key, value in text.items() if isinstance(value, int) and not isinstance(value, bool) and key != "vocab_size"]
-    return size if isinstance(size, int) and size > 2 * TOKENS and size not in others and TOKENS not in others else 0
+    others = [value for key, value in text.items() if isinstance(value, int) and not isinstance(value, bool) and key not in _VOCABULARY]
+    same = all(text.get(key) in (None, size) for key in _VOCABULARY)
+    return size if isinstance(size, int) and size > 2 * TOKENS and same and size not in others and TOKENS not in others else 0
 
 
 def _replace_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
@@ -135,6 +147,18 @@ def _cut(config: dict[str, Any], text: dict[str, Any], stack: Stack) -> None:
     for key, value in text.items():
         if isinstance(value, list) and len(value) == depth:
             text[key] = [value[layer] for layer in stack.kept]
+
+
+def _cut_both(source: Path, config: dict[str, Any], stacks: Sequence[Stack]) -> None:
+    """The same for an encoder-decoder, whose halves have keys of their own. Whether they were the right ones shows when it is loaded."""
+    loaded = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    for stack in stacks:
+        depth = len(stack.kinds)
+        half = _DECODER_KEYS if "decoder" in stack.prefix else _ENCODER_KEYS
+        names = [name for name in half if name not in loaded.attribute_map and getattr(loaded, name, None) == depth]
+        if not names:
+            raise NoTemplateError(f"the configuration does not say the {depth} layers of {stack.prefix.rstrip('.')}")
+        config.update(dict.fromkeys(names, len(stack.kept)))
 
 
 def _drawn(

@@ -33,7 +33,7 @@ FOLDER = "onnx-templates"
 FILE = "template.json"
 REFUSAL = "refused.json"
 """In the place of a template where none could be made."""
-VERSION = 2
+VERSION = 3
 LIMIT = 64
 """Templates that are kept; those that were not used for the longest time go first."""
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxslim", "numpy")
@@ -55,8 +55,8 @@ class Record(Frozen):
     opset: int
     seconds: float
     """What it took to make."""
-    layers: tuple[int, ...] = ()
-    """Numbers of the layers that were traced; () for all."""
+    layers: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Numbers of the layers that were traced, of each list of layers; nothing where all were."""
     error: float = 0.0
     """Largest error of the traced graph against torch, with random weights."""
     proved: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ import torch
 
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.values import Json
+from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, release
 from handlers.onnx.families.causal import CausalReference, refer
@@ -57,17 +58,21 @@ class Layered:
 
     name = "causal"
 
-    def __init__(self, task: Task, per_graph: int) -> None:
+    def __init__(self, task: Task, per_graph: int, *, brief: bool = False) -> None:
         self.task = task
         self.per_graph = per_graph
+        self._brief = brief
+
+    def briefly(self) -> Layered:
+        """See `Causal.briefly`."""
+        return Layered(self.task, self.per_graph, brief=True)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
         return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> LayeredReference:
-        whole = refer(model, folder)
-        tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-        return LayeredReference(whole, links(whole.signature.layers, self.per_graph, whole.signature.position_ids), tied)
+        whole = refer(model, folder, brief=self._brief)
+        return LayeredReference(whole, links(whole.signature.layers, self.per_graph, whole.signature.position_ids), _tied(model, folder))
 
     def parts(self, model: Any, reference: LayeredReference) -> Sequence[Part]:
         """See `Family.parts`: embedding, head, blocks; the modules share the model's weights."""
@@ -97,18 +102,38 @@ class Layered:
 
         A head that is tied to the embedding finds its weights in the embedding's file. The model's layers are empty afterwards.
         """
-        first, last, *blocks = self.parts(model, reference)
-        groups = [[first, last]] if reference.tied else [[first], [last]]
-        for group in (*groups, *([block] for block in blocks)):
-            made = {part.file: make(part) for part in group}
-            if len(group) > 1:
-                turn_back(made[last.file], model.model.embed_tokens.weight)
-            shared_weights.write(made, folder, f"{group[0].file}.data")
+        parts = {part.file: part for part in self.parts(model, reference)}
+        for files in _sharing(reference):
+            made = {file: make(parts[file]) for file in files}
+            if len(files) > 1:
+                turn_back(made[files[-1]], model.model.embed_tokens.weight)
+            shared_weights.write(made, folder, f"{files[0]}.data")
             let_go(made.values())
-            for part in group:
-                if isinstance(part.module, BlockModel):
-                    release(part.module.stack.layers)
+            for module in (parts[file].module for file in files):
+                if isinstance(module, BlockModel):
+                    release(module.stack.layers)
         return {link.role: folder / link.file for link in reference.links}
+
+    def place(self, models: Mapping[str, ir.Model], reference: LayeredReference, folder: Path) -> dict[str, Path]:
+        """Write finished graphs, by file, as `write` does; file → path."""
+        for files in _sharing(reference):
+            shared_weights.write({file: models[file] for file in files}, folder, f"{files[0]}.data")
+        return {file: folder / file for file in models}
+
+
+def _tied(model: Any, folder: Path) -> bool:
+    """Whether embedding and head are one tensor. In a model that is run layer by layer each of them has a place of its own."""
+    if model.lm_head.weight is model.model.embed_tokens.weight:
+        return True
+    files = ModelFolder(folder)
+    alone = files.pickled or any(name.endswith("lm_head.weight") for name in files.headers)
+    return bool(model.config.tie_word_embeddings) and not alone
+
+
+def _sharing(reference: LayeredReference) -> list[list[str]]:
+    """The graphs' files, those together that have one file of weights: the ends first, then the blocks."""
+    first, *blocks, last = (link.file for link in reference.links)
+    return [*([[first, last]] if reference.tied else [[first], [last]]), *([block] for block in blocks)]
 
 
 def _part(model: Any, link: Link) -> Part:

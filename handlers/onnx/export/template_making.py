@@ -1,0 +1,210 @@
+"""Makes a template: traces a stand-in with few layers, proves that these stand for all, and repeats them.
+
+Called by `templated` where no template is kept. The stand-in has random weights and fewer tokens (`templates.shallow`); its graphs are
+checked against torch and optimized like any others, and then given the layers that were left out (`templates.repetition`, for a chain
+`templates.blocks`). What does not repeat is traced with all its layers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.jobs.messages import StageContext
+from handlers.child.progress import Reporter
+from handlers.models.folder import ModelFolder
+from handlers.onnx.attention import marks
+from handlers.onnx.attention.fusing import fuse
+from handlers.onnx.export import building
+from handlers.onnx.export.optimization import optimize_export
+from handlers.onnx.families.base import Family, release
+from handlers.onnx.families.chain.family import Layered
+from handlers.onnx.folder.chain_signature import block_number, block_role
+from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.options import OnnxOptions
+from handlers.onnx.templates import blocks, filling, layers, repetition, shallow
+from handlers.onnx.templates.blocks import Blocks
+from handlers.onnx.templates.repetition import SHARED, NotRepeatableError, Stack
+from handlers.onnx.templates.shallow import NoTemplateError, OtherSurroundingsError
+from handlers.onnx.templates.sources import Finder, Source
+from handlers.onnx.templates.store import Store, Template
+from handlers.onnx.templates.weights import Weights
+from handlers.onnx.tracing.strategies import Strategy
+
+WHOLE_LIMIT = 1 << 30
+"""Bytes of weights up to which a model whose layers do not repeat gets a template: its stand-in is as large as itself."""
+
+
+FEWER_TOKENS = ("causal", "seq2seq")
+"""Families whose stand-ins have fewer tokens: a table of tokens, and what multiplies by it, are no part of a layer."""
+Filler = tuple[ir.Model, Mapping[str, Source]]
+"""A graph, and where its weights come from."""
+
+
+class FewLayersError(Exception):
+    """No layer of a model would be spared."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One export, and all that its template depends on."""
+
+    strategy: Strategy
+    family: Family
+    context: StageContext
+    reporter: Reporter
+    weights: Weights
+    key: str
+    reference: Any = None
+    """What torch says of the model, once it was asked."""
+
+    @property
+    def source(self) -> Path:
+        """The model's folder."""
+        return self.weights.folder
+
+    @property
+    def store(self) -> Store:
+        """Where templates are kept."""
+        return Store(Path(self.context.cache))
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for the stand-in and its graphs."""
+        return Path(self.context.temporary) / f"template-{self.strategy.name}"
+
+
+def told(error: Exception) -> str:
+    """Why no template can be made, in one line."""
+    if isinstance(error, Permanent):
+        return f"the model cut down to a stand-in does not work: {error.fault.cause}"[:200]
+    line = (str(error).strip().splitlines() or ["no message"])[0]
+    return (line if isinstance(error, NoTemplateError | NotRepeatableError) else f"{type(error).__name__}: {line}")[:200]
+
+
+def make(task: Task, found: layers.Outline | None, started: float) -> Template:
+    """Make the template: with the layers that stand for all if the model's repeat, else with all of them."""
+    why_whole = "" if found is not None else "the model's layers are not one list"
+    if found is not None:
+        try:
+            stacks = _stacks(task, found)
+            try:
+                return _traced(task, started, found, stacks, fewer_tokens=task.family.name in FEWER_TOKENS)
+            except OtherSurroundingsError:
+                return _traced(task, started, found, stacks)
+        except FewLayersError:
+            why_whole = "the model has few layers, or too many kinds"
+        except (NotRepeatableError, NoTemplateError, Permanent, ValueError) as error:
+            why_whole = told(error)
+            task.reporter.warn(f"the layers of this model are not repeated from a few of them: {why_whole}")
+    if ModelFolder(task.source).stored_bytes > WHOLE_LIMIT:
+        raise NoTemplateError(f"{why_whole}, and a second copy of it with random weights would be too large")
+    return _traced(task, started, why_whole=why_whole)
+
+
+def _stacks(task: Task, found: layers.Outline) -> tuple[Stack, ...]:
+    """Which layers of each list stand for all: all of them in a list that has few. FewLayersError where none is spared."""
+    stacks = []
+    for one in found.lists:
+        kept = blocks.chosen(one.kinds, task.family.per_graph) if isinstance(task.family, Layered) else layers.chosen(one.kinds)
+        stacks.append(Stack(shallow.prefix_of(task.weights.infos, one), one.kinds, kept or tuple(range(one.depth))))
+    if all(stack.whole for stack in stacks):
+        raise FewLayersError
+    return tuple(stacks)
+
+
+def _traced(
+    task: Task, started: float, whole: layers.Outline | None = None, stacks: Sequence[Stack] = (), *, fewer_tokens: bool = False,
+    why_whole: str = "",
+) -> Template:  # fmt: skip
+    """Trace a stand-in, with the layers of `stacks` if these are given, and keep its graphs as the template."""
+    graph_file.fresh_folder(task.scratch)
+    folder, staging = task.scratch / "model", task.scratch / "graphs"
+    counts = [f"{len(stack.kept)} layers of {len(stack.kinds)}" for stack in stacks]
+    task.reporter.progress(0.1, f"tracing {' and '.join(counts)}" if counts else "tracing the model")
+    weights, vocabulary = shallow.write(task.weights, folder, stacks, fewer_tokens=fewer_tokens)
+    if whole is not None and stacks:
+        _check_alike(task, folder, whole, stacks)
+    staging.mkdir()
+    shutil.copyfile(folder / "config.json", staging / "config.json")
+    small = task.context.model_copy(
+        update={"inputs": {**task.context.inputs, "merge": str(folder)}, "staging": str(staging), "temporary": str(task.scratch / "work")}
+    )
+    finder = filling.finder_of(weights)
+    built = building.trace(task.strategy, task.family, small, task.reporter)
+    chain = Blocks(stacks[0], task.family.per_graph) if isinstance(task.family, Layered) and stacks else None
+    if chain is not None:
+        _check_blocks(chain, built.graphs, staging, finder)
+    spared = [block_role(number) for _, number in chain.alike] if chain is not None else []
+    polished = optimize_export(small, built.graphs, built.verify, task.reporter, template=True, without=spared)
+    proved = marks.roles(polished.graphs.extra, marks.PROVED)
+    fused = proved if task.context.work.options(OnnxOptions).optimize != "auto" else ()
+    models = dict[str, tuple[ir.Model, Mapping[str, Source]]]()
+    unread = finder.tensors.keys() - {name for group in weights.equal for name in group}
+    for graph in polished.graphs.graphs:
+        model = ir.load(staging / graph.file)
+        sources = filling.find_sources(model, finder)
+        unread -= {name for source in sources.values() for name in source.tensors}
+        if vocabulary:
+            sources = filling.resize(model, sources, shallow.TOKENS, vocabulary)
+        for stack in stacks if chain is None else ():
+            if not stack.whole and any(stack.number(name) != SHARED for source in sources.values() for name in source.tensors):
+                model, sources = repetition.repeat(model, sources, stack)
+        filling.empty(model, sources)
+        models[graph.role] = fuse(model) if graph.role in fused else model, sources
+    if unread:  # a tool may have computed a constant of it, which would be that of random weights
+        raise NoTemplateError(f"the graph does not read the weight {min(unread)} as it is")
+    roles = {graph.role: graph.file for graph in polished.graphs.graphs}
+    if chain is not None:
+        models, roles, proved = _all_blocks(chain, models, task.family.signatures(task.reference), proved)
+    facts = {
+        "roles": roles, "opset": built.opset, "layers": {stack.prefix.rstrip("."): stack.kept for stack in stacks},
+        "seconds": time.monotonic() - started, "error": built.error, "proved": () if fused else proved, "why_whole": why_whole,
+        "warnings": (*built.warnings, *polished.warnings), "optimization": polished.figures,
+    }  # fmt: skip
+    return task.store.put(task.key, {roles[role]: made for role, made in models.items()}, facts)
+
+
+def _check_blocks(chain: Blocks, graphs: GraphSet, staging: Path, finder: Finder) -> None:
+    """NotRepeatableError unless blocks of one kind have the same graph, as it was traced: what is made of it later, time may decide."""
+    found = []
+    for graph in graphs.graphs:
+        if block_number(graph.role) is not None:
+            model = ir.load(staging / graph.file)
+            found.append((model, filling.find_sources(model, finder)))
+    chain.check_alike(found)
+
+
+def _all_blocks(
+    chain: Blocks, short: Mapping[str, Filler], signatures: Mapping[str, tuple[str, Any]], proved: Sequence[str]
+) -> tuple[dict[str, Filler], dict[str, str], tuple[str, ...]]:
+    """Of the graphs of the stand-in, by role, those of the model: the graphs, their files, and the roles that are proved."""
+    models: dict[str, Filler] = {}
+    shown: list[str] = []
+    for role in signatures:
+        number = block_number(role)
+        stand = role if number is None else block_role(chain.stands[number])
+        models[role] = short[stand] if number is None else chain.copied(number, *short[stand])
+        shown += [role] if stand in proved else []
+    return models, {role: file for role, (file, _) in signatures.items()}, tuple(shown)
+
+
+def _check_alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequence[Stack]) -> None:
+    """NotRepeatableError unless the stand-in's layers are like those of the model that they were cut to, OtherSurroundingsError unless all
+    else is like the model's."""
+    model = task.family.load(folder, task.strategy.tracing)
+    found = layers.of_model(model)
+    release(model)
+    wanted = [[one.digests[layer] for layer in stack.kept] for one, stack in zip(whole.lists, stacks, strict=True)]
+    if found is None or not found.alike(wanted):
+        raise NotRepeatableError("with fewer layers the model has other layers")
+    if found.around != whole.around:
+        raise OtherSurroundingsError("with fewer layers the model is another one outside of them")
