@@ -36,6 +36,10 @@ class OnnxOptions(Frozen):
     """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "none"; "basic" keeps the
     standard's operators; "extended" brings in onnxruntime's own; "all" binds the graph to onnxruntime. "auto" is "basic", and gives graphs
     with quantized weights onnxruntime's operator for attention over a KV cache, which need not copy the cache for each token."""
+    attention: Literal["products", "operator"] = "products"
+    """How a decoder's attention over its cache is written in the standard's operators: "products" and a softmax; or, where export.opset is
+    23 or newer, the "operator" Attention, which repeats no keys. A runtime must have it; OpenVINO 2026.4 misreads it where queries share
+    keys."""
     templates: bool = True
     """Keep each architecture's graph without weights in the cache, and fill it for the next checkpoint instead of tracing that one too."""
     cache: bool = True

@@ -2,7 +2,7 @@
 
 Called by the stages of the bundle. An operator set is lowered only where that changes nothing but a number: every operator that the graph
 uses must have had the same meaning then. onnx checks the result, types included; the stage then runs it beside the graph that it was
-made of. The attention of opset 23 has no older form, so that such a graph is refused.
+made of. The attention of opset 23 has no older form: where ckptd has put it into that operator, it is spelt out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from onnx import defs
+
+from handlers.onnx.attention import standard
+from handlers.onnx.attention.reading import OtherFormError
 
 STANDARD = ("", "ai.onnx")
 _OTHERS = frozenset({"GroupNormalization", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "Attention"})
@@ -34,6 +38,16 @@ def check(model: onnx.ModelProto, name: str) -> None:
             f"{name} has operators of a runtime's own ({', '.join(foreign[:4])}), which TensorRT does not know",
             'set onnx.optimize to "basic", which keeps to the standard',
         )
+
+
+def with_older_attention(model: onnx.ModelProto, newest: int) -> onnx.ModelProto:
+    """The graph with attention spelt out, if `newest` has no operator for it; else the graph itself."""
+    if newest >= standard.OPSET or all(node.op_type != standard.OPERATOR for node in model.graph.node):
+        return model
+    try:
+        return ir.to_proto(standard.spell_out(ir.from_proto(model)))
+    except OtherFormError:  # another tool's; `lowered` refuses it
+        return model
 
 
 def lowered(model: onnx.ModelProto, newest: int, name: str) -> int | None:

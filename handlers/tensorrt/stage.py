@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,12 @@ def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[Grap
     for name in {name for one in graphs for name in one.data}:
         shutil.copyfile(source / name, staging / name)
     before: int | None = None
+    spelt: set[str] = set()
     for one in graphs:
-        model = onnx.load(str(source / one.file), load_external_data=False)
+        stored = onnx.load(str(source / one.file), load_external_data=False)
+        model = opset.with_older_attention(stored, options.newest_opset)
+        if model is not stored:
+            spelt.add(one.role)
         opset.check(model, one.file)
         lowered = opset.lowered(model, options.newest_opset, one.file)
         before = lowered or before
@@ -117,12 +122,15 @@ def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[Grap
     made.write(staging)
     graphset.copy_beside(source, staging, known, {onnx_examples.NAME})
     if before:
-        _same_as(source, staging, made)
+        _same_as(source, staging, made, spelt)
     return made, before
 
 
-def _same_as(source: Path, staging: Path, known: GraphSet) -> None:
-    """Raises NotTaken where a lowered graph gives other outputs than the one that it was made of."""
+def _same_as(source: Path, staging: Path, known: GraphSet, spelt: Collection[str]) -> None:
+    """Raises NotTaken where a lowered graph gives other outputs than the one that it was made of.
+
+    `spelt`: the roles of graphs whose attention was one operator, whose sums a runtime may round in another way.
+    """
     from handlers.tensorrt.box.session import OrtSession
 
     for one in known.graphs:
@@ -133,7 +141,15 @@ def _same_as(source: Path, staging: Path, known: GraphSet) -> None:
             integers = port.dtype.startswith("int")
             feeds[port.name] = (random.integers(0, 2, shape) if integers else random.normal(size=shape)).astype(port.dtype)
         outputs = [OrtSession(folder / one.file, 1).run(None, feeds) for folder in (source, staging)]
-        if not all(np.array_equal(found, wanted, equal_nan=True) for found, wanted in zip(*outputs, strict=True)):
+        share = 1e-5 if one.role in spelt else 0.0
+        if not all(_equal(found, wanted, share) for found, wanted in zip(*outputs, strict=True)):
             raise opset.NotTaken(
                 f"{one.file} gives other outputs once its opset is lowered to {known.opset}", f"set export.opset to {known.opset}"
             )
+
+
+def _equal(found: np.ndarray, wanted: np.ndarray, share: float) -> bool:
+    """Whether two arrays differ by no more than this share of the largest value."""
+    if not share:
+        return bool(np.array_equal(found, wanted, equal_nan=True))
+    return bool(np.allclose(found, wanted, rtol=0, atol=share * float(np.abs(wanted).max(initial=0)), equal_nan=True))

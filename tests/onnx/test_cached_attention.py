@@ -14,7 +14,8 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.tape import Tape
 
-from handlers.onnx.attention import fusing, rotation, shared_buffers
+from handlers.onnx.attention import finding, fusing, rotation, shared_buffers
+from handlers.onnx.attention.finding import find_all
 from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.attention.sizes import Sizes
@@ -115,7 +116,7 @@ def test_heads_of_a_size_that_the_operator_does_not_take_stay_as_they_are(tmp_pa
 def test_a_graph_of_which_something_is_not_known_is_not_left_half_changed(unknown: str, qwen3: Exported) -> None:
     """What is missed in the second layer must be missed before the first one is changed."""
     model = ir.load(qwen3.folder / "model.onnx")
-    before, second = operators(model), fusing._find(model.graph)[1]
+    before, second = operators(model), find_all(model.graph)[1]
     if unknown == "heads":
         assert second.key.shape is not None
         second.key.shape = ir.Shape([None if place == 1 else size for place, size in enumerate(second.key.shape)])
@@ -163,8 +164,8 @@ def test_quantized_graphs_get_it_and_the_fp32_one_keeps_the_standard(
 def test_a_graph_that_is_not_equal_is_not_marked(
     trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    found = fusing.find
-    monkeypatch.setattr(fusing, "find", lambda *given: replace(found(*given), scale=found(*given).scale * 1.01))
+    found = finding.find
+    monkeypatch.setattr(finding, "find", lambda *given: replace(found(*given), scale=found(*given).scale * 1.01))
     exported = export(trained, optimize="auto")
     assert read(exported.folder).extra == {}
     steps: Any = exported.output.figures["optimization"]

@@ -21,7 +21,7 @@ from handlers.onnx.graphs import graphset
 from handlers.tensorrt import engine
 from handlers.validate.engines.registry import EngineSpec
 from tests import models
-from tests.onnx import qwen
+from tests.onnx import deep_models, qwen
 from tests.tensorrt import forms
 from tests.torch_programs.test_programs import MODELS
 
@@ -222,6 +222,17 @@ def test_graphs_that_the_parser_would_not_take_are_refused_in_one_sentence(tmp_p
     assert output.figures["opset"] == 23 and not [one for one in output.fallbacks if "opset" in one.wanted] and folder.is_dir()
     with pytest.raises(Permanent, match="operators of a runtime's own"):
         forms.make("tensorrt-bundle", forms.onnx(model, tmp_path / "bound", optimize="all"), tmp_path / "third")
+
+
+def test_attention_in_the_standards_operator_is_spelt_out_for_an_older_operator_set(tmp_path: Path) -> None:
+    source = deep_models.make(tmp_path / "model", "GPT-2", n_layer=2)
+    graphs = forms.onnx(source, tmp_path / "onnx", 23, optimize="basic", attention="operator")
+    kinds = {name: [node.op_type for node in onnx.load(graphs / name).graph.node] for name in ("model.onnx",)}
+    assert kinds["model.onnx"].count("Attention") == 2
+    folder, output = forms.make("tensorrt-bundle", graphs, tmp_path / "work")
+    assert output.figures["opset"] == 20 and "Attention" not in {node.op_type for node in onnx.load(folder / "model.onnx").graph.node}
+    folder, _ = forms.make("tensorrt-bundle", graphs, tmp_path / "newest", newest_opset=23)
+    assert "Attention" in {node.op_type for node in onnx.load(folder / "model.onnx").graph.node}
 
 
 def test_a_newer_operator_set_is_lowered_with_a_fallback_and_the_outputs_stay(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""Finds the attention of each layer of a decoder with a cache: from the cache on, to what its heads give."""
+"""Finds the attention of each layer of a decoder with a cache: from the cache on, to what its heads give.
+
+It is written as products and a softmax, or as the standard's operator, which `standard` makes of these.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +13,9 @@ import onnx_ir as ir
 
 from handlers.onnx.attention.reading import OtherFormError, first_input, made_by, numbers, operands, pair, size, unscaled
 
+OPERATOR = "Attention"
+"""The standard's, since opset 23."""
+_PAST = re.compile(r"past_key_values\.(\d+)\.key")
 UNIT = 8
 """The operator takes heads of a size that is a multiple of it."""
 
@@ -52,10 +59,37 @@ class Attention:
         return size(self.past[0], 3)
 
 
+def find_all(graph: ir.Graph) -> list[Attention]:
+    """The attention of all layers. OtherFormError where that of one is of another form, or there is none with a cache."""
+    inputs, outputs = ({value.name or "": value for value in values} for values in (graph.inputs, graph.outputs))
+    layers = sorted(int(found[1]) for name in inputs if (found := _PAST.fullmatch(name)))
+    if not layers or "attention_mask" not in inputs or not inputs.keys() & {"input_ids", "hidden_states"}:
+        raise OtherFormError("the graph is not that of a decoder with a cache and a mask")
+    attentions = []
+    for layer in layers:
+        try:
+            attentions.append(find(inputs, outputs, layer))
+        except (OtherFormError, KeyError) as error:
+            raise OtherFormError(f"the attention of layer {layer}: {error}") from error
+    return attentions
+
+
+def is_united(attention: Attention) -> bool:
+    """Whether it is the standard's operator."""
+    return _united(attention.present[0]) is not None
+
+
+def _united(present: ir.Value) -> ir.Node | None:
+    node = present.producer()
+    return node if node is not None and (node.domain, node.op_type) == ("", OPERATOR) else None
+
+
 def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer: int) -> Attention:
     """The attention of a layer. OtherFormError where a node on the way is not one that is known."""
     past = tuple(inputs[f"past_key_values.{layer}.{what}"] for what in ("key", "value"))
     present = tuple(outputs[f"present.{layer}.{what}"] for what in ("key", "value"))
+    if (node := _united(present[0])) is not None:
+        return _checked(_as_united(node, (past[0], past[1]), (present[0], present[1])))
     key, value = (_appended(one, before) for one, before in zip(present, past, strict=True))
     products = _products(present[1])
     if len(products) != 1:
@@ -82,12 +116,29 @@ def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer:
     if _unrepeated(rows) is not present[1]:
         raise OtherFormError("its values are not those of the cache")
     scale *= first * second * third
-    found = Attention(
-        query, key, value, (past[0], past[1]), (present[0], present[1]), mask, products[0].outputs[0], scale, softcap
+    return _checked(
+        Attention(query, key, value, (past[0], past[1]), (present[0], present[1]), mask, products[0].outputs[0], scale, softcap)
     )  # fmt: skip
-    if found.heads % found.key_heads or any(size(one, 3) != found.width for one in (query, key, value, past[1])):
+
+
+def _as_united(node: ir.Node, past: tuple[ir.Value, ir.Value], present: tuple[ir.Value, ir.Value]) -> Attention:
+    """What `standard` has put into one operator."""
+    query, key, value, mask, *rest = operands(node)
+    if tuple(rest) != past or tuple(node.outputs[1:]) != present:
+        raise OtherFormError("its operator does not read and give the cache")
+    known = {"scale", "softcap"}
+    if not known >= node.attributes.keys() or "scale" not in node.attributes:
+        raise OtherFormError(f"its operator has the attributes {', '.join(sorted(node.attributes))}")
+    softcap = node.attributes.get_float("softcap", 0.0)
+    return Attention(query, key, value, past, present, mask, node.outputs[0], node.attributes.get_float("scale"), softcap)
+
+
+def _checked(found: Attention) -> Attention:
+    """The same. OtherFormError where its sizes are not those that the operators take."""
+    keyed = (found.key, found.value, found.past[1])
+    if found.heads % found.key_heads or any(size(one, 3) != found.width for one in (found.query, *keyed)):
         raise OtherFormError("its heads have different sizes")
-    if any(size(one, 1) != found.key_heads for one in (key, value, past[1])):
+    if any(size(one, 1) != found.key_heads for one in keyed):
         raise OtherFormError("its keys and values have different heads")
     if found.width % UNIT:
         raise OtherFormError(f"its heads are of the size {found.width}, which is no multiple of {UNIT}")

@@ -10,7 +10,6 @@ Operators: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,21 +19,20 @@ import onnx_ir.passes.common as passes
 from onnx_ir.tape import Tape
 
 from handlers.onnx.attention import rotation
-from handlers.onnx.attention.finding import Attention, find
-from handlers.onnx.attention.reading import SWAPPED, OtherFormError, first_input, size, swaps_heads
+from handlers.onnx.attention.finding import Attention, find_all
+from handlers.onnx.attention.reading import SWAPPED, OtherFormError, first_input, size, swaps_heads, take_over
 from handlers.onnx.attention.sizes import Sizes
 
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
 STANDARD = "else_branch"
 """The branch that needs no operator of onnxruntime's."""
-_PAST = re.compile(r"past_key_values\.(\d+)\.key")
 
 
 def fuse(model: ir.Model) -> ir.Model:
     """Change the attention of all layers of a graph, in place. OtherFormError where one can't be changed; then nothing is changed."""
     graph = model.graph
-    attentions = _find(graph)
+    attentions = find_all(graph)
     inputs = {value.name: value for value in graph.inputs}
     sizes = Sizes(graph, inputs.get("input_ids") or inputs["hidden_states"], inputs["attention_mask"])
     for attention in attentions:
@@ -49,7 +47,7 @@ def fuse(model: ir.Model) -> ir.Model:
 def can_fuse(model: ir.Model) -> bool:
     """Whether `fuse` would change a graph."""
     try:
-        return bool(_find(model.graph))
+        return bool(find_all(model.graph))
     except OtherFormError:
         return False
 
@@ -85,26 +83,11 @@ def spell_out(model: ir.Model) -> ir.Model:
             branch.remove(inner)
             model.graph.insert_before(node, inner)
         for old, new in zip(node.outputs, results, strict=True):
-            _take_over(old, new)
+            take_over(old, new)
         model.graph.remove(node, safe=True)
     passes.NameFixPass()(model)
     passes.RemoveUnusedNodesPass()(model)
     return model
-
-
-def _find(graph: ir.Graph) -> list[Attention]:
-    """The attention of all layers. OtherFormError where that of one is of another form, or there is none with a cache."""
-    inputs, outputs = ({value.name or "": value for value in values} for values in (graph.inputs, graph.outputs))
-    layers = sorted(int(found[1]) for name in inputs if (found := _PAST.fullmatch(name)))
-    if not layers or "attention_mask" not in inputs or not inputs.keys() & {"input_ids", "hidden_states"}:
-        raise OtherFormError("the graph is not that of a decoder with a cache and a mask")
-    attentions = []
-    for layer in layers:
-        try:
-            attentions.append(find(inputs, outputs, layer))
-        except (OtherFormError, KeyError) as error:
-            raise OtherFormError(f"the attention of layer {layer}: {error}") from error
-    return attentions
 
 
 def fused_ones(model: ir.Model) -> list[ir.Node]:
@@ -129,7 +112,7 @@ def _replace(attention: Attention, sizes: Sizes) -> None:
     branches = {"then_branch": _fused(attention, inputs, sizes), STANDARD: _spelt_out(attention, inputs, sizes)}
     result, *present = tape.op_multi_out("If", [sizes.one_by_one], branches, num_outputs=3)
     for old, new in zip(attention.present, present, strict=True):
-        _take_over(old, new)
+        take_over(old, new)
     _read_flat(attention, result, sizes, tape)
 
 
@@ -212,14 +195,6 @@ def _closed(graph: ir.Graph, outputs: Sequence[ir.Value], attention: Attention) 
     return graph
 
 
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let a new value be what an old one was, by its name too."""
-    new.type, new.shape, name = old.type, old.shape, old.name
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = f"{name}.before"
-    new.name = name
-
-
 def _read_flat(attention: Attention, result: ir.Value, sizes: Sizes, tape: Tape) -> None:
     """Let what makes (B, S, N · H) of the old result read the new one, which has that form; give others the form that they read."""
     width = attention.heads * attention.width
@@ -235,7 +210,7 @@ def _read_flat(attention: Attention, result: ir.Value, sizes: Sizes, tape: Tape)
             node.graph.remove(node, safe=True)  # type: ignore[union-attr]
     if attention.result.uses():
         split = tape.op("Reshape", [result, sizes.constant(0, 0, attention.heads, attention.width)])
-        _take_over(attention.result, tape.op("Transpose", [split], {"perm": list(SWAPPED)}))
+        take_over(attention.result, tape.op("Transpose", [split], {"perm": list(SWAPPED)}))
 
 
 def _measure_past(graph: ir.Graph, sizes: Sizes) -> None:

@@ -21,7 +21,7 @@ from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.optimize.step import RANK
-from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS, UNTIL_ATTENTION
+from handlers.onnx.optimize.steps import CACHED_ATTENTION, STANDARD_ATTENTION, STEPS, UNTIL_ATTENTION
 from handlers.onnx.options import OnnxOptions
 from handlers.texts.built_in import FURTHER
 
@@ -38,10 +38,14 @@ def optimize_export(
     With `template`, attention is put into one operator on trial only: the layers of the graph are still to be repeated. `without`: roles of
     graphs that stay as they are.
     """
-    staging, level = Path(context.staging), context.work.options(OnnxOptions).optimize
-    steps, trials = STEPS, (CACHED_ATTENTION,) if level == "auto" else ()
+    staging, options = Path(context.staging), context.work.options(OnnxOptions)
+    level, united = options.optimize, options.attention == "operator"
+    steps, trials = (
+        tuple(step for step in STEPS if united or step is not STANDARD_ATTENTION),
+        (CACHED_ATTENTION,) if level == "auto" else (),
+    )
     if template and RANK.get(level, 0) >= RANK[CACHED_ATTENTION.level]:
-        steps, trials = tuple(step for step in STEPS if step is not CACHED_ATTENTION), (CACHED_ATTENTION,)
+        steps, trials = tuple(step for step in steps if step is not CACHED_ATTENTION), (CACHED_ATTENTION,)
         cached = [graph for graph in graphs.graphs if any(port.name.startswith("past_key_values.") for port in graph.inputs)]
         if cached and all(can_fuse(ir.load(staging / graph.file)) for graph in cached):
             steps = tuple(other for step in steps if (other := UNTIL_ATTENTION.get(step.name, step)) is not None)
@@ -55,7 +59,16 @@ def optimize_export(
     kept = sharing({graph.role: ir.load(staging / graph.file) for graph in optimized.graphs.graphs})
     marked = optimized.graphs.model_copy(update={"extra": marks.marked(optimized.graphs.extra, proved=proved, shared=kept)})
     marked.write(staging)
-    return replace(optimized, graphs=marked)
+    return replace(optimized, graphs=marked, warnings=(*optimized.warnings, *(_not_united(optimized) if united else ())))
+
+
+def _not_united(optimized: Optimized) -> list[str]:
+    """A warning where no graph has the operator that was asked for."""
+    tried = [report for report in optimized.reports if report.name == STANDARD_ATTENTION.name]
+    if any(report.kept for report in tried):
+        return []
+    reasons = "; ".join(f"{report.graph}: {report.reason}" for report in tried) or "onnx.optimize leaves graphs as they are"
+    return [f'onnx.attention = "operator" changed nothing ({reasons})']
 
 
 def _texts(staging: Path) -> tuple[tuple[int, ...], ...]:

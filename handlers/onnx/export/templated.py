@@ -87,10 +87,10 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
 
 def key_for(context: StageContext, strategy: Strategy, weights: Weights, per_graph: int = 0) -> str:
     """The key of the template of an export of a model by one strategy; `per_graph`: the layers of each graph of a chain."""
-    form = strategy.form(building.wanted_form(context))
+    form, wanted = strategy.form(building.wanted_form(context)), context.work.options(OnnxOptions)
     options: Json = {
-        "optimize": context.work.options(OnnxOptions).optimize, "threads": context.limits.threads, "axes": form.axes, "cache": form.cache,
-        "per_graph": per_graph,
+        "optimize": wanted.optimize, "attention": wanted.attention, "threads": context.limits.threads,
+        "axes": form.axes, "cache": form.cache, "per_graph": per_graph,
     }  # fmt: skip
     return key_of(weights, strategy.name, strategy.opset(context.work.export.opset), options)
 

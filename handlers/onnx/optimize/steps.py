@@ -16,6 +16,7 @@ import onnxruntime
 
 from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.attention.reading import OtherFormError
+from handlers.onnx.attention.standard import unite
 from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
 from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide
@@ -87,12 +88,22 @@ def optimize_offline_beside_attention(subject: StepInput) -> ir.Model:
     return optimize_offline(subject, (*_HIDING, "MatMulScaleFusion"))
 
 
+def standard_attention(subject: StepInput) -> ir.Model:
+    """Put each attention over a cache into the standard's operator, where the opset has it."""
+    try:
+        return unite(subject.model)
+    except OtherFormError as error:
+        raise NotForThisError(str(error)) from error
+
+
 ANY_ATTENTION = Step("fuse-attention", "extended", fuse_attention)
+STANDARD_ATTENTION = Step("standard-attention", "basic", standard_attention)
 CACHED_ATTENTION = Step("cached-attention", "extended", cached_attention, buffers=True)
 OFFLINE = Step("optimize-offline", "all", optimize_offline)
 STEPS: tuple[Step, ...] = (
     Step("fold", "basic", fold),
     Step("unflatten", "basic", unflatten),
+    STANDARD_ATTENTION,
     CACHED_ATTENTION,
     Step("fuse-norms", "extended", fuse_norms),
     Step("fuse-gelu", "extended", fuse_gelu),
