@@ -22,6 +22,7 @@ from handlers.onnx.folder.playback import Player
 from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
 from handlers.onnx.graphs.graphset import Graph, GraphSet
+from handlers.onnx.graphs.matching import by_operator
 from handlers.onnx.graphs.sessions import check_form
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
@@ -181,7 +182,8 @@ class _Work:
 
     def _made(self, step: Step, before: ir.Model, report: StepReport) -> CandidateGraph:
         scratch = graphs_on_disk.fresh_folder(self.bench.scratch / step.name)
-        model = step.apply(StepInput(ir.load(self.path), self.config, scratch, self.options.threads))
+        with by_operator():
+            model = step.apply(StepInput(ir.load(self.path), self.config, scratch, self.options.threads))
         acceptance.settle(model, before, self.graph)
         report.nodes_after = acceptance.nodes(model)
         report.fused = dict(sorted((acceptance.foreign(model) - acceptance.foreign(before)).items()))
