@@ -146,7 +146,8 @@ def _exists(entry: str) -> bool:
 
 def _work(context: StageContext, reporter: Reporter) -> StageResult:
     process.prepare(context)
-    run_stage = pkgutil.resolve_name(context.entry)
+    with process.importing():
+        run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
     output: StageOutput = run_stage(context, reporter)
     if not isinstance(output, StageOutput):  # another package's code

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -81,6 +82,17 @@ def bind(limits: ChildLimits) -> None:
             psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write(str(limits.oom_score_adj))
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Meanwhile nothing is collected, and what is there in the end never is: libraries stay, and to look through them takes time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def stop_at_safe_points() -> StopFlag:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from handlers.onnx.graphs import graphset
-from handlers.onnx.optimize import acceptance, equivalence, timing
+from handlers.onnx.optimize import acceptance, equivalence, fusions, timing
 from handlers.onnx.optimize.random_inputs import Maker
 from handlers.onnx.optimize.step import Step, StepInput
 from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS
@@ -98,6 +98,21 @@ def test_a_folder_whose_every_step_is_undone_is_as_it_was(qwen3: Exported, tmp_p
     first, second = (onnx.load(one / "model.onnx") for one in (qwen3.folder, folder))
     weights = [{one.name: onnx.numpy_helper.to_array(one).tobytes() for one in proto.graph.initializer} for proto in (first, second)]
     assert first.graph.node == second.graph.node and weights[0] == weights[1]
+
+
+def test_what_has_just_changed_nothing_is_not_done_again(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(model: ir.Model) -> ir.Model:
+        done.append(model)
+        return made_ready(model)
+
+    done, made_ready = list[ir.Model](), fusions.ready
+    monkeypatch.setattr(fusions, "ready", ready)  # as "unflatten" calls it
+    fold, unflatten = (next(step for step in STEPS if step.name == name) for name in ("fold", "unflatten"))
+    first = run(copied(qwen3, tmp_path / "first"), steps=(unflatten,))
+    assert len(done) == 1 and of(first, "unflatten").reason == "changed nothing"
+    second = run(copied(qwen3, tmp_path / "second"), steps=(fold, unflatten, DIVIDE, unflatten, fold, unflatten))
+    assert [report.reason == "changed nothing" for report in second.reports] == [True, True, False, True, True, True]
+    assert len(done) == 2, "once more, after the graph has changed"
 
 
 def test_texts_are_fed_too(qwen3: Exported, tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ class UndoneError(Exception):
     """A step's result is not taken; the message says why."""
 
 
+class UnchangedError(UndoneError):
+    """A step made the same graph again."""
+
+
 def operators(model: ir.Model) -> Counter[str]:
     """How often each operator occurs, in subgraphs too."""
     return Counter(f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes())
@@ -109,13 +113,13 @@ def _unread(value: ir.Value) -> ir.Value:
 
 
 def check_kept(model: ir.Model, before: ir.Model, *, standard: bool, products: bool) -> None:
-    """UndoneError where a graph changed nothing, or what no step may change.
+    """UnchangedError where a graph changed nothing, UndoneError where it changed what no step may change.
 
     `standard`: it may bring in no operator that is not of the standard. `products`: each product with a weight must stay one, and
     each table a table, so that other stages find them.
     """
     if operators(model) == operators(before):
-        raise UndoneError("changed nothing")
+        raise UnchangedError("changed nothing")
     if graphs_on_disk.opset(model) != graphs_on_disk.opset(before):
         raise UndoneError(f"opset {graphs_on_disk.opset(model)} instead of {graphs_on_disk.opset(before)}")
     for what in ("inputs", "outputs"):

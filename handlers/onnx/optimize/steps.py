@@ -15,7 +15,7 @@ import onnxruntime
 
 from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
+from handlers.onnx.optimize.fusions import FOLD, divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
 from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide
 
@@ -81,7 +81,7 @@ def cached_attention(subject: StepInput) -> ir.Model:
 ANY_ATTENTION = Step("fuse-attention", "extended", fuse_attention)
 CACHED_ATTENTION = Step("cached-attention", "extended", cached_attention, buffers=True)
 STEPS: tuple[Step, ...] = (
-    Step("fold", "basic", fold),
+    Step(FOLD, "basic", fold),
     Step("unflatten", "basic", unflatten),
     CACHED_ATTENTION,
     Step("fuse-norms", "extended", fuse_norms),
