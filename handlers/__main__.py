@@ -184,7 +184,7 @@ def _bad_output(context: StageContext, cause: str) -> Permanent:
 def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> StageResult:
     """Run the stage; whatever comes of it is a result."""
     try:
-        return _work(context, reporter)
+        return process.with_room(lambda: _work(context, reporter))
     except Interrupted:
         return StageResult(outcome=Outcome.INTERRUPTED)
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import subprocess
 import sys
 
@@ -55,6 +56,29 @@ def test_the_merge_is_imported_when_it_is_asked_for() -> None:
     )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = handlers.merge.nothing  # type: ignore[attr-defined]
+
+
+def test_calls_in_a_loop_map_no_memory_wherever_the_stack_is() -> None:
+    def faults(depth: int) -> int:
+        """How often a page was touched first, in the worst of places: calls from some depth on, over and over."""
+        if depth:
+            return faults(depth - 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(1000):
+            deeper(3)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def deeper(depth: int) -> None:
+        if depth:
+            deeper(depth - 1)
+
+    places = range(0, 400, 2)
+    if max(map(faults, places)) < 1000:
+        pytest.skip("this Python keeps its frames in another way")
+    assert max(process.with_room(lambda: [faults(depth) for depth in places])) < 500
+    assert process.with_room(lambda: "given") == "given"
+    with pytest.raises(KeyError):
+        process.with_room(lambda: {}["nothing"])
 
 
 def test_nothing_is_collected_while_a_stage_is_imported() -> None:

@@ -112,7 +112,7 @@ def test_outside_torch_is_as_it_was() -> None:
 
     def state() -> list[Any]:
         functions = _registration.onnxscript_apis.get_torchlib_ops, type_promotion._TypePromotionInterpreter.run_node
-        return [config.fake_tensor_cache_enabled, *functions, pattern.RewriteRule.try_rewrite]
+        return [config.fake_tensor_cache_enabled, torch.fx.config.do_not_emit_stack_traces, *functions, pattern.RewriteRule.try_rewrite]
 
     before = state()
     with pytest.raises(ZeroDivisionError), shortcuts.shortcuts(), matching.by_operator():

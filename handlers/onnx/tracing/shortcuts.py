@@ -1,10 +1,10 @@
 """Spares torch's ONNX exporter what it computes twice or for nothing. The graphs are the same.
 
-Three things: the cache of fake tensors, which takes longer to ask than such tensors take to compute where sizes are symbols; a second run
-of the whole program for the types of its operators, which the program tells already; and the source of each of torchlib's five hundred
-functions, which is parsed for a name that nobody reads. All three reach into torch or onnxscript, so each is left out where it is not as
-expected, and the exporters translate without any if a translation with them fails. Without the cache, torch numbers the values inside of a
-graph in another way, since it records and drops more of what computes sizes.
+Four things: the cache of fake tensors, which takes longer to ask than such tensors take to compute where sizes are symbols; the lines of
+the model's code, which are looked up for each operator; a second run of the whole program for the types of its operators, which the program
+tells already; and the source of each of torchlib's five hundred functions, which is parsed for a name that nobody reads. All reach into
+torch or onnxscript, so each is left out where it is not as expected, and the exporters translate without any if a translation with them
+fails. Without the cache, torch numbers the values inside of a graph in another way: it records and drops more of what computes sizes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ def _without_cache(stack: contextlib.ExitStack) -> None:
     config = _found("torch._dynamo.config", "patch")
     if config is not None and _found("torch._dynamo.config", "fake_tensor_cache_enabled") is not None:
         stack.enter_context(config(fake_tensor_cache_enabled=False))
+
+
+def _without_traces(stack: contextlib.ExitStack) -> None:
+    """Let nobody look up which line of the model's code each operator comes of: no graph tells it in the end."""
+    config = _found("torch.fx", "config")
+    if hasattr(config, "do_not_emit_stack_traces"):
+        stack.enter_context(mock.patch.object(config, "do_not_emit_stack_traces", True))
 
 
 def _with_known_types(stack: contextlib.ExitStack, used: list[str]) -> None:
@@ -81,6 +88,7 @@ def shortcuts() -> Iterator[list[str]]:
     used: list[str] = []
     with contextlib.ExitStack() as stack:
         _without_cache(stack)
+        _without_traces(stack)
         _with_known_types(stack, used)
         _without_sources(stack)
         yield used
