@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from handlers.onnx.graphs import graphset
 from handlers.onnx.optimize import acceptance, equivalence, fusions, timing
-from handlers.onnx.optimize.random_inputs import Maker
+from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.step import Step, StepInput
 from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS
 from tests.onnx.conftest import Exported
@@ -113,6 +115,25 @@ def test_what_has_just_changed_nothing_is_not_done_again(qwen3: Exported, tmp_pa
     second = run(copied(qwen3, tmp_path / "second"), steps=(fold, unflatten, DIVIDE, unflatten, fold, unflatten))
     assert [report.reason == "changed nothing" for report in second.reports] == [True, True, False, True, True, True]
     assert len(done) == 2, "once more, after the graph has changed"
+
+
+@pytest.mark.parametrize("held", [acceptance.HELD, 0])
+def test_a_graph_is_asked_once_for_answers_that_are_small(
+    held: int, qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def watched(self: acceptance.Arena, session: onnxruntime.InferenceSession, case: RandomInputs) -> list[np.ndarray]:
+        sessions.append(session)  # or another one might get its id
+        asked[id(session), case.label] += 1
+        return original(self, session, case)
+
+    asked, sessions, original = Counter[tuple[int, str]](), list[onnxruntime.InferenceSession](), acceptance.Arena._run
+    monkeypatch.setattr(acceptance.Arena, "_run", watched)
+    monkeypatch.setattr(acceptance, "HELD", held)
+    broken = Step("broken", "basic", tampered("scaled"))
+    optimized = run(copied(qwen3, tmp_path), steps=(DIVIDE, broken, SLIM, Step("again", "basic", tampered("longer"))))
+    assert [report.kept for report in optimized.reports] == [True, False, True, False]
+    assert "differs by 0.0001" in of(optimized, "broken").reason
+    assert (max(asked.values()) == 1) is bool(held)
 
 
 def test_texts_are_fed_too(qwen3: Exported, tmp_path: Path) -> None:
