@@ -146,7 +146,8 @@ def _exists(entry: str) -> bool:
 
 def _work(context: StageContext, reporter: Reporter) -> StageResult:
     process.prepare(context)
-    run_stage = pkgutil.resolve_name(context.entry)
+    with process.importing():
+        run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
     output: StageOutput = run_stage(context, reporter)
     if not isinstance(output, StageOutput):  # another package's code
@@ -183,7 +184,7 @@ def _bad_output(context: StageContext, cause: str) -> Permanent:
 def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> StageResult:
     """Run the stage; whatever comes of it is a result."""
     try:
-        return _work(context, reporter)
+        return process.with_room(lambda: _work(context, reporter))
     except Interrupted:
         return StageResult(outcome=Outcome.INTERRUPTED)
     except Exception as error:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from accelerate import init_empty_weights
-from transformers import AutoConfig, GenerationConfig
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -24,6 +22,7 @@ from handlers.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, Strea
 from handlers.merge.weights.sources import StoredSource
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import BY_NAME
+from handlers.models.transformers_once import transformers
 
 OPERATION = "run the model layer by layer"
 _SMALL = 4 << 20
@@ -69,13 +68,13 @@ def build(path: Path, task: str, *, attention: str | None = None) -> Skeleton:
     if folder.setting("quantization_config"):
         raise refuse(path, "its weights are stored quantized")
     loader: Any = getattr(transformers, BY_NAME[task].auto)
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(config, dtype=torch.float32, **({"attn_implementation": attention} if attention else {}))
     model.eval()
     model.tie_weights()
     if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path, local_files_only=True)
     skeleton = Skeleton(model, folder, {}, [])
     _place(skeleton)
     for name, buffer in model.named_buffers():

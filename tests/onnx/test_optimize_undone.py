@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from handlers.onnx.graphs import graphset
-from handlers.onnx.optimize import acceptance, equivalence, timing
-from handlers.onnx.optimize.random_inputs import Maker
+from handlers.onnx.optimize import acceptance, equivalence, fusions, timing
+from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.step import Step, StepInput
 from handlers.onnx.optimize.steps import CACHED_ATTENTION, STEPS
 from tests.onnx.conftest import Exported
@@ -100,6 +102,40 @@ def test_a_folder_whose_every_step_is_undone_is_as_it_was(qwen3: Exported, tmp_p
     assert first.graph.node == second.graph.node and weights[0] == weights[1]
 
 
+def test_what_has_just_changed_nothing_is_not_done_again(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(model: ir.Model) -> ir.Model:
+        done.append(model)
+        return made_ready(model)
+
+    done, made_ready = list[ir.Model](), fusions.ready
+    monkeypatch.setattr(fusions, "ready", ready)  # as "unflatten" calls it
+    fold, unflatten = (next(step for step in STEPS if step.name == name) for name in ("fold", "unflatten"))
+    first = run(copied(qwen3, tmp_path / "first"), steps=(unflatten,))
+    assert len(done) == 1 and of(first, "unflatten").reason == "changed nothing"
+    second = run(copied(qwen3, tmp_path / "second"), steps=(fold, unflatten, DIVIDE, unflatten, fold, unflatten))
+    assert [report.reason == "changed nothing" for report in second.reports] == [True, True, False, True, True, True]
+    assert len(done) == 2, "once more, after the graph has changed"
+
+
+@pytest.mark.parametrize("held", [acceptance.HELD, 0])
+def test_a_graph_is_asked_once_for_answers_that_are_small(
+    held: int, qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def watched(self: acceptance.Arena, session: onnxruntime.InferenceSession, case: RandomInputs) -> list[np.ndarray]:
+        sessions.append(session)  # or another one might get its id
+        asked[id(session), case.label] += 1
+        return original(self, session, case)
+
+    asked, sessions, original = Counter[tuple[int, str]](), list[onnxruntime.InferenceSession](), acceptance.Arena._run
+    monkeypatch.setattr(acceptance.Arena, "_run", watched)
+    monkeypatch.setattr(acceptance, "HELD", held)
+    broken = Step("broken", "basic", tampered("scaled"))
+    optimized = run(copied(qwen3, tmp_path), steps=(DIVIDE, broken, SLIM, Step("again", "basic", tampered("longer"))))
+    assert [report.kept for report in optimized.reports] == [True, False, True, False]
+    assert "differs by 0.0001" in of(optimized, "broken").reason
+    assert (max(asked.values()) == 1) is bool(held)
+
+
 def test_texts_are_fed_too(qwen3: Exported, tmp_path: Path) -> None:
     folder = copied(qwen3, tmp_path)
     cases = Maker(graphset.read(folder).graphs[0], json.loads((folder / "config.json").read_text())).cases()
@@ -166,7 +202,7 @@ def test_noise_is_not_slowness() -> None:
     assert timing.judge(steady, [1.01 * one for one in steady]) == "equal"
 
 
-@pytest.mark.parametrize(("tick", "least"), [(0.005, "ENOUGH"), (0.03, "LEAST"), (1.0, "FEW")])
+@pytest.mark.parametrize(("tick", "least"), [(0.005, "LEAST"), (0.03, "LEAST"), (1.0, "FEW")])
 def test_both_graphs_take_turns_and_each_is_first_as_often(tick: float, least: str) -> None:
     """`tick`: seconds between two looks at the clock."""
     order: list[str] = []
@@ -176,6 +212,23 @@ def test_both_graphs_take_turns_and_each_is_first_as_often(tick: float, least: s
     assert getattr(timing, least) <= order.count("before") - timing.WARMING <= getattr(timing, least) + 2
     assert order.count("before") == order.count("after")
     assert outcome.verdict == "equal" and outcome.before == pytest.approx(tick) == outcome.after
+
+
+@pytest.mark.parametrize(("unrest", "factor", "rounds", "verdict"), [
+    (0.02, 1.0, timing.LEAST, "equal"), (0.3, 1.0, timing.ENOUGH, "equal"), (0.02, 1.04, timing.ENOUGH, "slower"),
+    (0.02, 0.9, timing.ENOUGH, "faster"), (0.001, 1.029, timing.LEAST, "equal"),
+])  # fmt: skip
+def test_few_rounds_are_enough_only_where_they_show_that_both_are_equally_fast(
+    unrest: float, factor: float, rounds: int, verdict: str
+) -> None:  # fmt: skip
+    now, ran, random = [0.0], [0, 0], np.random.default_rng(5)
+
+    def one(which: int, pace: float) -> None:
+        ran[which] += 1
+        now[0] += 0.01 * pace * (1 + unrest * random.random())
+
+    outcome = timing.race(lambda: one(0, 1.0), lambda: one(1, factor), clock=lambda: now[0])
+    assert outcome.verdict == verdict and ran == [rounds + timing.WARMING] * 2
 
 
 def test_a_graph_that_is_neither_smaller_nor_faster_is_not_worth_a_change(qwen3: Exported, tmp_path: Path) -> None:

@@ -135,9 +135,13 @@ def _traced(
         _check_alike(task, folder, whole, stacks)
     staging.mkdir()
     shutil.copyfile(folder / "config.json", staging / "config.json")
+    options = task.context.work.options(OnnxOptions).model_copy(update={"external_data": "always"})
     small = task.context.model_copy(
-        update={"inputs": {**task.context.inputs, "merge": str(folder)}, "staging": str(staging), "temporary": str(task.scratch / "work")}
-    )
+        update={
+            "inputs": {**task.context.inputs, "merge": str(folder)}, "staging": str(staging), "temporary": str(task.scratch / "work"),
+            "work": task.context.work.with_options(options),  # what is in the graph itself would be taken out of it to optimize it
+        }
+    )  # fmt: skip
     finder = filling.finder_of(weights)
     built = building.trace(task.strategy, task.family, small, task.reporter)
     chain = Blocks(stacks[0], task.family.per_graph) if isinstance(task.family, Layered) and stacks else None

@@ -73,10 +73,11 @@ class MappedWeights:
     def of(self, path: Path) -> dict[str, onnxruntime.OrtValue]:
         """Name → value of the initializers of the graph at `path` that lie in files, in types that numpy has."""
         found = {}
-        for value in ir.load(path).graph.initializers.values():
-            tensor = value.const_value
-            if value.name and isinstance(tensor, ir.ExternalTensor) and tensor.dtype in _MAPPED:
-                found[value.name] = onnxruntime.OrtValue.ortvalue_from_numpy(self._array(tensor))
+        for one in onnx.load(path, load_external_data=False).graph.initializer:
+            if one.data_location == onnx.TensorProto.EXTERNAL and one.data_type in _MAPPED:
+                tensor = ir.serde.deserialize_tensor(one, path.parent)
+                assert isinstance(tensor, ir.ExternalTensor)
+                found[one.name] = onnxruntime.OrtValue.ortvalue_from_numpy(self._array(tensor))
         return found
 
     def _array(self, tensor: ir.ExternalTensor) -> np.ndarray:

@@ -32,8 +32,16 @@ LEEWAY = 1.1
 """A step that saves copying the cache may take so much longer on top of the short past that is raced."""
 
 
+HELD = 4 << 20
+"""Bytes of a graph's answers up to which they are kept to be compared with those of the next graph."""
+
+
 class UndoneError(Exception):
     """A step's result is not taken; the message says why."""
+
+
+class UnchangedError(UndoneError):
+    """A step made the same graph again."""
 
 
 def operators(model: ir.Model) -> Counter[str]:
@@ -109,13 +117,13 @@ def _unread(value: ir.Value) -> ir.Value:
 
 
 def check_kept(model: ir.Model, before: ir.Model, *, standard: bool, products: bool) -> None:
-    """UndoneError where a graph changed nothing, or what no step may change.
+    """UnchangedError where a graph changed nothing, UndoneError where it changed what no step may change.
 
     `standard`: it may bring in no operator that is not of the standard. `products`: each product with a weight must stay one, and
     each table a table, so that other stages find them.
     """
     if operators(model) == operators(before):
-        raise UndoneError("changed nothing")
+        raise UnchangedError("changed nothing")
     if graphs_on_disk.opset(model) != graphs_on_disk.opset(before):
         raise UndoneError(f"opset {graphs_on_disk.opset(model)} instead of {graphs_on_disk.opset(before)}")
     for what in ("inputs", "outputs"):
@@ -154,6 +162,8 @@ class Arena:
         self._cases, self._speed, self._threads = cases, speed, threads
         self._weights = MappedWeights(timed=True)
         self._before = open_session(path, threads, self._weights)
+        self._answers = dict[int, list[Any]]()
+        """Case → what the graph before says, as far as it has been asked and the answers are small."""
 
     def compare(self, path: Path, report: StepReport, report_nodes: tuple[int, int], *, buffers: bool = False, timed: bool = True) -> None:
         """UndoneError unless the graph at `path` says the same, is not slower, and has fewer nodes or is faster.
@@ -165,7 +175,8 @@ class Arena:
         """
         after = open_session(path, self._threads, self._weights)
         check_ports(after, self.graph)
-        report.error = max((self._difference(case, after, buffers) for case in self._cases), default=0.0)
+        answers = dict[int, list[Any]]()
+        report.error = max((self._difference(number, after, buffers, answers) for number in range(len(self._cases))), default=0.0)
         verdicts = {name: self._race(name, case, after, report) for name, case in self._speed.items()} if timed else {}
         leeway = LEEWAY if buffers else 0.0
         slower = [
@@ -181,11 +192,17 @@ class Arena:
         report.reason = "; ".join(
             filter(None, [f"faster ({', '.join(faster)})" if faster else "", f"{before - now} nodes fewer" if now < before else ""])
         )
-        self._before = after
+        self._before, self._answers = after, answers
 
-    def _difference(self, case: RandomInputs, after: onnxruntime.InferenceSession, buffers: bool) -> float:
-        expected = self._run(self._before, case)
-        error = difference(self.graph.outputs, expected, self._run(after, case), case)
+    def _difference(self, number: int, after: onnxruntime.InferenceSession, buffers: bool, answers: dict[int, list[Any]]) -> float:
+        """Of one case; what the graph after it says goes to `answers`."""
+        case = self._cases[number]
+        expected = self._answers[number] if number in self._answers else self._run(self._before, case)
+        found = self._run(after, case)
+        for held, said in ((self._answers, expected), (answers, found)):
+            if sum(one.nbytes for one in said) <= HELD:
+                held[number] = said
+        error = difference(self.graph.outputs, expected, found, case)
         if buffers and shared_buffers.takes(case.feeds):
             error = max(error, difference(self.graph.outputs, expected, shared_buffers.run(after, case.feeds), case))
         return error

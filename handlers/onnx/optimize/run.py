@@ -22,6 +22,7 @@ from handlers.onnx.folder.playback import Player
 from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
 from handlers.onnx.graphs.graphset import Graph, GraphSet
+from handlers.onnx.graphs.matching import by_operator
 from handlers.onnx.graphs.sessions import check_form
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
@@ -129,6 +130,10 @@ class _Work:
         self.bench, self.graph, self.level, self.config, self.options = bench, graph, level, config, options
         self.path = bench.folder / graph.file
         self.texts = texts
+        self._read: ir.Model | None = None
+        """The graph as it is on disk, if it has been read; it is not changed."""
+        self._idle = set[str]()
+        """Steps that changed nothing in the graph as it is."""
         self._lighter = False
         """The last graph that was made has fewer nodes than the one before, and nothing else."""
 
@@ -156,7 +161,7 @@ class _Work:
 
     def _try(self, step: Step, arena: acceptance.Arena, *, keep: bool = True) -> StepReport:
         started = time.monotonic()
-        before = ir.load(self.path)
+        before = self._read = self._read or ir.load(self.path)
         report = StepReport(self.graph.role, step.name, nodes_before=acceptance.nodes(before), bytes_before=self.bench.size())
         candidate: CandidateGraph | None = None
         try:
@@ -170,8 +175,13 @@ class _Work:
             if keep:
                 candidate.take()
                 report.kept = True
+                self._read = None
+                self._idle.clear()
             else:
                 report.reason = "; ".join(filter(None, ["for graphs with quantized weights", report.reason]))
+        except acceptance.UnchangedError as error:
+            report.reason = str(error)
+            self._idle.add(step.name)
         except acceptance.UndoneError as error:
             report.reason = str(error)
         except NotForThisError as error:
@@ -185,7 +195,8 @@ class _Work:
 
     def _made(self, step: Step, before: ir.Model, report: StepReport) -> CandidateGraph:
         scratch = graphs_on_disk.fresh_folder(self.bench.scratch / step.name)
-        model = step.apply(StepInput(ir.load(self.path), self.config, scratch, self.options.threads))
+        with by_operator():
+            model = step.apply(StepInput(ir.load(self.path), self.config, scratch, self.options.threads, frozenset(self._idle)))
         acceptance.settle(model, before, self.graph)
         report.nodes_after = acceptance.nodes(model)
         report.fused = dict(sorted((acceptance.foreign(model) - acceptance.foreign(before)).items()))

@@ -33,6 +33,8 @@ class StepInput:
     scratch: Path
     """An empty folder for whatever the step writes."""
     threads: int = 1
+    idle: frozenset[str] = frozenset()
+    """Names of steps that were tried on this very graph and changed nothing."""
 
 
 @dataclass(frozen=True)

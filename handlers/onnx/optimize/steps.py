@@ -17,7 +17,7 @@ import onnxruntime
 from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.attention.reading import OtherFormError
 from handlers.onnx.attention.standard import unite
-from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
+from handlers.onnx.optimize.fusions import FOLD, divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
 from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide
 
@@ -75,17 +75,17 @@ def optimize_offline(subject: StepInput, without: Sequence[str] = _HIDING) -> ir
     return spell_out(hidden.restore(onnx.load(target)))
 
 
+def optimize_offline_beside_attention(subject: StepInput) -> ir.Model:
+    """The same, with the products of attention left as they are: they are put into one operator later."""
+    return optimize_offline(subject, (*_HIDING, "MatMulScaleFusion"))
+
+
 def cached_attention(subject: StepInput) -> ir.Model:
     """Put each attention over a cache into one operator, whose cache need not be copied from token to token."""
     try:
         return fuse(subject.model)
     except OtherFormError as error:
         raise NotForThisError(str(error)) from error
-
-
-def optimize_offline_beside_attention(subject: StepInput) -> ir.Model:
-    """The same, with the products of attention left as they are: they are put into one operator later."""
-    return optimize_offline(subject, (*_HIDING, "MatMulScaleFusion"))
 
 
 def standard_attention(subject: StepInput) -> ir.Model:
@@ -101,7 +101,7 @@ STANDARD_ATTENTION = Step("standard-attention", "basic", standard_attention)
 CACHED_ATTENTION = Step("cached-attention", "extended", cached_attention, buffers=True)
 OFFLINE = Step("optimize-offline", "all", optimize_offline)
 STEPS: tuple[Step, ...] = (
-    Step("fold", "basic", fold),
+    Step(FOLD, "basic", fold),
     Step("unflatten", "basic", unflatten),
     STANDARD_ATTENTION,
     CACHED_ATTENTION,

@@ -14,7 +14,7 @@ from typing import Literal
 MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
 LEAST, ENOUGH = 9, 15
-"""Rounds; how many there are, the time decides."""
+"""Rounds; how many there are, the time decides, and whether fewer have shown already that both are equally fast."""
 QUICKEST, SECONDS = 0.15, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
 FEW, LONG = 5, 1.5
@@ -37,22 +37,35 @@ class Race:
 def judge(before: Sequence[float], after: Sequence[float]) -> Verdict:
     """What paired durations say: the median of their ratios against its noise, and the best of each beside each other.
 
-    The noise is twice the standard error of a median, 1.2533 · σ / √n with σ = 1.4826 · MAD, as for a normal distribution. The best must
-    say the same, since what else a machine does only ever adds to a duration.
+    The best must say the same, since what else a machine does only ever adds to a duration.
+    """
+    least, most = _ratio(before, after)
+    best = min(after) / min(before)
+    if min(least, best) > 1 + MARGIN:
+        return "slower"
+    return "faster" if max(most, best) < 1 - MARGIN else "equal"
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """Between what the ratio of paired durations lies: their median, less and more its noise.
+
+    The noise is twice the standard error of a median, 1.2533 · σ / √n with σ = 1.4826 · MAD, as for a normal distribution.
     """
     ratios = [later / earlier for earlier, later in zip(before, after, strict=True)]
-    middle, best = statistics.median(ratios), min(after) / min(before)
+    middle = statistics.median(ratios)
     spread = statistics.median(abs(ratio - middle) for ratio in ratios)
     noise = 2 * 1.2533 * 1.4826 * spread / len(ratios) ** 0.5
-    if min(middle - noise, best) > 1 + MARGIN:
-        return "slower"
-    return "faster" if max(middle + noise, best) < 1 - MARGIN else "equal"
+    return middle - noise, middle + noise
 
 
-def _enough(rounds: int, seconds: float) -> bool:
-    if rounds >= FEW and seconds >= LONG:
+def _enough(before: Sequence[float], after: Sequence[float], seconds: float) -> bool:
+    rounds = len(before)
+    if rounds < LEAST or seconds < QUICKEST:
+        return rounds >= FEW and seconds >= LONG
+    if rounds >= ENOUGH or seconds >= SECONDS:
         return True
-    return rounds >= LEAST and (seconds >= SECONDS or (rounds >= ENOUGH and seconds >= QUICKEST))
+    least, most = _ratio(before, after)
+    return least > 1 - MARGIN and most < 1 + MARGIN
 
 
 def race(before: Callable[[], object], after: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Race:
@@ -62,7 +75,7 @@ def race(before: Callable[[], object], after: Callable[[], object], *, clock: Ca
         after()
     durations: tuple[list[float], list[float]] = ([], [])
     began = clock()
-    while not _enough(len(durations[0]), clock() - began):
+    while not _enough(*durations, clock() - began):
         turns = (0, 1) if len(durations[0]) % 2 == 0 else (1, 0)
         for which in turns:
             started = clock()

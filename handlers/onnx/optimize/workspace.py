@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx.external_data_helper import ExternalDataInfo
 
 from handlers.onnx.graphs import graph_file as graphs_on_disk
 from handlers.onnx.graphs import shared_weights
@@ -65,8 +66,9 @@ class Bench:
         """Write what a step made of a graph beside it, new weights into a file of their own."""
         self._number += 1
         path, data = self.folder / f"{file}.{self._number}.onnx", self.folder / f"{file}.{self._number}.data"
-        known = _stored(ir.load(self.folder / file))
-        new = [value for value in shared_weights.initializers(model) if _is_new(value) and not _linked(value, known)]
+        loaded = [value for value in shared_weights.initializers(model) if _is_new(value)]
+        known = _stored(ir.load(self.folder / file)) if loaded else {}
+        new = [value for value in loaded if not _linked(value, known)]
         if new:
             tensors = [value.const_value for value in new if value.const_value is not None]
             for value, tensor in zip(new, ir.external_data.convert_tensors_to_external(tensors, self.folder, data.name), strict=True):
@@ -89,12 +91,8 @@ class Bench:
 
     def weight_bytes(self, names: Iterable[str] | None = None) -> int:
         """Bytes of the weights that graphs refer to, each once."""
-        places = {
-            (tensor.location, tensor.offset): tensor.length
-            for name in names or self.files
-            for value in shared_weights.initializers(ir.load(self.folder / name))
-            if isinstance(tensor := value.const_value, ir.ExternalTensor)
-        }
+        stored = (one for name in names or self.files for one in graphs_on_disk.external_tensors(self.folder / name))
+        places = {(info.location, info.offset): info.length for info in map(ExternalDataInfo, stored)}
         return sum(length or 0 for length in places.values())
 
     def close(self) -> dict[str, graphs_on_disk.GraphFile]:

@@ -17,8 +17,10 @@ import torch
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.families.base import Part
+from handlers.onnx.graphs.matching import by_operator
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.onnx.tracing.lowering import lightly
+from handlers.onnx.tracing.shortcuts import shortcuts
 from handlers.toolchains import use
 
 LEGACY_NEWEST_OPSET = 20
@@ -46,10 +48,10 @@ Exporter = Callable[[Request], ir.Model]
 def dynamo(request: Request) -> ir.Model:
     """torch.export and its ONNX translation; what can't be translated as it is, is decomposed first."""
     try:
-        with lightly() as ways:
+        with lightly() as ways, shortcuts() as taken, by_operator():
             return _translated(request)
     except Exception:
-        if not ways[""]:
+        if not ways[""] and not taken:
             raise
         return _translated(request)
 
