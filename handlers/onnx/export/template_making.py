@@ -95,11 +95,7 @@ def make(task: Task, found: layers.Outline | None, started: float) -> Template:
     why_whole = "" if found is not None else "the model's layers are not one list"
     if found is not None:
         try:
-            stacks = _stacks(task, found)
-            try:
-                return _traced(task, started, found, stacks, fewer_tokens=task.family.name in FEWER_TOKENS)
-            except OtherSurroundingsError:
-                return _traced(task, started, found, stacks)
+            return _with_fewer_tokens(task, started, found, _stacks(task, found))
         except FewLayersError:
             why_whole = "the model has few layers, or too many kinds"
         except (NotRepeatableError, NoTemplateError, Permanent, ValueError) as error:
@@ -107,7 +103,19 @@ def make(task: Task, found: layers.Outline | None, started: float) -> Template:
             task.reporter.warn(f"the layers of this model are not repeated from a few of them: {why_whole}")
     if ModelFolder(task.source).stored_bytes > WHOLE_LIMIT:
         raise NoTemplateError(f"{why_whole}, and a second copy of it with random weights would be too large")
-    return _traced(task, started, why_whole=why_whole)
+    return _with_fewer_tokens(task, started, found, (), why_whole=why_whole)
+
+
+def _with_fewer_tokens(
+    task: Task, started: float, found: layers.Outline | None, stacks: Sequence[Stack], *, why_whole: str = ""
+) -> Template:  # fmt: skip
+    """The template of a stand-in with a small vocabulary, if all else is as in the model, else with the model's."""
+    if found is not None and task.family.name in FEWER_TOKENS:
+        try:
+            return _traced(task, started, found, stacks, fewer_tokens=True, why_whole=why_whole)
+        except OtherSurroundingsError:
+            pass
+    return _traced(task, started, found, stacks, why_whole=why_whole)
 
 
 def _stacks(task: Task, found: layers.Outline) -> tuple[Stack, ...]:
@@ -131,7 +139,7 @@ def _traced(
     counts = [f"{len(stack.kept)} layers of {len(stack.kinds)}" for stack in stacks]
     task.reporter.progress(0.1, f"tracing {' and '.join(counts)}" if counts else "tracing the model")
     weights, vocabulary = shallow.write(task.weights, folder, stacks, fewer_tokens=fewer_tokens)
-    if whole is not None and stacks:
+    if whole is not None and (stacks or vocabulary):
         _check_alike(task, folder, whole, stacks)
     staging.mkdir()
     shutil.copyfile(folder / "config.json", staging / "config.json")
@@ -207,7 +215,8 @@ def _check_alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequen
     model = task.family.load(folder, task.strategy.tracing)
     found = layers.of_model(model)
     release(model)
-    wanted = [[one.digests[layer] for layer in stack.kept] for one, stack in zip(whole.lists, stacks, strict=True)]
+    kept = [stack.kept for stack in stacks] or [tuple(range(one.depth)) for one in whole.lists]
+    wanted = [[one.digests[layer] for layer in numbers] for one, numbers in zip(whole.lists, kept, strict=True)]
     if found is None or not found.alike(wanted):
         raise NotRepeatableError("with fewer layers the model has other layers")
     if found.around != whole.around:
