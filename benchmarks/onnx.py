@@ -1,16 +1,16 @@
 """What an ONNX export costs, and what its variants are worth: beside torch eager, optimum's export and onnxruntime-genai's own graph.
 
     python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 512] [--tokens 64] [--rounds 5] [--toolchains STATE]
-        [--exports] [--refill] [--decoding]
+        [--exports [--forms]] [--refill] [--decoding]
 
 The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
 optimization included, `export_…_wide` the same for few, wide layers, `chain_export_…_L` for the most layers as a chain of graphs with four
-each; `later_export_…` is that of a later checkpoint, whose template is there, `traced_export_…` without templates (`--traced`).
-`imports_peak_mb` is what the libraries take before any model is there. The variants are made of the middle size and decode in turns, one
-thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of
-its own: `export_over_optimum` is the processor time of the first export of 28 layers over that of optimum's, which checks nothing.
-`forked_…` is the first export as the daemon runs it: forked from a process that has PyTorch and transformers loaded, without their imports,
-which optimum's time holds.
+each, `export_…_seq2seq` for an encoder-decoder of the shape of opus-mt; `later_…` is that of a later checkpoint, whose template is there,
+`traced_export_…` without templates (`--traced`). `imports_peak_mb` is what the libraries take before any model is there. The variants are
+made of the middle size and decode in turns, one thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its
+export is measured the same way, as a process of its own: `export_over_optimum` is the processor time of the first export of 28 layers over
+that of optimum's, which checks nothing. `forked_…` is the first export as the daemon runs it: forked from a process that has PyTorch and
+transformers loaded, without their imports, which optimum's time holds.
 
 `--refill` (two minutes): a later checkpoint of the shape of Qwen3-0.6B to fp32, int8 and int4, two threads: `refill_s_06b` their seconds,
 `refill_peak_over_fp32` the largest process over the fp32 graph, the comparison with torch included. `--decoding` (ten minutes, 20 GB of
@@ -48,6 +48,15 @@ VARIANTS = (
 PROMPT = 64
 WIDE = (4, 2048)
 """Layers and hidden size of a model whose weights outweigh what the libraries and the graph's nodes take."""
+TRANSLATION = """
+import sys, torch
+from transformers import MarianConfig, MarianMTModel
+torch.manual_seed(0)
+sizes = {f"{half}_{name}": value for half in ("encoder", "decoder") for name, value in
+         {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}.items()}
+MarianMTModel(MarianConfig(vocab_size=58101, d_model=512, max_position_embeddings=512, pad_token_id=58100, eos_token_id=0,
+                           decoder_start_token_id=58100, **sizes)).save_pretrained(sys.argv[1])
+"""
 IMPORTS = "import torch, transformers, onnx, onnxscript, onnxruntime"
 
 
@@ -67,6 +76,22 @@ def stage(
     if result["outcome"] != "succeeded":
         raise RuntimeError(f"{name}: {result['fault']}")
     return folder / "staging", result["figures"], seconds, max(peak, result["peak_rss"])
+
+
+def chain(base: Path, folder: Path, layers: int) -> dict[str, Any]:
+    """The model as a chain of graphs with four layers each, for its first checkpoint and a later one."""
+    figures: dict[str, Any] = {}
+    for whose, cache in (("", None), ("later_", folder / "chain-" / "cache")):
+        before = _common.children_cpu()
+        made, _, seconds, peak = stage(
+            folder / f"chain-{whose}", "onnx", {"merge": base}, base, OnnxOptions(layers_per_graph=4), cache
+        )  # fmt: skip
+        figures |= {
+            f"{whose}chain_export_seconds_{layers}": round(seconds, 1), f"{whose}chain_export_peak_mb_{layers}": round(peak / 1e6),
+            f"{whose}chain_export_cpu_seconds_{layers}": round(_common.children_cpu() - before, 1),
+        }  # fmt: skip
+        shutil.rmtree(made)
+    return figures
 
 
 def forked_stage(folder: Path, name: str, inputs: dict[str, Path], pin: Path) -> tuple[float, float]:
@@ -94,7 +119,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if ".onnx" in path.name)
 
 
-def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int]:
+def optimum(toolchain: Path, base: Path, folder: Path, task: str = "text-generation") -> tuple[Path, float, int]:
     """Optimum's own export of the model: (folder, seconds, peak bytes)."""
     for name in ("scratch", "answer"):
         (folder / name).mkdir(parents=True)
@@ -102,10 +127,10 @@ def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int
         "import sys; from pathlib import Path; from handlers.onnx.tracing.optimum import Exported;"
         "from handlers.toolchains.use import run_module;"
         "run_module(Path(sys.argv[1]), 'handlers.toolchains.optimum_export', dict(source=sys.argv[2], target=sys.argv[3],"
-        " scratch=sys.argv[4], task='text-generation', opset=18), Path(sys.argv[5]), Exported)"
+        " scratch=sys.argv[4], task=sys.argv[6], opset=18), Path(sys.argv[5]), Exported)"
     )
     target = folder / "onnx"
-    arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer")]
+    arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer"), task]
     seconds, peak = _common.run_child(_common.python("-c", program, *arguments))  # that of the toolchain's process, which it waits for
     return target, seconds, peak
 
@@ -119,7 +144,7 @@ def model(folder: Path, layers: int, hidden: int) -> Path:
 
 
 def exported(
-    base: Path, folder: Path, toolchain: Path | None, label: str, *, traced: bool = False
+    base: Path, folder: Path, toolchain: Path | None, label: str, *, traced: bool = False, task: str = "text-generation"
 ) -> tuple[dict[str, Any], Path, Path | None]:
     """Both exports of a model: (figures whose names end in `label`, our folder, optimum's). `traced`: ours without a template too."""
 
@@ -150,7 +175,7 @@ def exported(
         shutil.rmtree(made)
     if toolchain is None:
         return figures, ours, None
-    theirs, seconds, peak = optimum(toolchain, base, folder / f"optimum-{label}")
+    theirs, seconds, peak = optimum(toolchain, base, folder / f"optimum-{label}", task)
     return figures | cost("optimum_", theirs, seconds, peak), ours, theirs
 
 
@@ -211,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--traced", action="store_true", help="export without templates too")
     parser.add_argument("--exports", action="store_true", help="the exports alone")
+    parser.add_argument("--forms", action="store_true", help="with --exports: a chain and an encoder-decoder too")
     parser.add_argument("--refill", action="store_true", help="a later checkpoint of the shape of Qwen3-0.6B too")
     parser.add_argument("--decoding", action="store_true", help="decoding on top of long pasts too")
     parser.add_argument("--wide", type=int, nargs=2, default=WIDE, metavar=("LAYERS", "HIDDEN"))
@@ -229,10 +255,8 @@ def main() -> None:
             base = model(folder / f"base-{layers}", layers, options.hidden)
             told, made, theirs = exported(base, folder, toolchain, str(layers), traced=options.traced)
             figures |= told
-            if layers == max(options.layers) and not options.exports:
-                chained = OnnxOptions(layers_per_graph=4)
-                _, _, seconds, peak = stage(folder / f"chain-{layers}", "onnx", {"merge": base}, base, chained)
-                figures |= {f"chain_export_seconds_{layers}": round(seconds, 1), f"chain_export_peak_mb_{layers}": round(peak / 1e6)}
+            if layers == max(options.layers) and (options.forms or not options.exports):
+                figures |= chain(base, folder, layers)
             if layers != middle or options.exports:
                 continue
             engines = {
@@ -249,6 +273,9 @@ def main() -> None:
                 figures[f"{name}_size_over_onnx"] = round(size(variant) / size(made), 3)
         (folder / "race").mkdir()
         speeds = {} if options.exports else race(engines, folder / "race", options.rounds, options.tokens)
+        if options.forms or not options.exports:
+            _common.run_child(_common.python("-c", TRANSLATION, str(folder / "translation")))
+            figures |= exported(folder / "translation", folder, toolchain, "seq2seq", task="text2text-generation", traced=options.traced)[0]
         figures |= refill(folder) if options.refill else {}
         figures |= decoding(folder) if options.decoding else {}
     if "optimum_export_cpu_seconds_28" in figures and options.hidden == 512:
