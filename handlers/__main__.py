@@ -40,7 +40,7 @@ EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
 LIBRARIES = {
     "torch": (
-        "numpy", "torch", "transformers", "transformers.modeling_utils", "safetensors.torch", "transformers:AutoConfig",
+        "numpy", "torch", "handlers.models.transformers_once", "transformers.modeling_utils", "safetensors.torch", "transformers:AutoConfig",
         "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
     ),
     "light": (

@@ -94,6 +94,12 @@ class _Filled(ir.LazyTensor):
     def _read(self) -> ir.TensorProtocol:
         return ir.tensor(self._source.read(self._weights.tensor), name=self.name)
 
+    def tobytes(self) -> bytes:
+        """The values, for what shares a file with other graphs."""
+        content: bytes = super().tobytes()
+        self._weights.release(self._source.tensors)
+        return content
+
     def tofile(self, file: IO[bytes]) -> None:
         """Write the values to a file. onnx_ir calls it for what lies in files of its own."""
         written = 0
