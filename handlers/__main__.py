@@ -40,8 +40,8 @@ EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
 LIBRARIES = {
     "torch": (
-        "numpy", "torch", "handlers.models.transformers_once", "transformers.modeling_utils", "safetensors.torch", "transformers:AutoConfig",
-        "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
+        "numpy", "torch", "handlers.models.transformers_once", "transformers.modeling_utils", "safetensors.torch",
+        "transformers:AutoConfig", "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
     ),
     "light": (
         "numpy", "onnxruntime", "onnx_ir", "tokenizers", "handlers.validate.check", "handlers.validate.workers.worker",

@@ -17,8 +17,9 @@ from handlers.onnx.graphs.graphset import Graph, Port
 
 LONGEST = 300
 """Tokens of the longest input: what reaches beyond a window of attention must be short enough to be quick."""
-SPEED = 64
-"""Tokens of the input, and of the past, whose speed is measured."""
+PREFILL, PAST = 32, 64
+"""Tokens of the input, and of the past of a step, whose speed is measured. More input would measure products alone, which no step of the
+optimization changes."""
 _SOURCE = 9
 _OWN_MASKS = ("attention_mask", "decoder_attention_mask")
 
@@ -83,9 +84,9 @@ class Maker:
         """ "prefill": many tokens at once; "decode": one token on top of a past. Either only where the graph does that."""
         found = {}
         if not self.needs_past:
-            found["prefill"] = self.make(self._fitting(InputShape(1, SPEED)), 1)
+            found["prefill"] = self.make(self._fitting(InputShape(1, PREFILL)), 1)
         if self.cached:
-            found["decode"] = self.make(self._fitting(InputShape(1, 1, SPEED)), 2)
+            found["decode"] = self.make(self._fitting(InputShape(1, 1, PAST)), 2)
         return found
 
     def _fitting(self, shape: InputShape) -> InputShape:
