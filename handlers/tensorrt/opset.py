@@ -15,7 +15,6 @@ import onnx_ir as ir
 from onnx import defs
 
 from handlers.onnx.attention import standard
-from handlers.onnx.attention.reading import OtherFormError
 
 STANDARD = ("", "ai.onnx")
 _OTHERS = frozenset({"GroupNormalization", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "Attention"})
@@ -44,10 +43,8 @@ def with_older_attention(model: onnx.ModelProto, newest: int) -> onnx.ModelProto
     """The graph with attention spelt out, if `newest` has no operator for it; else the graph itself."""
     if newest >= standard.OPSET or all(node.op_type != standard.OPERATOR for node in model.graph.node):
         return model
-    try:
-        return ir.to_proto(standard.spell_out(ir.from_proto(model)))
-    except OtherFormError:  # another tool's; `lowered` refuses it
-        return model
+    spelt = standard.spell_out(ir.from_proto(model))
+    return model if standard.has_operator(spelt.graph) else ir.to_proto(spelt)
 
 
 def lowered(model: onnx.ModelProto, newest: int, name: str) -> int | None:

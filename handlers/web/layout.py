@@ -58,7 +58,7 @@ def write(source: Path, graph: Graph, folder: Path, suffix: str) -> Made:
     fused = ir.load(source / graph.file)
     if is_fused(fused):  # not all of a browser's runtimes have the operator, and its library makes caches of floats alone
         proto = ir.to_proto(spell_out(widen_cache(fused)))
-    elif any(node.op_type == standard.OPERATOR for node in fused.graph):  # nor this one of a newer operator set
+    elif standard.has_operator(fused.graph):  # nor this one of a newer operator set
         proto = ir.to_proto(standard.spell_out(fused))
     _rename_batch(proto.graph)
     operators.replace_lookups(proto)

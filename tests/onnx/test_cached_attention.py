@@ -223,6 +223,18 @@ def test_a_template_of_few_layers_serves_all(name: str, optimize: str, tmp_path:
     assert OPERATOR not in operators(ir.load(Path(half.staging) / "model.onnx"))
 
 
+@pytest.mark.slow
+def test_a_traced_graph_with_it_becomes_half_precision(tmp_path: Path) -> None:
+    """What is spelt out again has to come before what reads it."""
+    source = make(tmp_path / "model", "Llama", num_hidden_layers=3)
+    folder = run(job(tmp_path / "job", source, optimize="extended", templates=False)).folder
+    assert OPERATOR in operators(ir.load(folder / "model.onnx"))
+    half = make_context(tmp_path / "half", "onnx-fp16", {"onnx": folder}, source)
+    fp16.run(half, silent())
+    check_form(Path(half.staging) / "model.onnx")
+    assert OPERATOR not in operators(ir.load(Path(half.staging) / "model.onnx"))
+
+
 def test_the_example_gives_the_same_tokens_with_one_buffer(trained: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
     plain = export(trained, optimize="auto").folder
     made = in_int8(plain, tmp_path / "int8")

@@ -119,8 +119,13 @@ def operator(model: ir.Model, sources: dict[str, Source]) -> None:
     next(node for node in model.graph if node.op_type == "Add").op_type = "Mul"
 
 
+def branches(model: ir.Model, sources: dict[str, Source]) -> None:
+    node = next(node for node in model.graph if node.op_type == "Add")
+    node.attributes["then_branch"] = ir.AttrGraph("then_branch", ir.Graph([], [], nodes=[]))
+
+
 CHANGES: list[Callable[[ir.Model, dict[str, Source]], None]] = [
-    attribute, constant, weight, turned, unknown, order, other_value, port, outputs, operator,
+    attribute, constant, weight, turned, unknown, order, other_value, port, outputs, operator, branches,
 ]  # fmt: skip
 
 

@@ -105,6 +105,24 @@ def test_what_torch_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert not taken
 
 
+def test_each_of_the_names_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = shortcuts._found, list[tuple[str, str]]()
+
+    def listening(module: str, name: str) -> Any:
+        asked.append((module, name))
+        return found(module, name)
+
+    monkeypatch.setattr(shortcuts, "_found", listening)
+    with shortcuts.shortcuts():
+        pass
+    assert len(asked) > 4
+    wanted = exported(MIXED["powers"])
+    for missing in tuple(asked):
+        monkeypatch.setattr(shortcuts, "_found", lambda *name, missing=missing: None if name == missing else found(*name))
+        with shortcuts.shortcuts():
+            assert exported(MIXED["powers"]) == wanted, missing
+
+
 def test_outside_torch_is_as_it_was() -> None:
     from torch._dynamo import config
     from torch.onnx._internal.exporter import _registration

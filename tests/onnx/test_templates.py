@@ -20,7 +20,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.export import template_making, templated
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Tracing
-from handlers.onnx.templates import layers, repetition, shallow
+from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.store import FILE, FOLDER, Store
 from handlers.onnx.templates.weights import Weights
@@ -50,6 +50,11 @@ def kinds(model: Any) -> tuple[int, ...]:
     found = layers.of_model(model)
     assert found is not None and len(found.lists) == 1
     return found.lists[0].kinds
+
+
+def scaled(factor: float) -> Any:
+    """A function that is the same but for what it holds."""
+    return lambda values: values * factor
 
 
 def stacks_of(whole: layers.Outline, weights: Weights) -> tuple[repetition.Stack, ...]:
@@ -169,7 +174,9 @@ def test_a_template_that_fills_weights_into_wrong_places_is_noticed_and_forgotte
     assert float(str(found.output.figures["relative_error"])) < 1e-5
 
 
-@pytest.mark.parametrize("change", ["constant", "attribute", "shape", "buffer", "activation", "configuration"])
+@pytest.mark.parametrize(
+    "change", ["constant", "attribute", "private", "hook", "closure", "shape", "buffer", "activation", "configuration"]
+)  # fmt: skip
 def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -181,6 +188,13 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
         layer.post_attention_layernorm.variance_epsilon *= 2
     elif change == "attribute":
         layer.self_attn.scaling *= 1.5
+    elif change == "private":
+        layer.self_attn._factor = 1.0005
+    elif change == "hook":
+        layer.register_forward_pre_hook(lambda module, given: given)
+    elif change == "closure":
+        for number, one in enumerate(model.model.layers):
+            one.self_attn.factor = scaled(1.5 if number == 2 else 2.0)
     elif change == "shape":
         layer.mlp.down_proj.bias = torch.nn.Parameter(torch.zeros(64))
     elif change == "buffer":
@@ -476,6 +490,23 @@ def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(na
     small = layers.of_model(family.load(tmp_path / "small", Tracing("eager")))
     assert small is not None and small.around == whole.around
     assert small.alike(digests(whole, stacks))
+
+
+@pytest.mark.slow
+def test_where_the_vocabularys_size_is_another_size_too_the_stand_in_keeps_its_tokens(tmp_path: Path) -> None:
+    """The configuration says 4 heads of 256, and nowhere the 1,024 that they have together."""
+    source = make(tmp_path / "model", "Llama", num_hidden_layers=5, vocab_size=1024, head_dim=256)
+    found = run(job(tmp_path / "job", source))
+    told: Any = found.output.figures["template"]
+    assert (told["used"], told["layers"]) == ("made", [0, 1, 4])
+    assert_as_traced(source, found, tmp_path / "traced")
+
+
+def test_a_constant_of_the_vocabularys_size_is_noticed() -> None:
+    value = ir.Value(name="zeros", const_value=ir.tensor(np.zeros((1, shallow.TOKENS), np.float32)))
+    model = ir.Model(ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 18}, name="g"), ir_version=10)
+    with pytest.raises(ValueError, match="zeros holds the vocabulary's size"):
+        filling.resize(model, {}, shallow.TOKENS, 2000)
 
 
 def test_a_stand_in_that_differs_outside_of_its_layers_keeps_its_tokens(tmp_path: Path) -> None:

@@ -126,9 +126,10 @@ def _as_united(node: ir.Node, past: tuple[ir.Value, ir.Value], present: tuple[ir
     query, key, value, mask, *rest = operands(node)
     if tuple(rest) != past or tuple(node.outputs[1:]) != present:
         raise OtherFormError("its operator does not read and give the cache")
-    known = {"scale", "softcap"}
-    if not known >= node.attributes.keys() or "scale" not in node.attributes:
-        raise OtherFormError(f"its operator has the attributes {', '.join(sorted(node.attributes))}")
+    # onnxruntime writes down what it takes where nothing is said, and that is 0.
+    strange = sorted(name for name, one in node.attributes.items() if name not in ("scale", "softcap") and one.value != 0)
+    if strange or "scale" not in node.attributes:
+        raise OtherFormError(f"its operator has {', '.join(strange) or 'no scale'}")
     softcap = node.attributes.get_float("softcap", 0.0)
     return Attention(query, key, value, past, present, mask, node.outputs[0], node.attributes.get_float("scale"), softcap)
 

@@ -79,14 +79,19 @@ def spell_out(model: ir.Model) -> ir.Model:
         branch = node.attributes[STANDARD].as_graph()
         results = list(branch.outputs)
         branch.outputs.clear()
+        for value in list(branch.initializers.values()):  # a tool may have moved constants there
+            del branch.initializers[value.name or ""]
+            if value.name in model.graph.initializers:
+                value.name = f"{node.name}.{value.name}"
+            model.graph.register_initializer(value)
         for inner in list(branch):
             branch.remove(inner)
             model.graph.insert_before(node, inner)
         for old, new in zip(node.outputs, results, strict=True):
             take_over(old, new)
         model.graph.remove(node, safe=True)
-    passes.NameFixPass()(model)
-    passes.RemoveUnusedNodesPass()(model)
+    for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
+        tidying(model)
     return model
 
 

@@ -45,12 +45,22 @@ def _replace(attention: Attention, tape: Tape) -> None:
         take_over(old, new)
 
 
+def has_operator(graph: ir.Graph) -> bool:
+    """Whether a graph has the operator."""
+    return any((node.domain, node.op_type) == ("", OPERATOR) for node in graph)
+
+
 def spell_out(model: ir.Model) -> ir.Model:
-    """Put products and a softmax in the place of each such operator, in place, for readers of older operator sets."""
-    if not any((node.domain, node.op_type) == ("", OPERATOR) for node in model.graph):
+    """Put products and a softmax in the place of each such operator, in place, for readers of older operator sets. One that another program
+    has put into the graph may stay."""
+    if not has_operator(model.graph):
+        return model
+    try:
+        attentions = find_all(model.graph)
+    except OtherFormError:
         return model
     constants = Constants(model.graph)
-    for attention in filter(is_united, find_all(model.graph)):
+    for attention in filter(is_united, attentions):
         _spell_out(attention, Tape(model.graph), constants)
     for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
         tidying(model)

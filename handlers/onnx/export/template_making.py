@@ -115,6 +115,8 @@ def _with_fewer_tokens(
             return _traced(task, started, found, stacks, fewer_tokens=True, why_whole=why_whole)
         except OtherSurroundingsError:
             pass
+        except (Permanent, RuntimeError, ValueError) as error:  # something else has the vocabulary's size, for example
+            task.reporter.warn(f"the stand-in keeps the model's tokens: {told(error)}")
     return _traced(task, started, found, stacks, why_whole=why_whole)
 
 

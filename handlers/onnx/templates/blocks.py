@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from handlers.onnx.templates.layers import MOST
-from handlers.onnx.templates.repetition import PORT, NotRepeatableError, Stack, kind_of, label_of
+from handlers.onnx.templates.repetition import PORT, NotRepeatableError, Stack, check_plain, kind_of, label_of
 from handlers.onnx.templates.sources import Source
 
 Kinds = tuple[int, ...]
@@ -103,6 +103,7 @@ def _check_same(
         return label_of(value, like_sources, stack, firsts[1])
 
     for node, twin in zip(nodes, others, strict=True):
+        check_plain(node)
         fits = kind_of(node) == kind_of(twin)
         for value, wanted in zip(node.inputs, twin.inputs, strict=True) if fits else ():
             fits = fits and (same[value] is wanted if value is not None and value in same else mine(value) == its(wanted) is not None)

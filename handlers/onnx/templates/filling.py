@@ -50,7 +50,7 @@ def resize(model: ir.Model, sources: Mapping[str, Source], small: int, size: int
             _resize(value, new)
     for value in (*model.graph.outputs, *initializers(model)):
         tensor = value.const_value if value.name not in sources else None
-        if tensor is not None and tensor.dtype.is_integer() and small in tensor.numpy():
+        if tensor is not None and (small in tensor.shape.numpy() or (tensor.dtype.is_integer() and small in tensor.numpy())):
             raise ValueError(f"the constant {value.name} holds the vocabulary's size")
         _resize(value, new)
     return {name: source.resized(new) for name, source in sources.items()}

@@ -7,6 +7,7 @@ differ. Called with loaded models of transformers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -17,8 +18,10 @@ from typing import Any
 
 import torch
 
-NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx"})
-"""Attributes that hold the layer's own number."""
+NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "seed"})
+"""Attributes that hold the layer's own number; `seed` is of random attention, which a graph has none of."""
+_OWN = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has; its parts, parameters, buffers and hooks are looked at apart."""
 FEWEST = 5
 """A model with fewer layers is traced whole: three of them are traced in any case."""
 MOST = 0.6
@@ -113,8 +116,10 @@ def _told(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> I
             continue
         yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
         for key, value in sorted(vars(module).items()):
-            if key not in NUMBERS and not key.startswith("_"):
-                yield f" {key} = {_value(value, alone)}"
+            if key not in NUMBERS and key not in _OWN:  # what is private belongs to one layer alone, and is compared by value
+                yield f" {key} = {_value(value, alone or key.startswith('_'))}"
+        if hooks := [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
+            yield f" hooks {_value(hooks, alone)}"
         for key, tensor in sorted(module.named_parameters(recurse=False)):
             yield f" parameter {key}: {tensor.dtype} {tuple(tensor.shape)}"
         for key, tensor in sorted(module.named_buffers(recurse=False)):
@@ -139,8 +144,20 @@ def _value(value: Any, alone: bool) -> str:
         return f"partial {_value((value.func, value.args, value.keywords), alone)}"
     name = getattr(value, "__qualname__", None)
     if name:  # a function or a class
-        return f"{getattr(value, '__module__', '')}.{name}"
+        return f"{getattr(value, '__module__', '')}.{name}{_held(value, alone)}"
     return type(value).__qualname__ if alone else f"{type(value).__qualname__} {id(value)}"
+
+
+def _held(function: Any, alone: bool) -> str:
+    """What a function holds beside its code: the variables around it, and its defaults."""
+    found: list[Any] = [*(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values()]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            found.append(cell.cell_contents)
+    simple = [
+        one for one in found if one is None or isinstance(one, bool | int | float | complex | str | bytes | torch.Tensor | list | tuple)
+    ]
+    return f" {_value(simple, alone)}" if simple else ""
 
 
 def chosen(kinds: Sequence[int]) -> tuple[int, ...]:

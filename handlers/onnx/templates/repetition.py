@@ -74,8 +74,7 @@ class _Graph:
         self.layers: dict[int, list[ir.Node]] = {}
         places: dict[ir.Node, int] = {}
         for node in model.graph:
-            if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
-                raise NotRepeatableError(f"{node.op_type} has branches")
+            check_plain(node)
             places[node] = max((self._place_of(value) for value in node.inputs if value is not None), default=SHARED)
             self.place.update(dict.fromkeys(node.outputs, places[node]))
         self._place_readers_of_caches(places)
@@ -144,6 +143,12 @@ def label_of(value: ir.Value | None, sources: Mapping[str, Source], stack: Stack
 def _unnumbered(tensor: str, stack: Stack, layer: int) -> str:
     number = stack.number(tensor)
     return tensor if number == SHARED else stack.moved(tensor, f"{number - layer:+d}")
+
+
+def check_plain(node: ir.Node) -> None:
+    """NotRepeatableError for a node with branches, whose own nodes are not looked into."""
+    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+        raise NotRepeatableError(f"{node.op_type} has branches")
 
 
 def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:

@@ -152,10 +152,11 @@ def _cut(config: dict[str, Any], text: dict[str, Any], stack: Stack) -> None:
 def _cut_both(source: Path, config: dict[str, Any], stacks: Sequence[Stack]) -> None:
     """The same for an encoder-decoder, whose halves have keys of their own. Whether they were the right ones shows when it is loaded."""
     loaded = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    settings = loaded.to_dict()
     for stack in stacks:
         depth = len(stack.kinds)
         half = _DECODER_KEYS if "decoder" in stack.prefix else _ENCODER_KEYS
-        names = [name for name in half if name not in loaded.attribute_map and getattr(loaded, name, None) == depth]
+        names = [name for name in half if name not in loaded.attribute_map and settings.get(name) == depth]
         if not names:
             raise NoTemplateError(f"the configuration does not say the {depth} layers of {stack.prefix.rstrip('.')}")
         config.update(dict.fromkeys(names, len(stack.kept)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -47,13 +48,15 @@ Exporter = Callable[[Request], ir.Model]
 
 def dynamo(request: Request) -> ir.Model:
     """torch.export and its ONNX translation; what can't be translated as it is, is decomposed first."""
+    taken: list[Any] = []
     try:
-        with lightly() as ways, shortcuts() as taken, by_operator():
+        with lightly() as ways, shortcuts() as shorter, by_operator():
+            taken = [ways, shorter]
             return _translated(request)
     except Exception:
-        if not ways[""] and not taken:
+        if taken and not taken[0][""] and not taken[1]:
             raise
-        return _translated(request)
+    return _translated(request)  # in the old way, where a short one was taken or could not be
 
 
 def _translated(request: Request) -> ir.Model:

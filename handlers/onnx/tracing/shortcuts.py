@@ -69,7 +69,7 @@ def _without_sources(stack: contextlib.ExitStack) -> None:
     apis = _found("torch.onnx._internal.exporter._registration", "onnxscript_apis")
     listed = getattr(apis, "get_torchlib_ops", None)
     traced = _found("onnxscript.values", "TracedOnnxFunction")
-    if listed is None or not isinstance(vars(traced).get("function_ir"), property) or not hasattr(traced, "opset"):
+    if listed is None or traced is None or not isinstance(vars(traced).get("function_ir"), property) or not hasattr(traced, "opset"):
         return
 
     def domain_alone(self: Any) -> Any:
