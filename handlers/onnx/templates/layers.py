@@ -116,8 +116,9 @@ def _told(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> I
             continue
         yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
         for key, value in sorted(vars(module).items()):
-            if key not in NUMBERS and key not in _OWN:  # what is private belongs to one layer alone, and is compared by value
-                yield f" {key} = {_value(value, alone or key.startswith('_'))}"
+            private = key.startswith("_")  # outside of layers, it is what transformers notes of how a model was loaded
+            if key not in NUMBERS and key not in _OWN and not (private and skipped):
+                yield f" {key} = {_value(value, alone or private)}"
         if hooks := [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
             yield f" hooks {_value(hooks, alone)}"
         for key, tensor in sorted(module.named_parameters(recurse=False)):
