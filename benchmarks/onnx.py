@@ -81,10 +81,10 @@ def stage(
 def chain(base: Path, folder: Path, layers: int) -> dict[str, Any]:
     """The model as a chain of graphs with four layers each, for its first checkpoint and a later one."""
     figures: dict[str, Any] = {}
-    for whose, cache in (("", None), ("later_", folder / "chain-" / "cache")):
+    for whose, cache in (("", None), ("later_", folder / "chain" / "cache")):
         before = _common.children_cpu()
         made, _, seconds, peak = stage(
-            folder / f"chain-{whose}", "onnx", {"merge": base}, base, OnnxOptions(layers_per_graph=4), cache
+            folder / f"{whose}chain", "onnx", {"merge": base}, base, OnnxOptions(layers_per_graph=4), cache
         )  # fmt: skip
         figures |= {
             f"{whose}chain_export_seconds_{layers}": round(seconds, 1), f"{whose}chain_export_peak_mb_{layers}": round(peak / 1e6),

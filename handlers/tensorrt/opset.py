@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from handlers.onnx.attention import standard
+from handlers.onnx.attention.finding import OPERATOR
 
 STANDARD = ("", "ai.onnx")
 _OTHERS = frozenset({"GroupNormalization", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "Attention"})
@@ -41,7 +42,7 @@ def check(model: onnx.ModelProto, name: str) -> None:
 
 def with_older_attention(model: onnx.ModelProto, newest: int) -> onnx.ModelProto:
     """The graph with attention spelt out, if `newest` has no operator for it; else the graph itself."""
-    if newest >= standard.OPSET or all(node.op_type != standard.OPERATOR for node in model.graph.node):
+    if newest >= standard.OPSET or all(node.op_type != OPERATOR for node in model.graph.node):
         return model
     spelt = standard.spell_out(ir.from_proto(model))
     return model if standard.has_operator(spelt.graph) else ir.to_proto(spelt)

@@ -14,7 +14,7 @@ import torch
 from onnxscript import optimizer
 from onnxscript.rewriter import pattern
 
-from handlers.onnx.graphs import matching
+from handlers.onnx.optimize import matching
 from handlers.onnx.tracing import exporters, shortcuts
 from tests.onnx import deep_models
 

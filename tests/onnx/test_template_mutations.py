@@ -20,7 +20,7 @@ from tests.onnx.deep_models import job, make, run
 
 CHANGES = 150
 """Of each graph."""
-DEEPER = {
+THREE_EACH = {
     "Llama": {"num_hidden_layers": 3}, "Marian": {"encoder_layers": 3, "decoder_layers": 3},
     "T5": {"num_layers": 3, "num_decoder_layers": 3}, "BERT": {"num_hidden_layers": 3},
 }  # fmt: skip
@@ -158,9 +158,9 @@ def outputs(model: ir.Model, sources: Mapping[str, Source]) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", sorted(DEEPER))
+@pytest.mark.parametrize("name", sorted(THREE_EACH))
 def test_no_change_in_one_layer_is_repeated(name: str, tmp_path: Path) -> None:
-    source = make(tmp_path / "model", name, **DEEPER[name])
+    source = make(tmp_path / "model", name, **THREE_EACH[name])
     whole = layers.of_model(_loaded(source))
     assert whole is not None
     weights, _ = shallow.write(Weights(source), tmp_path / "small", (), fewer_tokens=False)

@@ -76,19 +76,21 @@ def find_all(graph: ir.Graph) -> list[Attention]:
 
 def is_united(attention: Attention) -> bool:
     """Whether it is the standard's operator."""
-    return _united(attention.present[0]) is not None
+    node = attention.present[0].producer()
+    return node is not None and is_operator(node)
 
 
-def _united(present: ir.Value) -> ir.Node | None:
-    node = present.producer()
-    return node if node is not None and (node.domain, node.op_type) == ("", OPERATOR) else None
+def is_operator(node: ir.Node) -> bool:
+    """Whether a node is the standard's operator for attention."""
+    return (node.domain, node.op_type) == ("", OPERATOR)
 
 
 def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer: int) -> Attention:
     """The attention of a layer. OtherFormError where a node on the way is not one that is known."""
     past = tuple(inputs[f"past_key_values.{layer}.{what}"] for what in ("key", "value"))
     present = tuple(outputs[f"present.{layer}.{what}"] for what in ("key", "value"))
-    if (node := _united(present[0])) is not None:
+    node = present[0].producer()
+    if node is not None and is_operator(node):
         return _checked(_as_united(node, (past[0], past[1]), (present[0], present[1])))
     key, value = (_appended(one, before) for one, before in zip(present, past, strict=True))
     products = _products(present[1])

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 from onnx_ir.tape import Tape
 
 from handlers.onnx.attention import rotation
 from handlers.onnx.attention.finding import Attention, find_all
-from handlers.onnx.attention.reading import SWAPPED, OtherFormError, first_input, size, swaps_heads, take_over
+from handlers.onnx.attention.reading import SWAPPED, OtherFormError, first_input, size, swaps_heads
+from handlers.onnx.attention.replacing import masked, settled, take_over
 from handlers.onnx.attention.sizes import Sizes
 
 DOMAIN = "com.microsoft"
@@ -39,9 +38,7 @@ def fuse(model: ir.Model) -> ir.Model:
         _replace(attention, sizes)
     _measure_past(graph, sizes)
     model.opset_imports.setdefault(DOMAIN, 1)
-    for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
-        tidying(model)
-    return model
+    return settled(model)
 
 
 def can_fuse(model: ir.Model) -> bool:
@@ -90,9 +87,7 @@ def spell_out(model: ir.Model) -> ir.Model:
         for old, new in zip(node.outputs, results, strict=True):
             take_over(old, new)
         model.graph.remove(node, safe=True)
-    for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
-        tidying(model)
-    return model
+    return settled(model)
 
 
 def fused_ones(model: ir.Model) -> list[ir.Node]:
@@ -182,12 +177,7 @@ def _spelt_out(attention: Attention, inputs: Sequence[ir.Value], sizes: Sizes) -
         presents.append(tape.op("Concat", [past, heads], {"axis": 2}))
     keys, values = (tape.op("Unsqueeze", [one, sizes.constant(2)]) for one in presents)
     scores = tape.op("MatMul", [queries, tape.op("Transpose", [keys], {"perm": [0, 1, 2, 4, 3]})])
-    kind = attention.mask.dtype.numpy() if attention.mask.dtype is not None else np.float32
-    scores = tape.op("Mul", [scores, sizes.constant(attention.scale, dtype=kind)])
-    if attention.softcap:
-        cap = sizes.constant(attention.softcap, dtype=kind)
-        scores = tape.op("Mul", [tape.op("Tanh", [tape.op("Div", [scores, cap])]), cap])
-    scores = tape.op("Add", [scores, tape.op("Unsqueeze", [attention.mask, sizes.constant(2)])])
+    scores = masked(scores, tape.op("Unsqueeze", [attention.mask, sizes.constant(2)]), attention, tape, sizes.graph)
     summed = tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), values])
     swapped = tape.op("Transpose", [summed], {"perm": [0, 3, 1, 2, 4]})
     return _closed(graph, [tape.op("Reshape", [swapped, sizes.constant(0, 0, attention.heads * width)]), *presents], attention)

@@ -1,7 +1,4 @@
-"""Small questions to the nodes of a graph, and the error where the answer is no; how a value takes another one's place.
-
-Free of torch and onnxruntime.
-"""
+"""Small questions to the nodes of a graph, and the error where the answer is no. Free of torch and onnxruntime."""
 
 from __future__ import annotations
 
@@ -77,11 +74,3 @@ def unscaled(value: ir.Value | None) -> tuple[ir.Value, float]:
                 inner, factor = unscaled(node.inputs[place])
                 return inner, factor * (number[0] if node.op_type == "Mul" else 1 / number[0])
     return value, 1.0
-
-
-def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let a new value be what an old one was, by its name too."""
-    new.type, new.shape, name = old.type, old.shape, old.name
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = f"{name}.before"
-    new.name = name

@@ -10,26 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-PREFIX = "cached_attention"
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Constants of a graph, each once."""
-
-    graph: ir.Graph
-
-    def of(self, *numbers: float, dtype: Any = np.int64) -> ir.Value:
-        """A constant (n,)."""
-        array = np.array(numbers, dtype)
-        name = f"{PREFIX}.{array.dtype}.{'_'.join(map(str, numbers))}"
-        known = self.graph.initializers.get(name)
-        if known is not None:
-            return known
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
-        self.graph.register_initializer(value)
-        return value
+from handlers.onnx.attention.replacing import PREFIX, constant
 
 
 @dataclass
@@ -52,7 +33,7 @@ class Sizes:
 
     def constant(self, *numbers: float, dtype: Any = np.int64) -> ir.Value:
         """A constant (n,)."""
-        return Constants(self.graph).of(*numbers, dtype=dtype)
+        return constant(self.graph, *numbers, dtype=dtype)
 
     @property
     def batch(self) -> ir.Value:

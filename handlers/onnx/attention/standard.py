@@ -8,15 +8,12 @@ Operator: https://onnx.ai/onnx/operators/onnx__Attention.html
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 from onnx_ir.tape import Tape
 
-from handlers.onnx.attention.finding import OPERATOR as OPERATOR
-from handlers.onnx.attention.finding import Attention, find_all, is_united
-from handlers.onnx.attention.reading import OtherFormError, take_over
-from handlers.onnx.attention.sizes import Constants
+from handlers.onnx.attention.finding import OPERATOR, Attention, find_all, is_operator, is_united
+from handlers.onnx.attention.reading import OtherFormError
+from handlers.onnx.attention.replacing import constant, masked, settled, take_over
 
 OPSET = 23
 """The first one with the operator."""
@@ -32,9 +29,7 @@ def unite(model: ir.Model) -> ir.Model:
         raise OtherFormError("its attention is in one operator already")
     for attention in attentions:
         _replace(attention, Tape(model.graph))
-    for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
-        tidying(model)
-    return model
+    return settled(model)
 
 
 def _replace(attention: Attention, tape: Tape) -> None:
@@ -47,7 +42,7 @@ def _replace(attention: Attention, tape: Tape) -> None:
 
 def has_operator(graph: ir.Graph) -> bool:
     """Whether a graph has the operator."""
-    return any((node.domain, node.op_type) == ("", OPERATOR) for node in graph)
+    return any(map(is_operator, graph))
 
 
 def spell_out(model: ir.Model) -> ir.Model:
@@ -59,37 +54,29 @@ def spell_out(model: ir.Model) -> ir.Model:
         attentions = find_all(model.graph)
     except OtherFormError:
         return model
-    constants = Constants(model.graph)
     for attention in filter(is_united, attentions):
-        _spell_out(attention, Tape(model.graph), constants)
-    for tidying in (passes.NameFixPass(), passes.TopologicalSortPass(), passes.RemoveUnusedNodesPass()):
-        tidying(model)
-    return model
+        _spell_out(attention, model.graph)
+    return settled(model)
 
 
-def _spell_out(attention: Attention, tape: Tape, constants: Constants) -> None:
+def _spell_out(attention: Attention, graph: ir.Graph) -> None:
+    tape = Tape(graph)
     presents = [
         tape.op("Concat", [past, new], {"axis": 2}) for past, new in zip(attention.past, (attention.key, attention.value), strict=True)
     ]  # fmt: skip
     for old, new in zip(attention.present, presents, strict=True):
         take_over(old, new)
-    keys, values = (_repeated(one, attention, tape, constants) for one in presents)
-    kind = attention.mask.dtype.numpy() if attention.mask.dtype is not None else np.float32
+    keys, values = (_repeated(one, attention, tape, graph) for one in presents)
     scores = tape.op("MatMul", [attention.query, tape.op("Transpose", [keys], {"perm": [0, 1, 3, 2]})])
-    scores = tape.op("Mul", [scores, constants.of(attention.scale, dtype=kind)])
-    if attention.softcap:
-        cap = constants.of(attention.softcap, dtype=kind)
-        scores = tape.op("Mul", [tape.op("Tanh", [tape.op("Div", [scores, cap])]), cap])
-    scores = tape.op("Add", [scores, attention.mask])
-    scores.type, scores.shape = attention.mask.type, None
-    take_over(attention.result, tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), values]))
+    weights = tape.op("Softmax", [masked(scores, attention.mask, attention, tape, graph)], {"axis": -1})
+    take_over(attention.result, tape.op("MatMul", [weights, values]))
 
 
-def _repeated(heads: ir.Value, attention: Attention, tape: Tape, constants: Constants) -> ir.Value:
+def _repeated(heads: ir.Value, attention: Attention, tape: Tape, graph: ir.Graph) -> ir.Value:
     """(B, N, T, H) of (B, K, T, H): each head for all queries that share it."""
     group = attention.heads // attention.key_heads
     if group == 1:
         return heads
-    one_more = tape.op("Unsqueeze", [heads, constants.of(2)])
-    repeats = tape.op("Expand", [one_more, constants.of(1, 1, group, 1, 1)])
-    return tape.op("Reshape", [repeats, constants.of(0, attention.heads, -1, attention.width)])
+    one_more = tape.op("Unsqueeze", [heads, constant(graph, 2)])
+    repeats = tape.op("Expand", [one_more, constant(graph, 1, 1, group, 1, 1)])
+    return tape.op("Reshape", [repeats, constant(graph, 0, attention.heads, -1, attention.width)])

@@ -21,7 +21,7 @@ from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.optimize.step import RANK
-from handlers.onnx.optimize.steps import CACHED_ATTENTION, STANDARD_ATTENTION, STEPS, UNTIL_ATTENTION
+from handlers.onnx.optimize.steps import CACHED_ATTENTION, KEEPING_ATTENTION, STANDARD_ATTENTION, STEPS
 from handlers.onnx.options import OnnxOptions
 from handlers.texts.built_in import FURTHER
 
@@ -40,15 +40,13 @@ def optimize_export(
     """
     staging, options = Path(context.staging), context.work.options(OnnxOptions)
     level, united = options.optimize, options.attention == "operator"
-    steps, trials = (
-        tuple(step for step in STEPS if united or step is not STANDARD_ATTENTION),
-        (CACHED_ATTENTION,) if level == "auto" else (),
-    )
+    steps = tuple(step for step in STEPS if united or step is not STANDARD_ATTENTION)
+    trials = (CACHED_ATTENTION,) if level == "auto" else ()
     if template and RANK.get(level, 0) >= RANK[CACHED_ATTENTION.level]:
         steps, trials = tuple(step for step in steps if step is not CACHED_ATTENTION), (CACHED_ATTENTION,)
         cached = [graph for graph in graphs.graphs if any(port.name.startswith("past_key_values.") for port in graph.inputs)]
         if cached and all(can_fuse(ir.load(staging / graph.file)) for graph in cached):
-            steps = tuple(other for step in steps if (other := UNTIL_ATTENTION.get(step.name, step)) is not None)
+            steps = tuple(other for step in steps if (other := KEEPING_ATTENTION.get(step.name, step)) is not None)
     optimized = optimize(
         staging, graphs, "basic" if level == "auto" else level, verify,
         read_json(staging / "config.json", "read the model's configuration"),

@@ -41,8 +41,6 @@ from handlers.onnx.tracing.strategies import Strategy
 
 WHOLE_LIMIT = 1 << 30
 """Bytes of weights up to which a model whose layers do not repeat gets a template: its stand-in is as large as itself."""
-
-
 FEWER_TOKENS = ("causal", "seq2seq")
 """Families whose stand-ins have fewer tokens: a table of tokens, and what multiplies by it, are no part of a layer."""
 Filler = tuple[ir.Model, Mapping[str, Source]]
@@ -161,7 +159,7 @@ def _traced(
     polished = optimize_export(small, built.graphs, built.verify, task.reporter, template=True, without=spared)
     proved = marks.roles(polished.graphs.extra, marks.PROVED)
     fused = proved if task.context.work.options(OnnxOptions).optimize != "auto" else ()
-    models = dict[str, tuple[ir.Model, Mapping[str, Source]]]()
+    models = dict[str, Filler]()
     unread = finder.tensors.keys() - {name for group in weights.equal for name in group}
     for graph in polished.graphs.graphs:
         model = ir.load(staging / graph.file)

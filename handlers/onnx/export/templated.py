@@ -137,9 +137,8 @@ def _build(task: Task, template: Template | None) -> Built:
 
 def _numbers(kept: Mapping[str, Sequence[int]]) -> Any:
     """The numbers of the layers that were traced; of an encoder-decoder, those of each half under its name."""
-    return (
-        {name: list(numbers) for name, numbers in kept.items()} if len(kept) > 1 else [one for numbers in kept.values() for one in numbers]
-    )
+    found = {name: list(numbers) for name, numbers in kept.items()}
+    return found if len(found) > 1 else next(iter(found.values()), [])
 
 
 def _asked(task: Task, *, look: bool) -> tuple[layers.Outline | None, Any, Collection[str]]:
@@ -148,10 +147,10 @@ def _asked(task: Task, *, look: bool) -> tuple[layers.Outline | None, Any, Colle
     A language model that is not small is run layer by layer, where that works, so that it never lies in memory as a whole.
     """
     # The template's own graph is compared in all shapes, so one of them shows that the weights are in their places.
-    decoder = isinstance(task.family, Causal | Layered)
-    family = task.family.briefly() if isinstance(task.family, Causal | Layered) else task.family
+    decoder = task.family if isinstance(task.family, Causal | Layered) else None
+    family = task.family if decoder is None else decoder.briefly()
     by_layers = task.context.strategy == LAYER_BY_LAYER
-    if decoder and (by_layers or ModelFolder(task.source).stored_bytes > SMALL):
+    if decoder is not None and (by_layers or ModelFolder(task.source).stored_bytes > SMALL):
         task.reporter.progress(0.05, f"running the model layer by layer for {task.strategy.name}")
         try:
             made = skeleton.build(task.source, task.family.task.name, attention=task.strategy.tracing.attention)

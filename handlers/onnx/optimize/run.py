@@ -22,9 +22,9 @@ from handlers.onnx.folder.playback import Player
 from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
 from handlers.onnx.graphs.graphset import Graph, GraphSet
-from handlers.onnx.graphs.matching import by_operator
 from handlers.onnx.graphs.sessions import check_form
 from handlers.onnx.optimize import acceptance
+from handlers.onnx.optimize.matching import by_operator
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Step, StepInput, StepReport
 from handlers.onnx.optimize.steps import STEPS

@@ -6,7 +6,7 @@ brings in onnxruntime's own but leaves every product with a weight a product, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -82,16 +82,17 @@ def optimize_offline_beside_attention(subject: StepInput) -> ir.Model:
 
 def cached_attention(subject: StepInput) -> ir.Model:
     """Put each attention over a cache into one operator, whose cache need not be copied from token to token."""
-    try:
-        return fuse(subject.model)
-    except OtherFormError as error:
-        raise NotForThisError(str(error)) from error
+    return _changed(subject, fuse)
 
 
 def standard_attention(subject: StepInput) -> ir.Model:
     """Put each attention over a cache into the standard's operator, where the opset has it."""
+    return _changed(subject, unite)
+
+
+def _changed(subject: StepInput, change: Callable[[ir.Model], ir.Model]) -> ir.Model:
     try:
-        return unite(subject.model)
+        return change(subject.model)
     except OtherFormError as error:
         raise NotForThisError(str(error)) from error
 
@@ -114,6 +115,5 @@ STEPS: tuple[Step, ...] = (
     Step("slim", "basic", slim),
     OFFLINE,
 )
-UNTIL_ATTENTION = {ANY_ATTENTION.name: None, OFFLINE.name: Step(OFFLINE.name, OFFLINE.level, optimize_offline_beside_attention)}
-"""What stands in the place of steps that would hide the attention of a decoder which is put into one operator after all steps; None for
-nothing."""
+KEEPING_ATTENTION = {ANY_ATTENTION.name: None, OFFLINE.name: Step(OFFLINE.name, OFFLINE.level, optimize_offline_beside_attention)}
+"""Where attention is put into one operator after all steps: name of a step that would hide it → the step in its place; None for none."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from handlers.onnx.templates.layers import MOST
-from handlers.onnx.templates.repetition import PORT, NotRepeatableError, Stack, check_plain, kind_of, label_of
+from handlers.onnx.templates.repetition import PORT, NotRepeatableError, Stack, check_plain, counted, kind_of, label_of
 from handlers.onnx.templates.sources import Source
 
 Kinds = tuple[int, ...]
@@ -89,7 +89,7 @@ def _check_same(
     (model, sources), (like, like_sources) = one, other
     nodes, others = list(model.graph), list(like.graph)
     ports, its_ports = (
-        [_relative(value.name or "", first) for values in (graph.inputs, graph.outputs) for value in values]
+        [counted(value.name, first) for values in (graph.inputs, graph.outputs) for value in values]
         for graph, first in zip((model.graph, like.graph), firsts, strict=True)
     )
     if len(nodes) != len(others) or ports != its_ports:
@@ -112,8 +112,3 @@ def _check_same(
         same.update(zip(node.outputs, twin.outputs, strict=True))
     if any(same.get(value) is not wanted for value, wanted in zip(model.graph.outputs, like.graph.outputs, strict=True)):
         raise NotRepeatableError("two blocks of the same kind have other outputs")
-
-
-def _relative(name: str, first: int) -> str:
-    port = PORT.match(name)
-    return f"{port[1]}.{int(port[2]) - first}.{port[3]}" if port else name

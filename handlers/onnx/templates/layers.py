@@ -127,14 +127,14 @@ def _told(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> I
             if key not in module._non_persistent_buffers_set and tensor.is_floating_point():
                 yield f" weight {key}: {tensor.dtype} {tuple(tensor.shape)}"  # stored with the parameters, and drawn as they are
                 continue
-            content = hashlib.sha256(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-            yield f" buffer {key}: {tensor.dtype} {tuple(tensor.shape)} {content}"
+            yield f" buffer {key}: {_value(tensor, alone)}"
 
 
 def _value(value: Any, alone: bool) -> str:
     """A setting as text that is the same for equal settings."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {value.tolist()}"
+        content = hashlib.sha256(value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return f"{value.dtype} {tuple(value.shape)} {content}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(one, alone) for one in value)}]"
     if isinstance(value, dict):

@@ -134,10 +134,13 @@ def label_of(value: ir.Value | None, sources: Mapping[str, Source], stack: Stack
             return ("weight", source.renamed(lambda tensor: _unnumbered(tensor, stack, layer)))
         tensor = value.const_value
         return ("constant", tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()) if tensor is not None else ("empty", value)
-    if value.is_graph_input():
-        port = PORT.match(value.name or "")
-        return ("port", port[1], int(port[2]) - layer, port[3]) if port else ("input", value.name)
-    return None
+    return ("port", counted(value.name, layer)) if value.is_graph_input() else None
+
+
+def counted(name: str | None, layer: int) -> object:
+    """The name of an input or output of a graph; that of a cache's port in parts, with its layer counted from `layer` on."""
+    port = PORT.match(name or "")
+    return (port[1], int(port[2]) - layer, port[3]) if port else name
 
 
 def _unnumbered(tensor: str, stack: Stack, layer: int) -> str:
@@ -210,10 +213,8 @@ def _taken(
 def _same_port(value: ir.Value, wanted: ir.Value, one: int, other: int) -> bool:
     """Whether both are the same output of their layers' caches, or none. The last layer may give an output of the graph itself, which it is
     for no other layer."""
-    port, wanted_port = (PORT.match(each.name or "") if each.is_graph_output() else None for each in (value, wanted))
-    if port is None or wanted_port is None:
-        return port is wanted_port
-    return (int(port[2]) - one, port[3]) == (int(wanted_port[2]) - other, wanted_port[3])
+    ports = [each.is_graph_output() and PORT.match(each.name or "") is not None for each in (value, wanted)]
+    return counted(value.name, one) == counted(wanted.name, other) if all(ports) else not any(ports)
 
 
 class _Likenesses:

@@ -7,10 +7,10 @@ installed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -18,7 +18,7 @@ import torch
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.families.base import Part
-from handlers.onnx.graphs.matching import by_operator
+from handlers.onnx.optimize.matching import by_operator
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.onnx.tracing.lowering import lightly
 from handlers.onnx.tracing.shortcuts import shortcuts
@@ -48,15 +48,14 @@ Exporter = Callable[[Request], ir.Model]
 
 def dynamo(request: Request) -> ir.Model:
     """torch.export and its ONNX translation; what can't be translated as it is, is decomposed first."""
-    taken: list[Any] = []
+    ways, used = Counter({"": 1}), list[str]()  # where the short ways themselves fail, the long one is another
     try:
-        with lightly() as ways, shortcuts() as shorter, by_operator():
-            taken = [ways, shorter]
+        with lightly() as ways, shortcuts() as used, by_operator():
             return _translated(request)
     except Exception:
-        if taken and not taken[0][""] and not taken[1]:
+        if not ways[""] and not used:
             raise
-    return _translated(request)  # in the old way, where a short one was taken or could not be
+    return _translated(request)
 
 
 def _translated(request: Request) -> ir.Model:

@@ -63,12 +63,12 @@ def merged(first: ir.Model, later: ir.Model, layers: int) -> ir.Model:
 
 def _measure_first_layer(body: ir.Graph) -> None:
     """Read each length of the caches from the first cache that has it, so that no layer waits for a later one. Torch reads any of them."""
-    caches = [value for value in body.inputs if str(value.name).startswith("past_key_values.") and value.shape is not None]
-    for node in (node for value in caches for node, _ in tuple(value.uses()) if node.op_type == "Shape"):
-        start, end = (node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end"))
-        (read,) = node.inputs
-        wanted = list(read.shape)[start:end]  # type: ignore[union-attr, arg-type]
-        node.replace_input_with(0, next(value for value in caches if list(value.shape)[start:end] == wanted))  # type: ignore[arg-type]
+    pasts = (value for value in body.inputs if str(value.name).startswith("past_key_values."))
+    caches = {value: list(value.shape) for value in pasts if value.shape is not None}
+    for cache, sizes in caches.items():
+        for node in [node for node, _ in cache.uses() if node.op_type == "Shape"]:
+            part = slice(*(node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end")))
+            node.replace_input_with(0, next(other for other, found in caches.items() if found[part] == sizes[part]))
 
 
 class _Head:
