@@ -91,6 +91,22 @@ class Forgetful(Toy):
         return [*pairs[:2], *pairs[3:]] if len(pairs) > 9 and place == ids.shape[1] - 1 else pairs
 
 
+class Copying(Toy):
+    """Its cache can be copied, and is changed by each step."""
+
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`."""
+        logits, new = super().step(input_ids, attention_mask, position_ids, None if cache is None else cache[0])
+        if cache is None:
+            return logits, [new]
+        cache[0] = new
+        return logits, cache
+
+    def copied(self, cache: Any) -> Any:
+        """See `TorchEngine.copied`."""
+        return list(cache)
+
+
 ids = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 
 
@@ -120,7 +136,7 @@ def padding_error(driver: CausalDriver, batch: PaddedBatch) -> float | None:
         return None
 
 
-@pytest.mark.parametrize("kind", [Toy, Blind, Mixing, Single, Forgetful])
+@pytest.mark.parametrize("kind", [Toy, Blind, Mixing, Single, Forgetful, Copying])
 @settings(max_examples=60, deadline=None)
 @given(requests=st.lists(asked(), min_size=1, max_size=6), rows=st.lists(ids, max_size=3), size=st.sampled_from([100, 3000, 1 << 27]))
 def test_what_was_decoded_in_a_batch_is_what_each_text_gets_alone(
@@ -172,20 +188,24 @@ def test_the_longest_text_and_no_other_is_decoded_as_a_deployment_does(prompts: 
         assert engine.calls.count((1, 1)) in ((8, 9) if alone else (0, 1))  # the pass over a prompt of one token is of that shape too
 
 
-class Copying(Toy):
-    """Its cache can be copied, and is changed by each step."""
-
-    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
-        """See `Engine.step`."""
-        logits, new = super().step(input_ids, attention_mask, position_ids, None if cache is None else cache[0])
-        if cache is None:
-            return logits, [new]
-        cache[0] = new
-        return logits, cache
-
-    def copied(self, cache: Any) -> Any:
-        """See `TorchEngine.copied`."""
-        return list(cache)
+@pytest.mark.parametrize(("kind", "limit", "passes"), [(Copying, 1024, 1), (Copying, 23, 3), (Toy, 1024, 3)])
+def test_prompts_are_passed_once_where_their_cache_can_be_kept(
+    kind: type[Toy], limit: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither text goes on as the tokens that are verified, and each draft is wrong somewhere behind the place where it does not."""
+    monkeypatch.setattr(decoding, "COPIED_TOKENS", limit)
+    monkeypatch.setattr(Toy, "same_kernels", True, raising=False)
+    prompts, driver = [list(range(12)), list(range(4, 16))], BatchingDriver(kind())
+    tokens = [ask(CausalDriver(Toy()), Greedy(ids=ids, tokens=9)).tokens for ids in prompts]
+    requests = [
+        Greedy(ids=ids, tokens=9, verify=True, draft=[*own[:7], 22 - own[7], *own[8:]], along=[*own[:4], 22 - own[4], *own[5:]])
+        for ids, own in zip(prompts, tokens, strict=True)
+    ]
+    for request in requests:
+        driver.expect(request)
+    driver.advance()
+    assert sum(shape[1] == 12 for shape in driver._batching.calls) == passes
+    assert [ask(driver, request).tokens for request in requests] == tokens
 
 
 @pytest.mark.parametrize(("engine", "passes"), [(Copying(), 2), (Toy(), 4)])

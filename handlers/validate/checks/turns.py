@@ -20,7 +20,7 @@ ENOUGH_SECONDS = 1.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
 ALIKE, ALIKE_SECONDS = 1.05, 0.4
 """Two rounds or more that took so long together are enough if their ratios are so much alike: on a quiet box more say nothing new."""
-ROUND_SECONDS = 0.4
+ROUND_SECONDS = 0.25
 LEAST_TOKENS = 4
 """A round is as many tokens as the slower of both decodes in that time: the tokens of the configuration at most, these at least."""
 _WARM_UP_TOKENS = 4

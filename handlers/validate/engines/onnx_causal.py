@@ -41,6 +41,10 @@ class OnnxEngine(OnnxFolder):
         outputs = self._model.run(self._outputs, feeds | self._tokens(input_ids, attention_mask, position_ids))
         return floats(outputs["logits"]), {name: outputs[present(name)] for name in self._model.past}
 
+    def copied(self, cache: Any) -> Any:
+        """The cache itself: a step makes another one, and leaves this as it is."""
+        return cache
+
     def _whole(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         new = input_ids.shape[1]
         if cache is not None:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -66,6 +66,15 @@ class CausalDriver:
         if (batch := begun.batch.copy()) is None:
             self._begun, batch = None, begun.batch
         return begun.seconds, decoding.timed(batch, tokens), len(rows) * tokens
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """A text of a batch, and the request that will ask for it; None of a row that a padded batch is asked for."""
+
+    prompt: list[int]
+    row: decoding.Row
+    request: Greedy | None = None
 
 
 class BatchingDriver(CausalDriver):
@@ -173,42 +182,41 @@ class BatchingDriver(CausalDriver):
         """Decode requests in batches whose logits are of a bounded size, and beside them the rows (prompt, forced tokens) of padded
         batches whose prompts are not decoded anyway."""
         ends = tuple(self._engine.end_tokens)
-        asked = self._held(asked)
-        rows = [
-            decoding.Row(one.ids, one.tokens, known=one.along, forced=True) if _goes_along(one)
-            else decoding.Row(one.ids, one.tokens, one.least, ends if one.stop else (), one.draft)
-            for one in asked
+        texts = [
+            _Expected(one.ids, decoding.Row(one.tokens, known=one.along, forced=True), one) if _goes_along(one)
+            else _Expected(one.ids, decoding.Row(one.tokens, one.least, ends if one.stop else (), one.draft), one)
+            for one in self._held(asked)
         ]  # fmt: skip
-        rows += [
-            decoding.Row(prompt, len(row) + 1, known=row, forced=True)
+        texts += [
+            _Expected(prompt, decoding.Row(len(row) + 1, known=row, forced=True))
             for prompt, row in padded
-            if not any(one.prompt == prompt and one.count > len(row) for one in rows)
+            if not any(one.prompt == prompt and one.row.count > len(row) for one in texts)
         ]
-        found = list[decoding.Decoded | None]()
-        for batch in self._batches(rows):
+        for batch in self._batches(texts):
             if len(batch) == 1:
-                found.append(None)  # a batch of one row is no batch
-                continue
-            found += decoding.together(self._engine, batch)
-            if len({len(row.prompt) for row in batch}) > 1:
-                self._remember(batch, found[-len(batch) :], padded)
-        self._keep([(one, decoded) for one, decoded in zip(asked, found, strict=False) if decoded is not None])
+                continue  # a batch of one row is no batch
+            beside = decoding.Together(self._engine, [one.prompt for one in batch])
+            found = beside.decode([one.row for one in batch])
+            if len({len(one.prompt) for one in batch}) > 1:
+                self._remember(batch, found, padded)
+            self._keep(batch, found, beside)
 
     def _held(self, asked: Sequence[Greedy]) -> Sequence[Greedy]:
         """The first of the requests whose logits may be held."""
         totals = itertools.accumulate(4 * (self._engine.vocabulary or 1) * one.tokens for one in asked)
         return [one for one, total in zip(asked, totals, strict=True) if total <= HELD_BYTES]
 
-    def _batches(self, rows: Sequence[decoding.Row]) -> Iterator[Sequence[decoding.Row]]:
-        """The rows in batches of much the same number, whose prompts' logits are of a bounded size."""
-        width = max((len(row.prompt) for row in rows), default=1) if getattr(self._engine, "logits_held", True) else decoding.STRIDE
-        tokens = max((len(row.prompt) for row in rows), default=1) + max((row.count for row in rows), default=1)
+    def _batches(self, texts: Sequence[_Expected]) -> Iterator[Sequence[_Expected]]:
+        """The texts in batches of much the same number, whose prompts' logits are of a bounded size."""
+        longest = max((len(one.prompt) for one in texts), default=1)
+        width = longest if getattr(self._engine, "logits_held", True) else decoding.STRIDE
+        tokens = longest + max((one.row.count for one in texts), default=1)
         most = max(1, min(BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width), BATCH_TOKENS // tokens))
-        count = -(-len(rows) // most)
-        yield from (rows[number * len(rows) // count : (number + 1) * len(rows) // count] for number in range(count))
+        count = -(-len(texts) // most)
+        yield from (texts[number * len(texts) // count : (number + 1) * len(texts) // count] for number in range(count))
 
     def _remember(
-        self, batch: Sequence[decoding.Row], found: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
+        self, batch: Sequence[_Expected], found: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
     ) -> None:
         """Keep the logits of rows of padded batches that were run in a batch of rows of unlike lengths."""
         for done, decoded in zip(batch, found, strict=True):
@@ -216,22 +224,23 @@ class BatchingDriver(CausalDriver):
                 if decoded is not None and prompt == done.prompt and row == decoded.tokens[: len(row)] and len(decoded.logits) > len(row):
                     self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
 
-    def _keep(self, found: Sequence[tuple[Greedy, decoding.Decoded]]) -> None:
+    def _keep(self, batch: Sequence[_Expected], found: Sequence[decoding.Decoded | None], beside: decoding.Together) -> None:
         """Keep what was decoded; where the model departs from the tokens that a request names, also what it goes on with itself."""
-        departed = list[tuple[Greedy, decoding.Decoded]]()
-        rows = list[decoding.Row]()
-        for one, decoded in found:
+        departed = dict[int, decoding.Row]()
+        for place, (one, decoded) in enumerate(zip(batch, found, strict=True)):
+            if one.request is None or decoded is None:
+                continue
             own = _until_departure(decoded)
             if len(own) == len(decoded.tokens):
-                self._decoded[self._key(one)] = decoded, replace(decoded, tokens=own)
+                self._decoded[self._key(one.request)] = decoded, replace(decoded, tokens=own)
                 continue
-            departed.append((one, decoded))
-            known = one.draft if one.draft[: len(own)] == own else own
-            rows.append(decoding.Row(one.ids, one.tokens, known=known, kept=len(own)))
-        more = [itself for batch in self._batches(rows) for itself in decoding.together(self._engine, batch)]
-        for (one, decoded), itself in zip(departed, more, strict=True):
-            if itself is not None:
-                self._decoded[self._key(one)] = decoded, itself
+            known = one.request.draft if one.request.draft[: len(own)] == own else own
+            departed[place] = decoding.Row(one.row.count, known=known, kept=len(own))
+        if departed:
+            more = beside.decode([departed.get(place) for place in range(len(batch))])
+            for one, decoded, itself in zip(batch, found, more, strict=True):
+                if one.request is not None and decoded is not None and itself is not None:
+                    self._decoded[self._key(one.request)] = decoded, itself
 
     def _key(self, request: Greedy) -> tuple[Any, ...]:
         return self._state(), *request.ids, "", request.tokens, request.least, request.stop

@@ -123,9 +123,8 @@ SINGLE = 2
 
 @dataclass(frozen=True)
 class Row:
-    """A text that is decoded beside others."""
+    """How a text is decoded beside others."""
 
-    prompt: Sequence[int]
     count: int
     """Rows of logits, of each of which a token is chosen."""
     least: int = 0
@@ -138,44 +137,69 @@ class Row:
     """Rows of logits that are kept, the first ones; None for all."""
 
 
-def together(engine: Engine, rows: Sequence[Row]) -> list[Decoded | None]:
-    """Decode texts greedily as the rows of one padded batch; a row that has ended goes along until all have. Nothing is timed.
+_IDLE = Row(1)
+"""Of a text of which nothing is asked."""
 
-    Rows of which the model chooses another token than the one that was known are decoded once more, beside each other, since what came
-    after that token says nothing. None for one that then chooses otherwise than before.
-    """
-    found = _together(engine, rows)
-    again = [number for number, text in enumerate(found) if text.lost]
-    if again:
-        more = _together(engine, [replace(rows[number], known=found[number].tokens) for number in again])
-        for number, text in zip(again, more, strict=True):
-            found[number] = text
-    return [None if text.lost else text.decoded for text in found]
+COPIED_TOKENS = 1024
+"""Most tokens of the prompts of a batch, padding included, whose cache is held twice."""
 
 
-def _together(engine: Engine, rows: Sequence[Row]) -> list[_Text]:
-    batch = Batch(engine, [row.prompt for row in rows], last=True)
-    outputs = batch.prefill[:, -1:].copy()
-    batch.prefill = outputs  # the other positions' logits are large
-    texts = [_Text(row) for row in rows]
-    while True:
-        for place in range(outputs.shape[1]):
-            for text, logits in zip(texts, outputs[:, place], strict=True):
-                text.take(logits)
-        going = [text for text in texts if text.going]
-        if not going:
-            break
-        left = max(text.left for text in going)
-        size = 1 if len(going[0].tokens) <= SINGLE else max(1, min(left - SINGLE, *(text.ahead for text in going)))
-        outputs = batch.advance([text.next(size) for text in texts])
-    return texts
+class Together:
+    """Texts that decode as the rows of one padded batch, from their prompts on, any number of times. Nothing is timed."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+        self._engine, self._prompts = engine, prompts
+        self._begun: Batch | None = None
+        """All prompts' pass, where its cache was kept."""
+
+    def decode(self, rows: Sequence[Row | None]) -> list[Decoded | None]:
+        """Decode a row greedily for each prompt, None where nothing is asked of it. A row that has ended goes along until all have.
+
+        Rows of which the model chooses another token than the one that was known are decoded once more, beside each other, since what
+        came after that token says nothing. None for one that then chooses otherwise than before.
+        """
+        found = self._decoded(rows)
+        lost = {place: replace(text.row, known=text.tokens) for place, text in found.items() if text.lost}
+        if lost:
+            found |= self._decoded([lost.get(place) for place in range(len(rows))])
+        return [None if place not in found or found[place].lost else found[place].decoded for place in range(len(rows))]
+
+    def _decoded(self, rows: Sequence[Row | None]) -> dict[int, _Text]:
+        """Place of each row that is asked → its text."""
+        asked = [place for place, row in enumerate(rows) if row is not None]
+        batch, places = self._start(asked)
+        texts = [_Text(rows[place] or _IDLE) for place in places]
+        outputs = batch.prefill
+        while True:
+            for place in range(outputs.shape[1]):
+                for text, logits in zip(texts, outputs[:, place], strict=True):
+                    text.take(logits)
+            going = [text for text in texts if text.going]
+            if not going:
+                break
+            left = max(text.left for text in going)
+            size = 1 if len(going[0].tokens) <= SINGLE else max(1, min(left - SINGLE, *(text.ahead for text in going)))
+            outputs = batch.advance([text.next(size) for text in texts])
+        return {place: text for place, text in zip(places, texts, strict=True) if rows[place] is not None}
+
+    def _start(self, asked: Sequence[int]) -> tuple[Batch, Sequence[int]]:
+        """The prompts' pass, and the places of its rows: all where its cache is kept for the next time, else those that are asked."""
+        kept = hasattr(self._engine, "copied") and len(self._prompts) * max(map(len, self._prompts)) <= COPIED_TOKENS
+        places = range(len(self._prompts)) if kept else asked
+        batch, self._begun = self._begun, None
+        if batch is None:
+            batch = Batch(self._engine, [self._prompts[place] for place in places], last=True)
+            batch.prefill = batch.prefill[:, -1:].copy()  # the other positions' logits are large
+        if kept:
+            self._begun = batch.copy()
+        return batch, places
 
 
 class _Text:
     """A row on its way."""
 
     def __init__(self, row: Row) -> None:
-        self._row = row
+        self.row = row
         self.tokens, self.chosen = list[int](), list[int]()
         self._logits: np.ndarray | None = None
         """(rows that may be kept, V), of which the first ones are filled: logits are large, so they are held once."""
@@ -190,7 +214,7 @@ class _Text:
         """Choose the next token of logits (V,), unless the text has ended."""
         if not self.going:
             return
-        row, place = self._row, len(self.tokens)
+        row, place = self.row, len(self.tokens)
         chosen = most_likely(logits, ())
         self.chosen.append(chosen)
         if place < len(row.known) and chosen != row.known[place]:
@@ -206,19 +230,19 @@ class _Text:
     @property
     def left(self) -> int:
         """Tokens that may still be chosen."""
-        return self._row.count - len(self.tokens)
+        return self.row.count - len(self.tokens)
 
     @property
     def ahead(self) -> int:
         """Tokens that it can be given in one step: the last one chosen, and known ones after it."""
-        known = len(self._row.known) - len(self.tokens) + 1
+        known = len(self.row.known) - len(self.tokens) + 1
         return STRIDE if known >= self.left else max(1, min(STRIDE, known))
 
     def next(self, size: int) -> list[int]:
         """The last token, and the known ones after it; filled up where nobody will look at what comes out."""
         if not self.going:
             return self.tokens[-1:] * size
-        tokens = [self.tokens[-1], *self._row.known[len(self.tokens) :][: size - 1]]
+        tokens = [self.tokens[-1], *self.row.known[len(self.tokens) :][: size - 1]]
         return tokens + tokens[-1:] * (size - len(tokens))
 
 
