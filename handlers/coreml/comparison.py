@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from handlers.coreml import package
-from handlers.coreml.blobs import Unreadable
-from handlers.coreml.decompression import PREFIX, STORED, stored_as
-from handlers.coreml.evaluator import constant
+from handlers.coreml.evaluation import package
+from handlers.coreml.evaluation.blobs import Unreadable
+from handlers.coreml.evaluation.decompression import PREFIX, STORED, stored_as
+from handlers.coreml.evaluation.evaluator import constant
 from handlers.models.folder import ModelFolder
 from handlers.onnx.graphs import graphset
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from handlers.coreml import conversion, library, package, tables
-from handlers.coreml.decompression import PREFIX, STORED, stored_as
-from handlers.coreml.folding import TABLE
-from handlers.coreml.package import Operator, Program
+from handlers.coreml import library, tables
+from handlers.coreml.converting import conversion
+from handlers.coreml.converting.folding import TABLE
+from handlers.coreml.evaluation import package
+from handlers.coreml.evaluation.decompression import PREFIX, STORED, stored_as
+from handlers.coreml.evaluation.package import Operator, Program
 
 LEAST = 512
 """Numbers in the smallest weight that is made smaller."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.coreml import comparison
-from handlers.coreml.blobs import Unreadable
+from handlers.coreml.evaluation.blobs import Unreadable
 from handlers.coreml.session import Session, opened
 from handlers.static_programs.engine import AGAIN, OPERATION, StaticCausal, StaticEncoder, StaticFolder, StaticSeq2Seq
 from handlers.validate.engines.registry import EngineSpec

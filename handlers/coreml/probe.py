@@ -27,8 +27,10 @@ def probe(options: argparse.Namespace) -> Probed:
     import numpy as np
     import torch
 
-    from handlers.coreml import compression, conversion, package
-    from handlers.coreml.evaluator import Evaluator
+    from handlers.coreml import compression
+    from handlers.coreml.converting import conversion
+    from handlers.coreml.evaluation import package
+    from handlers.coreml.evaluation.evaluator import Evaluator
     from handlers.onnx.graphs.graphset import Graph, Port
 
     class Sum(torch.nn.Module):

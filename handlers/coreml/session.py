@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from handlers.coreml import conversion, library, package
-from handlers.coreml.evaluator import Evaluator
+from handlers.coreml import library
+from handlers.coreml.converting import conversion
+from handlers.coreml.evaluation import package
+from handlers.coreml.evaluation.evaluator import Evaluator
 from handlers.onnx.graphs.graphset import Graph
 
 IDS = "input_ids"

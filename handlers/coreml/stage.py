@@ -21,8 +21,10 @@ from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.coreml import compression, conversion, package, rewriting
-from handlers.coreml.evaluator import Evaluator
+from handlers.coreml import compression
+from handlers.coreml.converting import conversion, rewriting
+from handlers.coreml.evaluation import package
+from handlers.coreml.evaluation.evaluator import Evaluator
 from handlers.coreml.options import CoreMlOptions
 from handlers.models.files import setting
 from handlers.onnx.graphs import graphset

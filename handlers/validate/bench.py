@@ -25,9 +25,9 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
 from handlers.toolchains import use
-from handlers.validate.checks.series import Lost, Point, Series
 from handlers.validate.engines.registry import EXACT, EngineSpec, engines
 from handlers.validate.engines.task_profile import ValidatedTask, subject_of
+from handlers.validate.speeds.series import Lost, Point, Series
 from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed
 from handlers.validate.workers.encoder_pass import TOKENS_A_PASS
 from handlers.validate.workers.protocol import AskStats, Loaded, Time

@@ -23,11 +23,12 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, external, optimum_reader, room, scoring
+from handlers.validate.checks import answers, base_likelihood, room, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
 from handlers.validate.folders import configs, portability
+from handlers.validate.outside import external, optimum_reader
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats, CompareWeights

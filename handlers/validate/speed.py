@@ -16,8 +16,8 @@ from handlers.toolchains import use
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.turns import Peer, alone, race, summary
 from handlers.validate.engines.registry import EXACT, EngineSpec
+from handlers.validate.speeds.turns import Peer, alone, race, summary
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Timing
 

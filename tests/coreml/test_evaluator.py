@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.coreml import tables
-from handlers.coreml.blobs import BITS, Blob, Unreadable, unpacked
-from handlers.coreml.decompression import blockwise, looked_up
-from handlers.coreml.evaluator import Evaluator, UnknownOperator, Unsound
-from handlers.coreml.package import Operator, Program, Type
+from handlers.coreml.evaluation.blobs import BITS, Blob, Unreadable, unpacked
+from handlers.coreml.evaluation.decompression import blockwise, looked_up
+from handlers.coreml.evaluation.evaluator import Evaluator, UnknownOperator, Unsound
+from handlers.coreml.evaluation.package import Operator, Program, Type
 
 HALF = Type("float16", (1, 2))
 

@@ -60,8 +60,8 @@ def test_the_readmes_python_writes_what_the_model_writes_where_core_ml_is_stood_
     """The code of the README with the evaluator in place of Core ML, so that at least its own loop is right."""
     import coremltools as ct
 
-    from handlers.coreml import package
-    from handlers.coreml.evaluator import Evaluator
+    from handlers.coreml.evaluation import package
+    from handlers.coreml.evaluation.evaluator import Evaluator
 
     class Model:
         def __init__(self, path: str) -> None:
@@ -129,8 +129,8 @@ def sound(lab: sabotage.Lab, toolchain: Path, tmp_path_factory: pytest.TempPathF
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_damaged_block_of_weights_is_caught_and_named(variant: str, lab: sabotage.Lab, sound: dict[str, Path], tmp_path: Path) -> None:
-    from handlers.coreml import package
-    from handlers.coreml.blobs import Blob
+    from handlers.coreml.evaluation import package
+    from handlers.coreml.evaluation.blobs import Blob
 
     bench = lab.bench(tmp_path / "scratch")
     assert not caught(bench, variant, sound[variant])
@@ -154,7 +154,8 @@ def test_a_damaged_block_of_weights_is_caught_and_named(variant: str, lab: sabot
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("damage", ["a state that is not written", "a state that is written one row late", "a table of angles"])
 def test_a_program_that_was_damaged_is_caught(damage: str, lab: sabotage.Lab, sound: dict[str, Path], tmp_path: Path) -> None:  # R4.5
-    from handlers.coreml import library, package
+    from handlers.coreml import library
+    from handlers.coreml.evaluation import package
 
     bench = lab.bench(tmp_path / "scratch")
     folder = shutil.copytree(sound["coreml"], tmp_path / "damaged")

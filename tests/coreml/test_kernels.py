@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.coreml.kernels import KERNELS
+from handlers.coreml.evaluation.kernels import KERNELS
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 SEEDS = st.integers(0, 1000)

@@ -35,7 +35,7 @@ def session(folder: Path, role: str) -> Any:
 
 
 def package_of(folder: Path, role: str = "model") -> Any:
-    from handlers.coreml import package
+    from handlers.coreml.evaluation import package
 
     return package.read(folder / description.read(folder).graph(role).file)
 
@@ -192,7 +192,7 @@ def test_an_operator_that_core_ml_tools_do_not_know_is_one_sentence(tied: tuple[
 def test_an_operator_that_is_not_evaluated_is_named(
     tied: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # what nobody can check is not published as sound
-    from handlers.coreml.kernels import KERNELS
+    from handlers.coreml.evaluation.kernels import KERNELS
 
     monkeypatch.delitem(KERNELS, "silu")
     with pytest.raises(Permanent, match=r"model.mlpackage is not sound \(UnknownOperator: it has an operator silu") as refused:
@@ -227,9 +227,10 @@ def made_of(source: Path, module: Any, folder: Path) -> Permanent:
     ],
 )  # fmt: skip
 def test_a_package_that_was_damaged_is_one_sentence(damage: str, words: str, plain: Path, tmp_path: Path) -> None:
-    from handlers.coreml import library, package
-    from handlers.coreml.blobs import Unreadable
-    from handlers.coreml.evaluator import Evaluator
+    from handlers.coreml import library
+    from handlers.coreml.evaluation import package
+    from handlers.coreml.evaluation.blobs import Unreadable
+    from handlers.coreml.evaluation.evaluator import Evaluator
 
     path = shutil.copytree(plain / "model.mlpackage", tmp_path / "model.mlpackage")
     inside = path / "Data/com.apple.CoreML"

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.coreml import rewriting
-from handlers.coreml.folding import TABLE
-from handlers.coreml.rewriting import HIDDEN
+from handlers.coreml.converting import rewriting
+from handlers.coreml.converting.folding import TABLE
+from handlers.coreml.converting.rewriting import HIDDEN
 from handlers.onnx.graphs.graphset import Graph, Port
 
 aten = torch.ops.aten

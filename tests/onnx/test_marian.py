@@ -18,7 +18,7 @@ from daemon.contract.errors import Permanent
 from handlers.onnx.export import stage
 from handlers.onnx.folder import playback, tokenizer_files, tokenizers
 from handlers.onnx.tracing.strategies import STRATEGIES
-from handlers.validate.checks import example
+from handlers.validate.outside import example
 from tests import marian
 from tests.marian import Marian, Translated
 from tests.onnx import seq2seq

@@ -16,11 +16,11 @@ import pytest
 from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.options import OnnxOptions
-from handlers.validate.checks import optimum_reader
-from handlers.validate.checks.optimum_reader import OwnAnswer
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.registry import EngineSpec, load
 from handlers.validate.engines.task_profile import ValidatedTask, subject_of
+from handlers.validate.outside import optimum_reader
+from handlers.validate.outside.optimum_reader import OwnAnswer
 from handlers.validate.workers.drivers import drive
 from tests.onnx.conftest import Exported, make_context
 from tests.toolchains.conftest import calls, offered, stand_in

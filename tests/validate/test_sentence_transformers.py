@@ -273,7 +273,7 @@ def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
     import onnxruntime
 
     from handlers.onnx.export import stage as onnx
-    from handlers.validate.checks import example
+    from handlers.validate.outside import example
 
     adapter, inputs = shutil.copytree(model.adapter, tmp_path / "adapter"), zoo.HIDDEN * (2 if isinstance(mode, list) else 1)
     shutil.rmtree(adapter / "2_Dense")

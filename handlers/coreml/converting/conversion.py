@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from handlers.coreml import library, operators, rewriting
+from handlers.coreml import library
+from handlers.coreml.converting import operators, rewriting
 from handlers.onnx.graphs.graphset import Graph, Port
 
 SUFFIX = ".mlpackage"

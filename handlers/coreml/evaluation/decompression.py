@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from handlers.coreml.blobs import Blob
-from handlers.coreml.package import Bound
+from handlers.coreml.evaluation.blobs import Blob
+from handlers.coreml.evaluation.package import Bound
 
 PREFIX = "constexpr_"
 STORED = {"constexpr_blockwise_shift_scale": "data", "constexpr_lut_to_dense": "indices"}

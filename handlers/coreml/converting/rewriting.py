@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from handlers.coreml.folding import Folding, attributes, shape
+from handlers.coreml.converting.folding import Folding, attributes, shape
 from handlers.onnx.graphs.graphset import Graph
 
 aten = torch.ops.aten

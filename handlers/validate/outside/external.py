@@ -13,11 +13,11 @@ import numpy as np
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
-from handlers.validate.checks import example, optimum_reader
 from handlers.validate.checks.examination import Examination
-from handlers.validate.checks.optimum_reader import OwnAnswer
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.outside import example, optimum_reader
+from handlers.validate.outside.optimum_reader import OwnAnswer
 
 
 def example_fault(

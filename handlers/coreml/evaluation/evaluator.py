@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from handlers.coreml.blobs import DTYPES, Blob, Unreadable
-from handlers.coreml.decompression import DECOMPRESSED, PREFIX
-from handlers.coreml.kernels import KERNELS, MOVES
-from handlers.coreml.package import Operator, Program, Type
+from handlers.coreml.evaluation.blobs import DTYPES, Blob, Unreadable
+from handlers.coreml.evaluation.decompression import DECOMPRESSED, PREFIX
+from handlers.coreml.evaluation.kernels import KERNELS, MOVES
+from handlers.coreml.evaluation.package import Operator, Program, Type
 
 State = Mapping[str, np.ndarray]
 _HALF = "float16"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from handlers.coreml import library
-from handlers.coreml.blobs import BITS, DTYPES, Blob, Unreadable, unpacked
+from handlers.coreml.evaluation.blobs import BITS, DTYPES, Blob, Unreadable, unpacked
 
 MAIN = "main"
 _NAMES = {

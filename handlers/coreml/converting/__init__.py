@@ -1,0 +1,1 @@
+"""From a program of torch.export to a package."""

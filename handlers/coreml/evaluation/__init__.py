@@ -1,0 +1,1 @@
+"""A package read from disk, and evaluated operator by operator."""

@@ -1,0 +1,1 @@
+"""What an artifact gives outside of our engines."""

@@ -1,0 +1,1 @@
+"""How speeds are measured."""
