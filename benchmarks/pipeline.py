@@ -1,17 +1,20 @@
 """A checkpoint to merged model, ONNX and int8, each looked at: `ckptd export` beside the commands that people type one after the other.
 
-    python benchmarks/pipeline.py --toolchains STATE [--json FILE] [--layers 28] [--hidden 512] [--tokens 32000] [--rounds 3]
+    python benchmarks/pipeline.py --toolchains STATE [--json FILE] [--layers 28] [--hidden 512] [--tokens 32000] [--rounds 3] [--threads 1]
 
 The model is Qwen3-shaped with random weights; a LoRA adapter of all linear layers is trained on it for a few steps. The commands: PEFT's
 merge and save, optimum's export of the merged model to ONNX (from the toolchain of that name in STATE), onnxruntime's dynamic
 quantization, and for each of the two graphs a process that runs a text through it and through the merged model. `ckptd export` makes and
 checks `pytorch`, `onnx` and `onnx-int8` of each checkpoint; `first` is the first one of the architecture, `later` are further ones.
-Seconds are of the wall, `cpu_seconds` those of all processes together, `peak_mb` the largest process. Rounds are in turns, one thread
-each. Without `--toolchains` only `ckptd export` is measured. `speedup_over_peers` is how many times as fast as the commands a later
-checkpoint is, by the wall. `speedup_over_peers_with_checks` is the same of commands that compare what ckptd compares, instead of one
-pass of each graph: the live model, its base, the merged model and both graphs continue the same texts and are compared at every position,
-by transformers' and optimum's `generate` and forward. `small_export_s` are the seconds of the second checkpoint of a model with 0.85 M
-parameters.
+Seconds are of the wall, `cpu_seconds` those of all processes together, `peak_mb` the largest process. Rounds are in turns, both sides on
+the same number of threads: what a library computes in parallel, and for ckptd also the stages that run side by side. Without
+`--toolchains` only `ckptd export` is measured.
+
+`speedup_over_peers` is how many times as fast as the commands a later checkpoint is, by the wall. `speedup_over_peers_with_checks` is the
+same of commands that compare what ckptd compares, instead of one pass of each graph: the live model, its base, the merged model and both
+graphs continue the same texts and are compared at every position, by transformers' and optimum's `generate` and forward. `small_export_s`
+are the seconds of the second checkpoint of a model with 0.85 M parameters, and `small_speedup_over_peers` how many times as fast as the
+commands that is.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
@@ -143,12 +145,12 @@ def by_commands(python: str, base: Path, adapter: Path, folder: Path, *, same_ch
     return [_common.run_child(command, env={"PYTHONPATH": ""})[1] for command in commands]
 
 
-def by_ckptd(base: Path, checkpoint: Path, folder: Path) -> list[int]:
+def by_ckptd(base: Path, checkpoint: Path, folder: Path, threads: int) -> list[int]:
     """One export; gives its peak. RuntimeError where one of the three was not made."""
     output = folder / "out"
     shutil.rmtree(output, ignore_errors=True)
     configuration = folder / "config.toml"
-    configuration.write_text('[validate]\non_failed_check = "publish"\n[limits]\nthreads = 1\npriority = "normal"\n')
+    configuration.write_text(f'[validate]\non_failed_check = "publish"\n[limits]\nthreads = {threads}\npriority = "normal"\n')
     command = _common.python(
         "-m", "daemon", "export", str(checkpoint), "--base", str(base), "-c", str(configuration), "-o", str(output),
         *(word for variant in ("pytorch", "onnx", "onnx-int8") for word in ("--to", variant)),
@@ -192,7 +194,10 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=32000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    threads = options.threads
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     machine = _common.machine()
     found = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
     if options.toolchains and found is None:
@@ -207,18 +212,22 @@ def main() -> None:
         _common.run_child(_common.python("-c", RUN, str(base), str(run), str(options.rounds + 1)))
         checkpoints = [run / f"checkpoint-{2 * number}" for number in range(1, options.rounds + 2)]
         weights = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-        first, later, commands = cost(lambda: by_ckptd(base, checkpoints[0], folder)), [], []
-        same: list[dict[str, float]] = []
+        first, later, commands = cost(lambda: by_ckptd(base, checkpoints[0], folder, threads)), [], []
+        same, small, small_commands = list[dict[str, float]](), list[dict[str, float]](), list[dict[str, float]]()
         for checkpoint in checkpoints[1:]:
-            later.append(cost(lambda: by_ckptd(base, checkpoint, folder)))  # noqa: B023 (called at once)
+            later.append(cost(lambda: by_ckptd(base, checkpoint, folder, threads)))  # noqa: B023 (called at once)
             if found is not None:
                 python = str(found.python)
                 commands.append(cost(lambda: by_commands(python, base, checkpoint, folder / "peer")))  # noqa: B023
                 same.append(cost(lambda: by_commands(python, base, checkpoint, folder / "peer", same_checks=True)))  # noqa: B023
-        by_ckptd(*small_checkpoint(folder, 1), folder / "small")
-        small = cost(lambda: by_ckptd(*small_checkpoint(folder, 2), folder / "small"))
-    figures: dict[str, Any] = {"base_mb": round(weights / 1e6, 1), "first": medians([first]), "later": medians(later)}
-    figures |= {"small_export_s": round(small["seconds"], 1), "small_export_cpu_s": round(small["cpu_seconds"], 1)}
+        by_ckptd(*small_checkpoint(folder, 1), folder / "small", threads)
+        second = small_checkpoint(folder, 2)
+        for _ in range(options.rounds):
+            small.append(cost(lambda: by_ckptd(*second, folder / "small", threads)))
+            if found is not None:
+                small_commands.append(cost(lambda: by_commands(str(found.python), *second, folder / "peer")))
+    figures: dict[str, Any] = {"base_mb": round(weights / 1e6, 1), "threads": threads, "first": medians([first]), "later": medians(later)}
+    figures |= {"small_export_s": medians(small)["seconds"], "small_export_cpu_s": medians(small)["cpu_seconds"]}
     figures["peak_mb"] = figures["later"]["peak_mb"]
     if commands:
         figures["commands"] = medians(commands)
@@ -228,6 +237,7 @@ def main() -> None:
             figures[f"commands_over_{name}"] = ratios(commands, rows)
             figures[f"commands_with_checks_over_{name}"] = ratios(same, rows)
         figures["speedup_over_peers"] = figures["commands_over_later"]["seconds"]
+        figures["small_speedup_over_peers"] = ratios(small_commands, small)["seconds"]
         figures["speedup_over_peers_with_checks"] = figures["commands_with_checks_over_later"]["seconds"]
     _common.write("pipeline", figures, options.json, libraries=("torch", "transformers", "peft", "onnxruntime"), taken_on=machine)
 
