@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -21,6 +22,7 @@ from handlers.onnx.export import template_making, templated
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.templates import filling, layers, repetition, shallow
+from handlers.onnx.templates import sources as template_sources
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.store import FILE, FOLDER, Store
 from handlers.onnx.templates.weights import Weights
@@ -284,11 +286,14 @@ def test_the_layers_that_stand_for_all(kinds: tuple[int, ...], kept: tuple[int, 
     assert layers.chosen(kinds) == kept
 
 
-def test_weights_are_found_by_content() -> None:
+@pytest.mark.parametrize("compared", [1, 7, 1 << 18])
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_weights_are_found_by_content(stored: type[np.generic], compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sources, "COMPARED", compared)
     random = np.random.default_rng(1)
-    tensors = {f"t{number}": random.normal(size=(6, 4)).astype(np.float32) for number in range(4)}
-    tensors |= {"bias": random.normal(size=8).astype(np.float32), "one": np.array([0.3], np.float32)}
-    finder = Finder(tensors)
+    kept = {f"t{number}": random.normal(size=(6, 4)).astype(np.float32).astype(stored) for number in range(4)}
+    kept |= {"bias": random.normal(size=8).astype(np.float32).astype(stored), "one": np.array([0.3], np.float32).astype(stored)}
+    finder, tensors = Finder(kept), {name: tensor.astype(np.float32) for name, tensor in kept.items()}
     for array in (
         tensors["t0"], tensors["t1"].T.copy(), tensors["bias"].reshape(1, 8, 1), tensors["bias"] + np.float32(1), tensors["one"],
         np.stack([tensors["t2"], tensors["t0"]]), np.stack([tensors["t2"].T, tensors["t0"].T]),
@@ -297,7 +302,11 @@ def test_weights_are_found_by_content() -> None:
     ):  # fmt: skip
         source = finder.find(array)
         assert source is not None
-        assert np.array_equal(Source.from_json(json.loads(json.dumps(source.to_json()))).read(tensors.__getitem__), array)
+        assert np.array_equal(Source.from_json(json.loads(json.dumps(source.to_json()))).read(kept.__getitem__), array)
+        for place in {0, array.size // 2, array.size - 1} if array.size > 1 else ():
+            other = array.copy()
+            other.flat[place] += 0.5
+            assert finder.find(other) is None
     assert finder.find(tensors["t0"] * 2) is None and finder.find(tensors["t0"][:3]) is None
     assert finder.find(np.concatenate([tensors["t0"], tensors["t1"] * 2])) is None and finder.find(np.float32([0.25])) is None
 

@@ -24,7 +24,7 @@ from handlers.onnx.attention import marks
 from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.export import building
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family, release
+from handlers.onnx.families.base import Family
 from handlers.onnx.families.chain.family import Layered
 from handlers.onnx.folder.chain_signature import block_number, block_role
 from handlers.onnx.graphs import graph_file
@@ -139,8 +139,7 @@ def _traced(
     counts = [f"{len(stack.kept)} layers of {len(stack.kinds)}" for stack in stacks]
     task.reporter.progress(0.1, f"tracing {' and '.join(counts)}" if counts else "tracing the model")
     weights, vocabulary = shallow.write(task.weights, folder, stacks, fewer_tokens=fewer_tokens)
-    if whole is not None and (stacks or vocabulary):
-        _check_alike(task, folder, whole, stacks)
+    stand_in = _alike(task, folder, whole, stacks) if whole is not None and (stacks or vocabulary) else None
     staging.mkdir()
     shutil.copyfile(folder / "config.json", staging / "config.json")
     options = task.context.work.options(OnnxOptions).model_copy(update={"external_data": "always"})
@@ -151,7 +150,7 @@ def _traced(
         }
     )  # fmt: skip
     finder = filling.finder_of(weights)
-    built = building.trace(task.strategy, task.family, small, task.reporter)
+    built = building.trace(task.strategy, task.family, small, task.reporter, stand_in)
     chain = Blocks(stacks[0], task.family.per_graph) if isinstance(task.family, Layered) and stacks else None
     if chain is not None:
         _check_blocks(chain, built.graphs, staging, finder)
@@ -209,15 +208,15 @@ def _all_blocks(
     return models, {role: file for role, (file, _) in signatures.items()}, tuple(shown)
 
 
-def _check_alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequence[Stack]) -> None:
-    """NotRepeatableError unless the stand-in's layers are like those of the model that they were cut to, OtherSurroundingsError unless all
-    else is like the model's."""
+def _alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequence[Stack]) -> Any:
+    """The loaded stand-in. NotRepeatableError unless its layers are like those of the model that they were cut to, OtherSurroundingsError
+    unless all else is like the model's."""
     model = task.family.load(folder, task.strategy.tracing)
     found = layers.of_model(model)
-    release(model)
     kept = [stack.kept for stack in stacks] or [tuple(range(one.depth)) for one in whole.lists]
     wanted = [[one.digests[layer] for layer in numbers] for one, numbers in zip(whole.lists, kept, strict=True)]
     if found is None or not found.alike(wanted):
         raise NotRepeatableError("with fewer layers the model has other layers")
     if found.around != whole.around:
         raise OtherSurroundingsError("with fewer layers the model is another one outside of them")
+    return model

@@ -15,12 +15,12 @@ MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
 LEAST, ENOUGH = 9, 15
 """Rounds; how many there are, the time decides, and whether fewer have shown already that both are equally fast."""
-QUICKEST, SECONDS = 0.15, 1.0
+QUICKEST, SECONDS = 0.06, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
-FEW, LONG = 5, 1.5
+FEW, LONG = 5, 0.5
 """So few rounds are enough for a pair that takes so many seconds: what disturbs a short run is little beside a long one."""
-WARMING = 2
-"""Runs of each that are not counted: the first ones allocate."""
+WARMING, SLOW = 2, 0.05
+"""Runs of each that are not counted, since the first ones allocate; one alone where both together take so many seconds."""
 
 Verdict = Literal["faster", "equal", "slower"]
 
@@ -70,9 +70,11 @@ def _enough(before: Sequence[float], after: Sequence[float], seconds: float) -> 
 
 def race(before: Callable[[], object], after: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Race:
     """Run both in turns, each first in every other round."""
-    for _ in range(WARMING):
-        before()
-        after()
+    began = clock()
+    for number in range(WARMING):
+        if number == 0 or clock() - began < SLOW:
+            before()
+            after()
     durations: tuple[list[float], list[float]] = ([], [])
     began = clock()
     while not _enough(*durations, clock() - began):

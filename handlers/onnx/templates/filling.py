@@ -21,7 +21,7 @@ _NOWHERE = "weights"
 def finder_of(weights: Weights) -> Finder:
     """What finds arrays among the tensors of floating point."""
     floating = sorted(name for name, info in weights.infos.items() if info.dtype.startswith(("F", "BF")))
-    return Finder({name: weights.tensor(name).astype(np.float32) for name in floating})
+    return Finder({name: weights.tensor(name) for name in floating})
 
 
 def find_sources(model: ir.Model, finder: Finder) -> dict[str, Source]:

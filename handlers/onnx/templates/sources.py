@@ -104,7 +104,7 @@ Ends = tuple[int, float, float]
 
 @dataclass
 class Finder:
-    """Finds arrays among the tensors of a model; all are fp32, as the graph has them."""
+    """Finds arrays, which are fp32, as a graph has them, among the tensors of a model, which may be of any floating type."""
 
     tensors: Mapping[str, np.ndarray]
     _by_ends: dict[Ends, list[str]] = field(default_factory=dict)
@@ -129,11 +129,11 @@ class Finder:
     def _whole(self, array: np.ndarray) -> Source | None:
         for name in self._by_ends.get(_ends(array), ()):
             tensor = self.tensors[name]
-            if tensor.shape == array.shape and np.array_equal(tensor, array):
+            if tensor.shape == array.shape and _equal(tensor, array):
                 return Source(array.shape, name)
-            if tensor.ndim == array.ndim == 2 and tensor.shape[::-1] == array.shape and np.array_equal(tensor.T, array):
+            if tensor.ndim == array.ndim == 2 and tensor.shape[::-1] == array.shape and _equal_turned(tensor, array):
                 return Source(array.shape, name, turned=True)
-            if np.array_equal(tensor.reshape(-1), array.reshape(-1)):
+            if _equal(tensor.reshape(-1), array.reshape(-1)):
                 return Source(array.shape, name)
         return None
 
@@ -142,7 +142,7 @@ class Finder:
         if array.ndim == 0 or array.size != max(array.shape):
             return None
         for name in self._by_size.get(array.size, ()):
-            if np.array_equal(self.tensors[name] + np.float32(1), array.reshape(-1)):
+            if np.array_equal(self.tensors[name].astype(np.float32) + np.float32(1), array.reshape(-1)):
                 return Source(array.shape, name, added=1.0)
         return None
 
@@ -170,12 +170,33 @@ class Finder:
     def _beginning(self, rest: np.ndarray, axis: int, name: str) -> Source | None:
         tensor = self.tensors[name]
         for is_turned in (False, True) if tensor.ndim == 2 else (False,):
-            one = tensor.T if is_turned else tensor
-            if one.ndim == rest.ndim and one.shape[axis] <= rest.shape[axis]:
-                head = rest[: one.shape[0]] if axis == 0 else rest[:, : one.shape[1]]
-                if head.shape == one.shape and np.array_equal(head, one):
-                    return Source(one.shape, name, is_turned)
+            shape = tensor.shape[::-1] if is_turned else tensor.shape
+            if len(shape) == rest.ndim and shape[axis] <= rest.shape[axis]:
+                head = rest[: shape[0]] if axis == 0 else rest[:, : shape[1]]
+                if head.shape == shape and (_equal_turned(tensor, head) if is_turned else _equal(tensor, head)):
+                    return Source(shape, name, is_turned)
         return None
+
+
+COMPARED = 1 << 18
+"""Elements that are widened and compared at once, so that no tensor is widened as a whole."""
+
+
+def _equal(tensor: np.ndarray, array: np.ndarray) -> bool:
+    """Whether an array (fp32) has a tensor's values; both have the same shape."""
+    if tensor.ndim == 0:
+        return bool(tensor.astype(np.float32) == array)
+    step = max(1, COMPARED // max(1, tensor[:1].size))
+    firsts = range(0, len(tensor), step)
+    return all(np.array_equal(tensor[first : first + step].astype(np.float32, copy=False), array[first : first + step]) for first in firsts)
+
+
+def _equal_turned(tensor: np.ndarray, array: np.ndarray) -> bool:
+    """The same of a matrix with exchanged axes."""
+    step = max(1, COMPARED // max(1, tensor.shape[1]))
+    return all(
+        np.array_equal(turned(tensor[first : first + step]), array[:, first : first + step]) for first in range(0, len(tensor), step)
+    )
 
 
 def _all(found: Iterable[Source | None]) -> tuple[Source, ...]:
