@@ -16,7 +16,7 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 
 ROUNDS, MOST_ROUNDS = 3, 9
-ENOUGH_SECONDS = 1.5
+ENOUGH_SECONDS = 0.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
 ALIKE, ALIKE_SECONDS = 1.05, 0.4
 """Two rounds or more that took so long together are enough if their ratios are so much alike: on a quiet box more say nothing new."""
