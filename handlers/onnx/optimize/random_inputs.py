@@ -17,7 +17,7 @@ from handlers.onnx.graphs.graphset import Graph, Port
 
 LONGEST = 300
 """Tokens of the longest input: what reaches beyond a window of attention must be short enough to be quick."""
-PREFILL, PAST = 32, 64
+PREFILL, PAST = 16, 64
 """Tokens of the input, and of the past of a step, whose speed is measured. More input would measure products alone, which no step of the
 optimization changes."""
 _SOURCE = 9
