@@ -25,13 +25,15 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
+from daemon.config.loading import lies_in
 from daemon.config.paths import existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.jobs.plan import find_spec, stage_names
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.plan import find_spec, resolved, stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
@@ -42,7 +44,7 @@ from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
 from daemon.running.waits import SOON, Waiting
 from daemon.system.threads import Supervised
-from daemon.watching.intake import damaged, run_name
+from daemon.watching.intake import Candidate, damaged, run_name
 from daemon.watching.observers import innermost_first
 
 log = structlog.get_logger("runner")
@@ -64,9 +66,14 @@ class ExportedJob(JobStatus):
     """The contents of its report.json; None if there is no report."""
 
 
-def is_published(target: Path) -> bool:
-    """Whether an export lies there, whole."""
-    return (target / MANIFEST).is_file()
+def _published(target: Path, reference: CheckpointRef) -> set[str]:
+    """Names of the variants of a checkpoint that lie in a folder."""
+    manifest = manifest_of(target)
+    files = manifest.get("files")
+    if reference.other_than(manifest) or not isinstance(files, list):
+        return set()
+    paths = (str(one.get("path", "")) for one in files if isinstance(one, dict))
+    return {path.split("/")[0] for path in paths if "/" in path}
 
 
 def export_now(
@@ -119,6 +126,12 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     folder = settings.output.directory
     if output is not None:
         refuse_file(folder, "use --output", "give a directory; it does not have to exist yet")
+        if (root := next((root for root in settings.watch.roots if lies_in(folder, root)), None)) is not None:
+            raise UsageError(
+                FaultCode.OUTPUT_IN_CHECKPOINT, "export",
+                f"the output would be inside the watched root {root}, where only trainers may write",
+                "give another folder with --output", path=folder,
+            )  # fmt: skip
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
             FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",
@@ -159,7 +172,8 @@ def _added(text: str) -> AddedAdapter:
 def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
     """The job of this checkpoint, and whether it is finished and published.
 
-    An interrupted job goes on, a good one is left unless forced, every other is made afresh.
+    An interrupted job goes on and a good one is left unless forced, if it is for the same output; every other is made afresh. UsageError
+    where variants that another configuration published there would be lost.
     """
     root, run = _run_and_root(parts.settings, found.path)
     intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
@@ -177,8 +191,10 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         raise from_oserror(error, "pin the checkpoint") from error
     if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
-    existing = journal.jobs.get(candidate.job)
-    if existing and existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not is_published(existing.target)):
+    existing, target = journal.jobs.get(candidate.job), intake.place(candidate.reference)
+    here = existing is not None and parts.paths.output in existing.target.parents
+    whole = manifest_of(existing.target if existing and here else target).get("export_id") == candidate.job
+    if existing and (not here or (existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not whole))):
         journal.jobs.forget(existing.id)
         existing = None
     if existing:
@@ -186,8 +202,22 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         if existing.state not in ENDED_JOB:
             _try_again(journal, existing.id)
     else:
+        if not force and not whole:  # a job that published it makes the same again
+            _refuse_loss(parts.settings, candidate, target)
         intake.enter(candidate)
     return candidate.job, existing is not None and existing.state in ENDED_JOB
+
+
+def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None:
+    """UsageError where variants of this checkpoint that were published in `target` would not be in the new export."""
+    lost = sorted(_published(target, candidate.reference) - {*resolved(settings.work.export).variants})
+    if lost:
+        remove_tree(candidate.pin)
+        named, more = ", ".join(lost), " ".join(f"--to {name}" for name in lost)
+        raise UsageError(
+            FaultCode.VARIANTS_LOST, "export", f"it holds {named} of this checkpoint, which would be gone: this export would replace it",
+            f"add {more}, give another folder with --output, or replace it with --force", path=target,
+        )  # fmt: skip
 
 
 def _run_and_root(settings: Settings, checkpoint: Path) -> tuple[Path, str]:

@@ -97,6 +97,9 @@ def state_despite(path: Path | None) -> Path | None:
     return _with_state(settings, path, ask_running=True).state_directory
 
 
+NOTHING = "export.variants: nothing is left to make"
+
+
 def _is_told(problem: str, before: Sequence[str]) -> bool:
     """Whether a key that is wrong came from a variable or an option that was said to name no setting."""
     key = problem.partition(":")[0]
@@ -147,7 +150,9 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
     for name, field in Settings.model_fields.items():
         value, default = merged.get(name), field.default
         sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
-    return conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
+    found = conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
+    targets = any(item["loc"][:2] == ("export", "deploy") for item in error.errors())  # then it is not known what is to be made
+    return [one for one in found if not (targets and one.startswith(NOTHING))]
 
 
 def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
@@ -165,9 +170,7 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
             problems.append(f"export.variants: there is no variant {name!r}; {instead}{left_out}")
     if not problems and not settings.variants:
         missing = lacking(settings.export.deploy, catalog()).values()
-        problems += [f"export.deploy: {why}" for why in missing] or [
-            'export.variants: nothing is left to make; name at least one, for example ["pytorch"]'
-        ]
+        problems += [f"export.deploy: {why}" for why in missing] or [f'{NOTHING}; name at least one, for example ["pytorch"]']
     problems += [
         f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.thresholds
@@ -189,15 +192,18 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     if settings.pin.directory is not None:
         written["pin.directory"] = settings.pin.directory
     for root in settings.watch.roots:
-        real_root = real_path(root)
         for key, folder in written.items():
-            real = Path(os.path.realpath(folder))
-            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, real_root))):
+            if lies_in(folder, root):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
                 problems.append(
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
                 )
     return problems
+
+
+def lies_in(folder: Path, root: Path) -> bool:
+    """Whether a folder is in a root, or is it, by its name or by where links lead."""
+    return any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (Path(os.path.realpath(folder)), real_path(root))))
 
 
 def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

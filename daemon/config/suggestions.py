@@ -40,7 +40,7 @@ def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line for each thing that pydantic found."""
-    lines = []
+    lines, meant = list[str](), dict[int, str]()
     for item in error.errors():
         location = tuple(part for part in item["loc"] if not (isinstance(part, str) and _KIND_OF_A_UNION.fullmatch(part)))
         dotted = ".".join(str(part) for part in location)
@@ -54,7 +54,16 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):
             message = f"{lines.pop()[len(dotted) + 2 : -len(given)]}, or {message.removeprefix('must be ')}"  # a value of several kinds
         lines.append(f"{dotted}: {message}{given}")
-    return lines
+        if item["type"] == "literal_error":
+            meant[len(lines) - 1] = _meant(item)
+    return [f"{line}{meant.get(number, '')}" for number, line in enumerate(lines)]
+
+
+def _meant(item: ErrorDetails) -> str:
+    """The choice that a word is most similar to, as the end of a sentence; "" where there is none."""
+    choices = re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+    match = difflib.get_close_matches(item["input"], choices, n=1) if isinstance(item["input"], str) else []
+    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 _KIND_OF_A_UNION = re.compile(r"(tuple|list|dict|literal|function-\w+)\[.*\]|constrained-\w+")

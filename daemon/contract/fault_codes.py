@@ -154,9 +154,14 @@ class FaultCode(StrEnum):
     To do: Retry an export that failed, is partial or was cancelled; one that succeeded can be retried after the configuration has changed.
     """
     OUTPUT_IN_CHECKPOINT = "output-in-checkpoint"
-    """The output of `ckptd export` would be inside the checkpoint.
+    """The output of `ckptd export` would be inside the checkpoint, or inside a watched root.
 
     To do: Give another folder with `--output`.
+    """
+    VARIANTS_LOST = "variants-lost"
+    """`ckptd export` would take variants away that are published of this checkpoint.
+
+    To do: Name them with `--to` too, give another folder with `--output`, or replace the export with `--force`.
     """
     RELOAD_REFUSED = "reload-refused"
     """The changed configuration is wrong, or the daemon works on another file; the daemon keeps the previous one.

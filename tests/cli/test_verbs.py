@@ -15,6 +15,7 @@ import pytest
 from daemon.cli.main import app
 from daemon.config.paths import StatePaths, prepare
 from daemon.contract.errors import UsageError
+from daemon.contract.export_layout import MANIFEST
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd
@@ -53,7 +54,6 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     assert "passed" in first.stdout and "pytorch" in first.stdout
     target = tmp_path / "mine" / "pico-run" / "step-4"
     assert str(target) in first.stdout
-    inode = target.stat().st_ino
     again = ckptd(tmp_path, "export", **short)
     assert again.returncode == 0 and "already" in again.stderr
     chosen = ckptd(tmp_path, "export", "--to", "pytorch", **{name: value for name, value in short.items() if name != "EXPORT_ENABLE_ONNX"})
@@ -62,6 +62,10 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     assert nowhere.returncode == 2 and "'android'" in nowhere.stderr and "'mars'" in nowhere.stderr
     wrong = ckptd(tmp_path, "export", "--to", "android", **short).stderr
     assert "--to (command line) for export.variants: there is no variant 'android'; it is a target: name it in export.deploy" in wrong
+    elsewhere = json.loads(ckptd(tmp_path, "export", "--json", "--output", str(tmp_path / "other"), **short).stdout)
+    assert elsewhere["target"] == str(tmp_path / "other" / "pico-run" / "step-4") and (Path(elsewhere["target"]) / "pytorch").is_dir()
+    assert ckptd(tmp_path, "export", **short).returncode == 0
+    inode = target.stat().st_ino  # another output was asked for since, so it was made again
     value = json.loads(ckptd(tmp_path, "export", "--json", **short).stdout)
     assert target.stat().st_ino == inode
     assert value["artifacts"] == {"pytorch": "passed"}
@@ -73,6 +77,19 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     assert listing(target) == good
     assert (target.parent / "latest").resolve() == target
     assert (target.parent / "step-4.failed" / "report.json").is_file()
+
+
+def test_an_export_takes_no_variant_away_that_another_one_made(tmp_path: Path, pico_checkpoint: Path) -> None:
+    target = tmp_path / "out" / "pico-run" / "step-4"
+    target.mkdir(parents=True)
+    files = [{"path": path} for path in ("README.md", "onnx/model.onnx", "onnx-int8/model.onnx", "pytorch/model.safetensors")]
+    manifest = {"export_id": "another", "identity": "by another root", "checkpoint": str(pico_checkpoint), "files": files}
+    (target / MANIFEST).write_text(json.dumps(manifest))
+    before = listing(target)
+    refused = ckptd(tmp_path, "export", str(pico_checkpoint), "--output", str(tmp_path / "out"), "--to", "onnx")
+    assert refused.returncode == 2 and listing(target) == before
+    assert "it holds onnx-int8, pytorch of this checkpoint, which would be gone" in refused.stderr
+    assert "add --to onnx-int8 --to pytorch, give another folder with --output, or replace it with --force" in refused.stderr
 
 
 def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R1.1 R6.1

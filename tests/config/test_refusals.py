@@ -197,6 +197,12 @@ def test_a_list_that_is_no_list_is_shown_as_one(refusal: Refusal) -> None:
     assert "limits.jobs: must be a whole number; for example 2 (it is 'many')" in refusal('[limits]\njobs = "many"\n')
     assert "onnx.layers: must be 'last' or 'all', or a list in square brackets: [1.5] (it is 1.5)" in refusal("[onnx]\nlayers = 1.5\n")
     assert "watch: must be a section: write [watch]" in refusal("watch = 3\n")
+    deploy = refusal('[export]\ndeploy = ["browsr"]\n')
+    assert "(it is 'browsr'); did you mean 'browser'?" in deploy and "nothing is left" not in deploy
+    assert "onnx.layers: must be 'last' or 'all', or a list in square brackets: [\"lst\"] (it is 'lst'); did you mean 'last'?" in refusal(
+        '[onnx]\nlayers = "lst"\n'
+    )
+    assert "did you mean" not in refusal('[onnx]\noptimize = "mars"\n')
 
 
 @pytest.mark.parametrize(("make", "cause", "remedy"), [

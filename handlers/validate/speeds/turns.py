@@ -15,9 +15,11 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 
-ROUNDS, MOST_ROUNDS = 3, 9
+ROUNDS, MANY_ROUNDS = 3, 9
 ENOUGH_SECONDS = 0.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
+STEADY, LONG_SECONDS, MOST_ROUNDS = 1.5, 3.0, 27
+"""Where ratios are farther apart than that, other work disturbs them: there are rounds for so long, or so many, and their median counts."""
 ALIKE, ALIKE_SECONDS = 1.05, 0.4
 """Two rounds or more that took so long together are enough if their ratios are so much alike: on a quiet box more say nothing new."""
 ROUND_SECONDS = 0.25
@@ -87,9 +89,14 @@ def _ratios(mine: list[Timing], theirs: list[Timing]) -> list[float]:
 def _enough(mine: list[Timing], theirs: list[Timing]) -> bool:
     """Whether the rounds so far say enough."""
     seconds, ratios = sum(one.decode_seconds for one in (*mine, *theirs)), _ratios(mine, theirs)
-    if len(ratios) > 1 and seconds > ALIKE_SECONDS and max(ratios) <= ALIKE * min(ratios):
+    if len(ratios) < 2:
+        return False
+    apart = max(ratios) / min(ratios)
+    if apart <= ALIKE and seconds > ALIKE_SECONDS:
         return True
-    return len(ratios) >= ROUNDS and seconds > ENOUGH_SECONDS
+    if apart > STEADY:
+        return len(ratios) >= ROUNDS and seconds > LONG_SECONDS
+    return len(ratios) >= MANY_ROUNDS or (len(ratios) >= ROUNDS and seconds > ENOUGH_SECONDS)
 
 
 class _PeerFailed(Exception):
