@@ -125,7 +125,8 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         )  # fmt: skip
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
-        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that contains it to base.search',
+        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that contains it to base.search (or, for one export, use'
+        " `ckptd export --base FOLDER`)",
     )  # fmt: skip
 
 

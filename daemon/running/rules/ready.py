@@ -72,7 +72,7 @@ def loading(spec: StageSpec) -> Fault:
     """What is said of a stage that starts when the process that it is to be forked from has loaded its libraries."""
     return Fault(
         code=FaultCode.TURN, operation=f"start the stage {spec.name}", cause="PyTorch is being loaded for it",
-        remedy="nothing; it starts within seconds",
+        remedy="nothing; it starts as soon as that is done",
     )  # fmt: skip
 
 
