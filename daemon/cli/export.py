@@ -26,14 +26,14 @@ from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in
-from daemon.config.paths import existing, foreground_state, prepare, refuse_file
+from daemon.config.paths import Paths, existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.plan import find_spec, resolved, stage_names
+from daemon.contract.jobs.plan import fallback, find_spec, stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
@@ -73,7 +73,7 @@ def _published(target: Path, reference: CheckpointRef) -> set[str]:
     if reference.other_than(manifest) or not isinstance(files, list):
         return set()
     paths = (str(one.get("path", "")) for one in files if isinstance(one, dict))
-    return {path.split("/")[0] for path in paths if "/" in path}
+    return {name for name, slash, _ in (path.partition("/") for path in paths) if name and slash}
 
 
 def export_now(
@@ -192,31 +192,52 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
     if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
     existing, target = journal.jobs.get(candidate.job), intake.place(candidate.reference)
-    here = existing is not None and parts.paths.output in existing.target.parents
+    here = existing is not None and _goes_to(existing.target, target, parts.paths)
     whole = manifest_of(existing.target if existing and here else target).get("export_id") == candidate.job
-    if existing and (not here or (existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not whole))):
-        journal.jobs.forget(existing.id)
-        existing = None
-    if existing:
+    goes_on = here and existing is not None and (existing.state not in ENDED_JOB or (existing.state == "succeeded" and whole and not force))
+    if existing and goes_on:
         intake.drop(candidate)
         if existing.state not in ENDED_JOB:
             _try_again(journal, existing.id)
-    else:
-        if not force and not whole:  # a job that published it makes the same again
-            _refuse_loss(parts.settings, candidate, target)
-        intake.enter(candidate)
-    return candidate.job, existing is not None and existing.state in ENDED_JOB
+        return candidate.job, existing.state in ENDED_JOB
+    if not force and not whole:  # a job that published it makes the same again
+        _refuse_loss(parts.settings, candidate, target)
+    if existing:
+        if existing.state not in ENDED_JOB:
+            _clear_staging(existing, target, parts.paths)
+        journal.jobs.forget(existing.id)
+    intake.enter(candidate)
+    return candidate.job, False
+
+
+def _goes_to(earlier: Path, target: Path, paths: Paths) -> bool:
+    """Whether an export's folder is in this output, and not in one that lies in it; its name may be of another day."""
+    depth = len(target.relative_to(paths.output).parts)
+    return paths.output in earlier.parents and len(earlier.relative_to(paths.output).parts) == depth
+
+
+def _clear_staging(job: JobRow, target: Path, paths: Paths) -> None:
+    """Remove what an interrupted job has made, which is begun again in another output."""
+    output = job.target.parents[len(target.relative_to(paths.output).parts) - 1]
+    remove_tree(output / paths.staging.relative_to(paths.output) / job.id)
 
 
 def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None:
-    """UsageError where variants of this checkpoint that were published in `target` would not be in the new export."""
-    lost = sorted(_published(target, candidate.reference) - {*resolved(settings.work.export).variants})
+    """UsageError where variants of this checkpoint that were published in `target` would not be in the new export.
+
+    What takes the place of a variant that is not exact enough is none that somebody asked for.
+    """
+    asked = [*settings.variants]
+    for name in asked:
+        asked += [less for less in (fallback(name),) if less is not None and less not in asked]
+    lost = sorted(_published(target, candidate.reference) - {*asked})
     if lost:
         remove_tree(candidate.pin)
-        named, more = ", ".join(lost), " ".join(f"--to {name}" for name in lost)
+        wanted = " ".join(f"--to {name}" for name in (*settings.variants, *lost))
         raise UsageError(
-            FaultCode.VARIANTS_LOST, "export", f"it holds {named} of this checkpoint, which would be gone: this export would replace it",
-            f"add {more}, give another folder with --output, or replace it with --force", path=target,
+            FaultCode.VARIANTS_LOST, "export",
+            f"it holds {', '.join(lost)} of this checkpoint, which would be gone: this export would replace it",
+            f"ask for all with {wanted}, give another folder with --output, or replace it with --force", path=target,
         )  # fmt: skip
 
 

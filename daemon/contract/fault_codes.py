@@ -158,11 +158,6 @@ class FaultCode(StrEnum):
 
     To do: Give another folder with `--output`.
     """
-    VARIANTS_LOST = "variants-lost"
-    """`ckptd export` would take variants away that are published of this checkpoint.
-
-    To do: Name them with `--to` too, give another folder with `--output`, or replace the export with `--force`.
-    """
     RELOAD_REFUSED = "reload-refused"
     """The changed configuration is wrong, or the daemon works on another file; the daemon keeps the previous one.
 
@@ -194,6 +189,11 @@ class FaultCode(StrEnum):
     """A thread of the daemon died repeatedly, or had the same error in every round; the daemon ended.
 
     To do: Look for the traceback in the log and report it; the service manager restarts ckptd automatically.
+    """
+    VARIANTS_LOST = "variants-lost"
+    """`ckptd export` would take variants away that are published of this checkpoint.
+
+    To do: Name them with `--to` too, give another folder with `--output`, or replace the export with `--force`.
     """
     WRONG_STATE = "wrong-state"
     """The command can't be used on an export in its current state.

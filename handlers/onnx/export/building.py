@@ -94,13 +94,14 @@ def wanted_form(context: StageContext) -> Form:
     return Form(cache=context.work.options(OnnxOptions).cache)
 
 
-def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter, model: Any) -> _Exported:
+def _export_and_write(
+    strategy: Strategy, family: Family, context: StageContext, reporter: Reporter, load: Callable[[], Any] | None
+) -> _Exported:  # fmt: skip
     """Everything that needs torch's copy of the weights; they are released when this returns."""
     source, opset = Path(context.inputs["merge"]), strategy.opset(context.work.export.opset)
     scratch = graph_file.fresh_folder(Path(context.temporary) / strategy.name)
-    if model is None:
-        reporter.progress(0.05, f"loading the model for {strategy.name}")
-        model = family.load(source, strategy.tracing)
+    reporter.progress(0.05, f"loading the model for {strategy.name}")
+    model = load() if load is not None else family.load(source, strategy.tracing)
     reference = family.refer(model, source)
     reporter.progress(0.15, f"exporting with {strategy.name}, opset {opset}")
     if isinstance(family, Layered):
@@ -192,15 +193,17 @@ def family_for(strategy: Strategy, family: Family, context: StageContext) -> tup
     return family if isinstance(family, Layered) else shaped(family, form), undivided
 
 
-def trace(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter, model: Any = None) -> Built:
+def trace(
+    strategy: Strategy, family: Family, context: StageContext, reporter: Reporter, load: Callable[[], Any] | None = None
+) -> Built:  # fmt: skip
     """Export by one strategy and check the result against torch; if that fails, its files are removed. `family`: of `family_for`.
 
-    `model`: the folder's, where the family has loaded it already; its weights are released.
+    `load` gives the folder's model, where more is to be done than the family does to load it; its weights are released.
     """
     staging = Path(context.staging)
     try:
         with LibraryWarnings() as chatter:
-            exported = _export_and_write(strategy, family, context, reporter, model)
+            exported = _export_and_write(strategy, family, context, reporter, load)
             if ModelFolder(Path(context.inputs["merge"])).file_bytes > HELD:
                 gc.collect()  # the exporter's program and the model refer to each other in cycles
             files = {role: graph_file.place(path, staging) for role, path in exported.written.items()}

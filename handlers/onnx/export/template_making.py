@@ -7,6 +7,7 @@ checked against torch and optimized like any others, and then given the layers t
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from handlers.onnx.attention import marks
 from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.export import building
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family
+from handlers.onnx.families.base import Family, release
 from handlers.onnx.families.chain.family import Layered
 from handlers.onnx.folder.chain_signature import block_number, block_role
 from handlers.onnx.graphs import graph_file
@@ -139,7 +140,7 @@ def _traced(
     counts = [f"{len(stack.kept)} layers of {len(stack.kinds)}" for stack in stacks]
     task.reporter.progress(0.1, f"tracing {' and '.join(counts)}" if counts else "tracing the model")
     weights, vocabulary = shallow.write(task.weights, folder, stacks, fewer_tokens=fewer_tokens)
-    stand_in = _alike(task, folder, whole, stacks) if whole is not None and (stacks or vocabulary) else None
+    checked = functools.partial(_alike, task, folder, whole, stacks) if whole is not None and (stacks or vocabulary) else None
     staging.mkdir()
     shutil.copyfile(folder / "config.json", staging / "config.json")
     options = task.context.work.options(OnnxOptions).model_copy(update={"external_data": "always"})
@@ -150,7 +151,7 @@ def _traced(
         }
     )  # fmt: skip
     finder = filling.finder_of(weights)
-    built = building.trace(task.strategy, task.family, small, task.reporter, stand_in)
+    built = building.trace(task.strategy, task.family, small, task.reporter, checked)
     chain = Blocks(stacks[0], task.family.per_graph) if isinstance(task.family, Layered) and stacks else None
     if chain is not None:
         _check_blocks(chain, built.graphs, staging, finder)
@@ -212,11 +213,15 @@ def _alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequence[Sta
     """The loaded stand-in. NotRepeatableError unless its layers are like those of the model that they were cut to, OtherSurroundingsError
     unless all else is like the model's."""
     model = task.family.load(folder, task.strategy.tracing)
-    found = layers.of_model(model)
-    kept = [stack.kept for stack in stacks] or [tuple(range(one.depth)) for one in whole.lists]
-    wanted = [[one.digests[layer] for layer in numbers] for one, numbers in zip(whole.lists, kept, strict=True)]
-    if found is None or not found.alike(wanted):
-        raise NotRepeatableError("with fewer layers the model has other layers")
-    if found.around != whole.around:
-        raise OtherSurroundingsError("with fewer layers the model is another one outside of them")
+    try:
+        found = layers.of_model(model)
+        kept = [stack.kept for stack in stacks] or [tuple(range(one.depth)) for one in whole.lists]
+        wanted = [[one.digests[layer] for layer in numbers] for one, numbers in zip(whole.lists, kept, strict=True)]
+        if found is None or not found.alike(wanted):
+            raise NotRepeatableError("with fewer layers the model has other layers")
+        if found.around != whole.around:
+            raise OtherSurroundingsError("with fewer layers the model is another one outside of them")
+    except Exception:
+        release(model)
+        raise
     return model

@@ -23,6 +23,9 @@ __all__ = ["GRAPH", "OnnxEngine"]
 class OnnxEngine(OnnxFolder):
     """One graph, or one chain of graphs, for prefill and decoding; the cache stays in onnxruntime's own memory between steps."""
 
+    keeps_caches = True
+    """A step makes another cache."""
+
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         self._model = self._decoder(spec.threads)
@@ -40,10 +43,6 @@ class OnnxEngine(OnnxFolder):
         feeds: dict[str, OrtValue] = dict(self._model.empty_past(len(input_ids)) if cache is None else cache)
         outputs = self._model.run(self._outputs, feeds | self._tokens(input_ids, attention_mask, position_ids))
         return floats(outputs["logits"]), {name: outputs[present(name)] for name in self._model.past}
-
-    def copied(self, cache: Any) -> Any:
-        """The cache itself: a step makes another one, and leaves this as it is."""
-        return cache
 
     def _whole(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         new = input_ids.shape[1]

@@ -95,7 +95,7 @@ def _enough(mine: list[Timing], theirs: list[Timing]) -> bool:
     if apart <= ALIKE and seconds > ALIKE_SECONDS:
         return True
     if apart > STEADY:
-        return len(ratios) >= ROUNDS and seconds > LONG_SECONDS
+        return len(ratios) >= ROUNDS and seconds + sum(one.prefill_seconds for one in mine) > LONG_SECONDS
     return len(ratios) >= MANY_ROUNDS or (len(ratios) >= ROUNDS and seconds > ENOUGH_SECONDS)
 
 

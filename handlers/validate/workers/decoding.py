@@ -57,6 +57,10 @@ class Batch:
         other._cache = self._engine.copied(self._cache)
         return other
 
+    def again(self) -> Batch | None:
+        """The same where it need not be a copy: an engine that says so leaves a cache as it is."""
+        return copy.copy(self) if getattr(self._engine, "keeps_caches", False) else self.copy()
+
     def advance(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
         """Append tokens (B, K) to the rows; give the logits (B, K, V) after each."""
         ids = np.asarray(tokens, dtype=np.int64)
@@ -184,14 +188,15 @@ class Together:
 
     def _start(self, asked: Sequence[int]) -> tuple[Batch, Sequence[int]]:
         """The prompts' pass, and the places of its rows: all where its cache is kept for the next time, else those that are asked."""
-        kept = hasattr(self._engine, "copied") and len(self._prompts) * max(map(len, self._prompts)) <= COPIED_TOKENS
+        able = hasattr(self._engine, "copied") or getattr(self._engine, "keeps_caches", False)
+        kept = able and len(self._prompts) * max(map(len, self._prompts)) <= COPIED_TOKENS
         places = range(len(self._prompts)) if kept else asked
         batch, self._begun = self._begun, None
         if batch is None:
             batch = Batch(self._engine, [self._prompts[place] for place in places], last=True)
             batch.prefill = batch.prefill[:, -1:].copy()  # the other positions' logits are large
         if kept:
-            self._begun = batch.copy()
+            self._begun = batch.again()
         return batch, places
 
 
