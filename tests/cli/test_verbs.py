@@ -89,7 +89,10 @@ def test_an_export_takes_no_variant_away_that_another_one_made(tmp_path: Path, p
     refused = ckptd(tmp_path, "export", str(pico_checkpoint), "--output", str(tmp_path / "out"), "--to", "onnx")
     assert refused.returncode == 2 and listing(target) == before
     assert "it holds onnx-int8, pytorch of this checkpoint, which would be gone" in refused.stderr
-    assert "ask for all with --to onnx --to onnx-int8 --to pytorch, give another folder with --output, or replace it with --force" in refused.stderr
+    assert (
+        "ask for all with --to onnx --to onnx-int8 --to pytorch, give another folder with --output, or replace it with --force"
+        in refused.stderr
+    )
 
 
 def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R1.1 R6.1
