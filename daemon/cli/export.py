@@ -29,7 +29,7 @@ from daemon.config.loading import lies_in
 from daemon.config.paths import Paths, existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
-from daemon.contract.export_layout import manifest_of
+from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import CheckpointRef
@@ -121,7 +121,7 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     checkpoint = found.path
     if output is not None:
         settings = settings.model_copy(
-            update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": output.absolute()})}
+            update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": Path(os.path.abspath(output))})}
         )
     folder = settings.output.directory
     if output is not None:
@@ -135,6 +135,11 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
             FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",
+            "give another folder with --output", path=folder,
+        )  # fmt: skip
+    if (export := next((one for one in (folder, *folder.parents) if os.path.isfile(one / MANIFEST)), None)) is not None:
+        raise UsageError(
+            FaultCode.OUTPUT_IN_CHECKPOINT, "export", f"the output would be inside the export {export}, and go when that is replaced",
             "give another folder with --output", path=folder,
         )  # fmt: skip
     if base is not None:

@@ -154,7 +154,7 @@ class FaultCode(StrEnum):
     To do: Retry an export that failed, is partial or was cancelled; one that succeeded can be retried after the configuration has changed.
     """
     OUTPUT_IN_CHECKPOINT = "output-in-checkpoint"
-    """The output of `ckptd export` would be inside the checkpoint, or inside a watched root.
+    """The output of `ckptd export` would be inside the checkpoint, a watched root or another export.
 
     To do: Give another folder with `--output`.
     """

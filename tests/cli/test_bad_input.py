@@ -212,10 +212,20 @@ def test_output_inside_the_checkpoint_is_refused(tmp_path: Path, pico_checkpoint
 def test_output_inside_a_watched_root_is_refused(tmp_path: Path, pico_checkpoint: Path) -> None:
     root, before = pico_checkpoint.parents[1], listing(pico_checkpoint.parent)
     (tmp_path / "root").symlink_to(root)
-    for folder in (root / "exports", tmp_path / "root" / "exports"):
+    for folder in (root / "exports", tmp_path / "root" / "exports", root / "none" / ".." / "exports"):
         answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", folder, CKPTD_WATCH__ROOTS=json.dumps([str(root)]))
         assert answer.returncode == 2 and f"inside the watched root {root}, where only trainers may write" in one_sentence(answer)
     assert listing(pico_checkpoint.parent) == before and not (root / "exports").exists()
+
+
+def test_output_inside_another_export_is_refused(tmp_path: Path, pico_checkpoint: Path) -> None:
+    exported = tmp_path / "out" / "run" / "step-2"
+    exported.mkdir(parents=True)
+    (exported / "MANIFEST.json").write_text("{}")
+    for folder in (exported, exported / "deeper"):
+        answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", folder)
+        assert answer.returncode == 2 and f"inside the export {exported}, and go when that is replaced" in one_sentence(answer)
+    assert [path.name for path in exported.iterdir()] == ["MANIFEST.json"]
 
 
 def test_no_disk_space_is_temporary_and_says_how_much_is_missing(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.2
