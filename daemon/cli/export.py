@@ -28,12 +28,12 @@ from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in
 from daemon.config.paths import Paths, existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
+from daemon.contract.answers import real_path
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.plan import fallback, find_spec, stage_names
+from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
@@ -42,6 +42,7 @@ from daemon.operating import logs
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
+from daemon.publishing.closing import REJECTED
 from daemon.running.waits import SOON, Waiting
 from daemon.system.threads import Supervised
 from daemon.watching.intake import Candidate, damaged, run_name
@@ -64,16 +65,6 @@ class ExportedJob(JobStatus):
 
     report: Json | None
     """The contents of its report.json; None if there is no report."""
-
-
-def _published(target: Path, reference: CheckpointRef) -> set[str]:
-    """Names of the variants of a checkpoint that lie in a folder."""
-    manifest = manifest_of(target)
-    files = manifest.get("files")
-    if reference.other_than(manifest) or not isinstance(files, list):
-        return set()
-    paths = (str(one.get("path", "")) for one in files if isinstance(one, dict))
-    return {name for name, slash, _ in (path.partition("/") for path in paths) if name and slash}
 
 
 def export_now(
@@ -126,22 +117,14 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     folder = settings.output.directory
     if output is not None:
         refuse_file(folder, "use --output", "give a directory; it does not have to exist yet")
-        if (root := next((root for root in settings.watch.roots if lies_in(folder, root)), None)) is not None:
-            raise UsageError(
-                FaultCode.OUTPUT_IN_CHECKPOINT, "export",
-                f"the output would be inside the watched root {root}, where only trainers may write",
-                "give another folder with --output", path=folder,
-            )  # fmt: skip
-    if folder == checkpoint or checkpoint in folder.parents:
+    if (inside := _why_not_in(folder, checkpoint, settings.watch.roots if output is not None else ())) is not None:
         raise UsageError(
-            FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",
-            "give another folder with --output", path=folder,
-        )  # fmt: skip
-    if (export := next((one for one in (folder, *folder.parents) if os.path.isfile(one / MANIFEST)), None)) is not None:
-        raise UsageError(
-            FaultCode.OUTPUT_IN_CHECKPOINT, "export", f"the output would be inside the export {export}, and go when that is replaced",
-            "give another folder with --output", path=folder,
-        )  # fmt: skip
+            FaultCode.OUTPUT_IN_CHECKPOINT,
+            "export",
+            f"the output would be inside {inside}",
+            "give another folder with --output",
+            path=folder,
+        )
     if base is not None:
         if not is_model(base):
             raise UsageError(
@@ -155,6 +138,17 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
         mapped = {**settings.base.map, name: base.absolute()}
         settings = settings.model_copy(update={"base": BaseModelSettings(search=settings.base.search, map=mapped)})
     return settings
+
+
+def _why_not_in(folder: Path, checkpoint: Path, roots: Sequence[Path]) -> str | None:
+    """What an output may not be inside of, and why; None where it may lie there."""
+    if (root := next((root for root in roots if lies_in(folder, root, real_path(root))), None)) is not None:
+        return f"the watched root {root}, where only trainers may write"
+    around = (folder, *folder.parents)
+    if checkpoint in around:
+        return "the checkpoint, where only the trainer may write"
+    export = next((one for one in around if os.path.isfile(one / MANIFEST)), None)
+    return None if export is None else f"the export {export}, and go when that is replaced"
 
 
 def _added(text: str) -> AddedAdapter:
@@ -196,47 +190,43 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         raise from_oserror(error, "pin the checkpoint") from error
     if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
-    existing, target = journal.jobs.get(candidate.job), intake.place(candidate.reference)
-    here = existing is not None and _goes_to(existing.target, target, parts.paths)
-    whole = manifest_of(existing.target if existing and here else target).get("export_id") == candidate.job
-    goes_on = here and existing is not None and (existing.state not in ENDED_JOB or (existing.state == "succeeded" and whole and not force))
-    if existing and goes_on:
-        intake.drop(candidate)
-        if existing.state not in ENDED_JOB:
-            _try_again(journal, existing.id)
-        return candidate.job, existing.state in ENDED_JOB
-    if not force and not whole:  # a job that published it makes the same again
+    existing, target = journal.jobs.get(candidate.job), intake.places.would_be(candidate.reference)
+    if existing:
+        ended = existing.state in ENDED_JOB
+        earlier = _output_of(existing.target, target, parts.paths)
+        good = existing.state == "succeeded" and manifest_of(existing.target).get("export_id") == existing.id
+        if earlier == parts.paths.output and (not ended or (good and not force)):
+            intake.drop(candidate)
+            if not ended:
+                _try_again(journal, existing.id)
+            return candidate.job, ended
+    if not force:
         _refuse_loss(parts.settings, candidate, target)
     if existing:
-        if existing.state not in ENDED_JOB:
-            _clear_staging(existing, target, parts.paths)
+        if not ended:  # it is begun again in another output
+            remove_tree(earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.enter(candidate)
     return candidate.job, False
 
 
-def _goes_to(earlier: Path, target: Path, paths: Paths) -> bool:
-    """Whether an export's folder is in this output, and not in one that lies in it; its name may be of another day."""
-    depth = len(target.relative_to(paths.output).parts)
-    return paths.output in earlier.parents and len(earlier.relative_to(paths.output).parts) == depth
-
-
-def _clear_staging(job: JobRow, target: Path, paths: Paths) -> None:
-    """Remove what an interrupted job has made, which is begun again in another output."""
-    output = job.target.parents[len(target.relative_to(paths.output).parts) - 1]
-    remove_tree(output / paths.staging.relative_to(paths.output) / job.id)
+def _output_of(earlier: Path, target: Path, paths: Paths) -> Path:
+    """The output that an export's folder is in, as `target` is in that of `paths`: as far up, since its name may be of another day."""
+    return earlier.parents[len(target.relative_to(paths.output).parts) - 1]
 
 
 def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None:
     """UsageError where variants of this checkpoint that were published in `target` would not be in the new export.
 
-    What takes the place of a variant that is not exact enough is none that somebody asked for.
+    The same job makes the same again. What takes the place of a variant that is not exact enough is none that somebody asked for.
     """
-    asked = [*settings.variants]
-    for name in asked:
-        asked += [less for less in (fallback(name),) if less is not None and less not in asked]
-    lost = sorted(_published(target, candidate.reference) - {*asked})
-    if lost:
+    manifest = manifest_of(target)
+    files = manifest.get("files")
+    if manifest.get("export_id") == candidate.job or candidate.reference.other_than(manifest) or not isinstance(files, list):
+        return
+    paths = (str(one.get("path", "")).partition("/") for one in files if isinstance(one, dict))
+    published = {folder for folder, slash, _ in paths if folder and slash and folder != REJECTED}
+    if lost := sorted(published - {*with_fallbacks(settings.variants)}):
         remove_tree(candidate.pin)
         wanted = " ".join(f"--to {name}" for name in (*settings.variants, *lost))
         raise UsageError(

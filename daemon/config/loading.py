@@ -97,9 +97,6 @@ def state_despite(path: Path | None) -> Path | None:
     return _with_state(settings, path, ask_running=True).state_directory
 
 
-NOTHING = "export.variants: nothing is left to make"
-
-
 def _is_told(problem: str, before: Sequence[str]) -> bool:
     """Whether a key that is wrong came from a variable or an option that was said to name no setting."""
     key = problem.partition(":")[0]
@@ -150,13 +147,13 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
     for name, field in Settings.model_fields.items():
         value, default = merged.get(name), field.default
         sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
-    found = conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
-    targets = any(item["loc"][:2] == ("export", "deploy") for item in error.errors())  # then it is not known what is to be made
-    return [one for one in found if not (targets and one.startswith(NOTHING))]
+    settings = Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute())
+    told = all(item["loc"][:2] != ("export", "deploy") for item in error.errors())
+    return conflicts(settings, need_roots=need_roots, need_variants=told)
 
 
-def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
-    """Values that are each right but do not go together, each with a value that would."""
+def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bool = True) -> list[str]:
+    """Values that are each right but do not go together, each with a value that would. `need_variants`: something must be made."""
     problems = [
         f"{key}: is {value}, which is no number to count with; write one, for example 1e9 for no limit"
         for key, value in _not_finite(settings.model_dump())
@@ -168,9 +165,11 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
                 suggestions.nearest(name, variant_names())
             )  # fmt: skip
             problems.append(f"export.variants: there is no variant {name!r}; {instead}{left_out}")
-    if not problems and not settings.variants:
+    if need_variants and not problems and not settings.variants:
         missing = lacking(settings.export.deploy, catalog()).values()
-        problems += [f"export.deploy: {why}" for why in missing] or [f'{NOTHING}; name at least one, for example ["pytorch"]']
+        problems += [f"export.deploy: {why}" for why in missing] or [
+            'export.variants: nothing is left to make; name at least one, for example ["pytorch"]'
+        ]
     problems += [
         f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.thresholds
@@ -192,8 +191,9 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     if settings.pin.directory is not None:
         written["pin.directory"] = settings.pin.directory
     for root in settings.watch.roots:
+        real_root = real_path(root)
         for key, folder in written.items():
-            if lies_in(folder, root):
+            if lies_in(folder, root, real_root):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
                 problems.append(
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
@@ -201,9 +201,9 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     return problems
 
 
-def lies_in(folder: Path, root: Path) -> bool:
-    """Whether a folder is in a root, or is it, by its name or by where links lead."""
-    return any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (Path(os.path.realpath(folder)), real_path(root))))
+def lies_in(folder: Path, root: Path, real_root: Path) -> bool:
+    """Whether a folder is in a root, or is that root, by its path or by where links lead. `real_root`: where those of the root lead."""
+    return folder.is_relative_to(root) or Path(os.path.realpath(folder)).is_relative_to(real_root)
 
 
 def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from daemon.config.sources import PREFIX
+from daemon.contract.formats.mistakes import near
 
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
@@ -54,16 +55,9 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):
             message = f"{lines.pop()[len(dotted) + 2 : -len(given)]}, or {message.removeprefix('must be ')}"  # a value of several kinds
         lines.append(f"{dotted}: {message}{given}")
-        if item["type"] == "literal_error":
-            meant[len(lines) - 1] = _meant(item)
+        if item["type"] == "literal_error" and isinstance(item["input"], str):
+            meant[len(lines) - 1] = near(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
     return [f"{line}{meant.get(number, '')}" for number, line in enumerate(lines)]
-
-
-def _meant(item: ErrorDetails) -> str:
-    """The choice that a word is most similar to, as the end of a sentence; "" where there is none."""
-    choices = re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
-    match = difflib.get_close_matches(item["input"], choices, n=1) if isinstance(item["input"], str) else []
-    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 _KIND_OF_A_UNION = re.compile(r"(tuple|list|dict|literal|function-\w+)\[.*\]|constrained-\w+")

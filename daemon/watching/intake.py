@@ -157,9 +157,10 @@ class Intake:
         name = job_id(reference, mine.settings)
         return Candidate(name, reference, incoming, digest_of_fingerprint(fingerprint), mine, fault, added.warnings)
 
-    def place(self, reference: CheckpointRef) -> Path:
-        """Where the export of a checkpoint would go that is entered now."""
-        return Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference)
+    @property
+    def places(self) -> Places:
+        """Gives exports their folders."""
+        return Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
 
     def drop(self, candidate: Candidate) -> None:
         """The candidate is not entered: its pin goes."""
@@ -197,7 +198,7 @@ class Intake:
 
     def _enter(self, candidate: Candidate, pin: Path, warnings: tuple[str, ...]) -> str | None:
         reference, settings = candidate.reference, candidate.effective.settings
-        target = self.place(reference)
+        target = self.places.of(reference)
         latest = settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.

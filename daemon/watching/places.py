@@ -57,6 +57,18 @@ class Places:
 
     def of(self, reference: CheckpointRef) -> Path:
         """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
+        target, plain, taken = self._free(reference)
+        if taken is not None:
+            event = "the export's plain name is another checkpoint's"
+            log.warning(event, event_id=Event.EXPORT_PLACE_TAKEN, path=reference.path, taken=str(plain), by=taken, target=str(target))
+        return target
+
+    def would_be(self, reference: CheckpointRef) -> Path:
+        """What `of` gives, for a look; nothing is said."""
+        return self._free(reference)[0]
+
+    def _free(self, reference: CheckpointRef) -> tuple[Path, Path, str | None]:
+        """The export's folder, its plain name, and who has taken that, if somebody has."""
         plain = target = target_of(self.settings, self.paths, reference, self._folder_name(reference))
         others, taken = self._others(), None
         digest = reference.identity if reference.mixture else reference.digest
@@ -70,10 +82,7 @@ class Places:
             else:
                 parts[found.depth] = marked(parts[found.depth], reference.root, reference.run, str(number))
             target = self.paths.output.joinpath(*parts)
-        if taken is not None:
-            event = "the export's plain name is another checkpoint's"
-            log.warning(event, event_id=Event.EXPORT_PLACE_TAKEN, path=reference.path, taken=str(plain), by=taken, target=str(target))
-        return target
+        return target, plain, taken
 
     def _taken(self, target: Path, reference: CheckpointRef, others: list[tuple[str, Key]]) -> _Taken | None:
         """What keeps the export from this folder, by the journal or by what lies there; None where it is free."""

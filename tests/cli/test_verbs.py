@@ -83,6 +83,7 @@ def test_an_export_takes_no_variant_away_that_another_one_made(tmp_path: Path, p
     target = tmp_path / "out" / "pico-run" / "step-4"
     target.mkdir(parents=True)
     files = [{"path": path} for path in ("README.md", "onnx/model.onnx", "onnx-int8/model.onnx", "pytorch/model.safetensors")]
+    files.append({"path": "rejected/onnx-int4/model.onnx"})  # which nobody was to use
     manifest = {"export_id": "another", "identity": "by another root", "checkpoint": str(pico_checkpoint), "files": files}
     (target / MANIFEST).write_text(json.dumps(manifest))
     before = listing(target)

@@ -167,6 +167,16 @@ def fallback(variant: str) -> str | None:
     return found.fallback if found else None
 
 
+def with_fallbacks(variants: Iterable[str]) -> list[str]:
+    """Variants, and all forms that may be taken in the place of one of them."""
+    found = list(variants)
+    for name in found:  # which grows meanwhile
+        following = fallback(name)
+        if following is not None and following not in found:
+            found.append(following)
+    return found
+
+
 def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) -> tuple[StageSpec, ...]:
     """The stages that make and check the variants `chosen`, in an order in which each follows what it needs.
 

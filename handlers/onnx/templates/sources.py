@@ -17,6 +17,8 @@ from handlers.onnx.graphs.turning import turned
 
 MOST_PARTS = 4096
 """Tensors that one weight may be put together from."""
+COMPARED = 1 << 18
+"""Elements that are widened and compared at once, so that no tensor is widened as a whole."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,6 @@ class Finder:
                 if head.shape == shape and (_equal_turned(tensor, head) if is_turned else _equal(tensor, head)):
                     return Source(shape, name, is_turned)
         return None
-
-
-COMPARED = 1 << 18
-"""Elements that are widened and compared at once, so that no tensor is widened as a whole."""
 
 
 def _equal(tensor: np.ndarray, array: np.ndarray) -> bool:

@@ -226,7 +226,8 @@ class BatchingDriver(CausalDriver):
 
     def _keep(self, batch: Sequence[_Expected], found: Sequence[decoding.Decoded | None], beside: decoding.Together) -> None:
         """Keep what was decoded; where the model departs from the tokens that a request names, also what it goes on with itself."""
-        departed = dict[int, decoding.Row]()
+        departed = dict[int, tuple[Greedy, decoding.Decoded]]()
+        rows = list[decoding.Row | None]([None] * len(batch))
         for place, (one, decoded) in enumerate(zip(batch, found, strict=True)):
             if one.request is None or decoded is None:
                 continue
@@ -234,13 +235,13 @@ class BatchingDriver(CausalDriver):
             if len(own) == len(decoded.tokens):
                 self._decoded[self._key(one.request)] = decoded, replace(decoded, tokens=own)
                 continue
+            departed[place] = one.request, decoded
             known = one.request.draft if one.request.draft[: len(own)] == own else own
-            departed[place] = decoding.Row(one.row.count, known=known, kept=len(own))
-        if departed:
-            more = beside.decode([departed.get(place) for place in range(len(batch))])
-            for one, decoded, itself in zip(batch, found, more, strict=True):
-                if one.request is not None and decoded is not None and itself is not None:
-                    self._decoded[self._key(one.request)] = decoded, itself
+            rows[place] = decoding.Row(one.row.count, known=known, kept=len(own))
+        more = beside.decode(rows) if departed else []
+        for place, (request, decoded) in departed.items():
+            if (itself := more[place]) is not None:
+                self._decoded[self._key(request)] = decoded, itself
 
     def _key(self, request: Greedy) -> tuple[Any, ...]:
         return self._state(), *request.ids, "", request.tokens, request.least, request.stop

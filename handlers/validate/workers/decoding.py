@@ -58,7 +58,7 @@ class Batch:
         return other
 
     def again(self) -> Batch | None:
-        """The same where it need not be a copy: an engine that says so leaves a cache as it is."""
+        """As `copy`, but with the same cache where the engine's steps leave a cache as it is."""
         return copy.copy(self) if getattr(self._engine, "keeps_caches", False) else self.copy()
 
     def advance(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
@@ -143,7 +143,6 @@ class Row:
 
 _IDLE = Row(1)
 """Of a text of which nothing is asked."""
-
 COPIED_TOKENS = 1024
 """Most tokens of the prompts of a batch, padding included, whose cache is held twice."""
 
@@ -187,15 +186,14 @@ class Together:
         return {place: text for place, text in zip(places, texts, strict=True) if rows[place] is not None}
 
     def _start(self, asked: Sequence[int]) -> tuple[Batch, Sequence[int]]:
-        """The prompts' pass, and the places of its rows: all where its cache is kept for the next time, else those that are asked."""
-        able = hasattr(self._engine, "copied") or getattr(self._engine, "keeps_caches", False)
-        kept = able and len(self._prompts) * max(map(len, self._prompts)) <= COPIED_TOKENS
-        places = range(len(self._prompts)) if kept else asked
+        """The prompts' pass, and the places of its rows: all where the cache of an earlier pass was kept, else those that are asked."""
         batch, self._begun = self._begun, None
+        places: Sequence[int] = range(len(self._prompts))
         if batch is None:
+            places = asked
             batch = Batch(self._engine, [self._prompts[place] for place in places], last=True)
             batch.prefill = batch.prefill[:, -1:].copy()  # the other positions' logits are large
-        if kept:
+        if len(places) == len(self._prompts) and len(places) * max(map(len, self._prompts)) <= COPIED_TOKENS:
             self._begun = batch.again()
         return batch, places
 
