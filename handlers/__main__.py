@@ -235,8 +235,9 @@ def main(job_file: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--loaded"]:
-        libraries, descriptor, limits, idle = sys.argv[2:]
-        exit_code = warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), main, LIBRARIES[libraries])
+        libraries, descriptor, limits, idle, first = sys.argv[2:]
+        shared = ChildLimits.model_validate_json(limits)
+        exit_code = warm.serve(int(descriptor), shared, float(idle), main, LIBRARIES[libraries], first)
     else:
         exit_code = main(sys.argv[1]) if len(sys.argv) == 2 else main("")
     with contextlib.suppress(OSError):

@@ -32,6 +32,8 @@ from handlers.child import process
 
 EXIT_NO_GROUP = 71
 MESSAGE_LIMIT = 1 << 16
+PAUSE_SECONDS = 1.0
+"""How long an attempt that needs one library alone is waited for, once that is loaded."""
 DESCRIPTORS = 3
 """Of an order: where standard output and error go, and where the attempt hears that it may begin."""
 _ASKED = (signal.SIGTERM,)
@@ -47,29 +49,25 @@ def is_forked() -> bool:
     return _forked
 
 
-def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int], libraries: Iterable[str]) -> int:
+def serve(
+    descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int], libraries: Iterable[str], first: str = ""
+) -> int:  # fmt: skip
     """Fork an attempt for each order on the socket `descriptor`; `run` gets its job file and gives its exit code.
 
-    `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for. Ends when the other
-    side does, or after `idle` seconds without an attempt.
+    `libraries`: modules to import before, and names of modules (`module:name`) that are made when they are asked for. `first`: the one of
+    them that an attempt waits for which needs no later one: it is forked before those are loaded. Ends when the other side does, or after
+    `idle` seconds without an attempt.
     """
     process.bind(limits)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a whole service asks its attempts, which end with this process
     process.set_environment(limits, tempfile.gettempdir())
     control = socket.socket(fileno=descriptor)
-    _load(libraries)
+    attempts = _Attempts(control, run)
     with contextlib.suppress(OSError):
-        control.send(b'{"ready": true}')
-        _Attempts(control, run).serve(idle)
+        if attempts.load(libraries, first):
+            control.send(b'{"ready": true}')
+            attempts.serve(idle)
     return 0
-
-
-def _load(libraries: Iterable[str]) -> None:
-    for name in libraries:
-        with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
-            pkgutil.resolve_name(name)
-    gc.collect()
-    gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
 
 
 class _Attempts:
@@ -82,19 +80,44 @@ class _Attempts:
         self._ended = set[int]()
         """They stay zombies until the other side says otherwise, so that their ids and their sessions stay their own."""
 
+    def load(self, libraries: Iterable[str], first: str) -> bool:
+        """Import them; between two of them look after attempts. False where the other side has ended. Raises OSError."""
+        for name in libraries:
+            with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
+                pkgutil.resolve_name(name)
+            if name == first:
+                self._control.send(json.dumps({"loaded": name}).encode())
+                if not self._attend(PAUSE_SECONDS):
+                    return False
+                self._control.send(b'{"loading": true}')
+            while first and self._asked():
+                if not self._attend(0.0):
+                    return False
+        gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
+        return True
+
     def serve(self, idle: float) -> None:
         """Until the other side ends, or asks for nothing for so many seconds while none is left. Raises OSError."""
-        control = self._control.fileno()
-        while found := select.select([control, *self._running], [], [], None if self._running or self._ended else idle)[0]:
-            for one in found:
-                if one == control:
-                    message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS)
-                    if not message:
-                        return self._kill()
-                    self._follow(json.loads(message), descriptors)
-                else:
-                    self._tell(one)
-        return None
+        while self._asked(None if self._running or self._ended else idle):
+            if not self._attend(0.0):
+                return
+
+    def _asked(self, seconds: float | None = 0.0) -> list[int]:
+        """The descriptors, of those of the other side and of the attempts, on which something has come within so many seconds."""
+        return select.select([self._control.fileno(), *self._running], [], [], seconds)[0]
+
+    def _attend(self, seconds: float) -> bool:
+        """Do what is asked within so many seconds, and tell of those that have ended; False where the other side has ended."""
+        for one in self._asked(seconds):
+            if one == self._control.fileno():
+                message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS)
+                if not message:
+                    self._kill()
+                    return False
+                self._follow(json.loads(message), descriptors)
+            else:
+                self._tell(one)
+        return True
 
     def _follow(self, order: dict[str, Any], descriptors: list[int]) -> None:
         if (ended := order.get("reap")) is not None:

@@ -235,8 +235,17 @@ def main() -> None:
     if sys.argv[1] != "--loaded":
         misbehave(sys.argv[2], sys.argv[1])
         return
-    _, descriptor, limits, idle = sys.argv[2:]
-    warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), misbehave, ())
+    _, descriptor, limits, idle, first = sys.argv[2:]
+    held = Path(os.environ.get("CKPTD_TEST_HELD", "/nowhere"))
+    libraries = (first, "__main__:held_up") if held.parent.is_dir() else ()
+    warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), misbehave, libraries, first)
+
+
+def __getattr__(name: str) -> object:
+    """`held_up` is a library that loads for as long as there is the file that $CKPTD_TEST_HELD names."""
+    while name == "held_up" and Path(os.environ["CKPTD_TEST_HELD"]).exists():
+        time.sleep(0.01)
+    raise AttributeError(name)
 
 
 if __name__ == "__main__":

@@ -440,3 +440,47 @@ def test_a_call_in_a_process_of_its_own_gives_what_it_wrote_and_how_it_ended() -
     ).stdout
     found = subprocess.run([sys.executable, "-c", CALLED, before.strip()], capture_output=True, text=True, timeout=60)
     assert found.stdout == "before timeout alone 0\n", (found.stdout, found.stderr)
+
+
+def test_an_attempt_that_needs_one_library_is_forked_before_the_others_are_loaded(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its end is seen meanwhile; one that needs all of them waits."""
+    (held := tmp_path / "held").touch()
+    monkeypatch.setenv("CKPTD_TEST_HELD", str(held))
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60, "pass_environment": ("CKPTD_TEST_HELD",)})
+    executor, merge = LocalExecutor(), make_context(tmp_path, entry="beats")
+    end = time.monotonic() + 60
+    while executor.getting_ready(merge, bounds):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (source,) = warm._all
+    reference = merge.model_copy(update={"stage": "reference"})
+    assert not source.ready and executor.getting_ready(reference, bounds)
+    (folder := tmp_path / "attempt").mkdir()
+    context = merge.model_copy(update={"result": str(folder / "result.json")})
+    worker = Worker(Order(context, folder, bounds))
+    assert isinstance(worker.process, warm.Forked) and procfs.entry(worker.process.pid).parent == source.process.pid
+    until(worker, lambda: worker._heard > worker.started)
+    worker.hurry()
+    assert wait(worker).outcome is Outcome.INTERRUPTED
+    assert not source.ready and executor.getting_ready(merge, bounds), "no more than one is forked before"
+    held.unlink()
+    while executor.getting_ready(reference, bounds):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert source.ready and not source.attempts and ended(worker.process.pid)
+
+
+def test_one_that_waits_in_vain_goes_on_loading(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTD_TEST_HELD", str(tmp_path / "nothing"))
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": 60, "pass_environment": ("CKPTD_TEST_HELD",)})
+    executor, merge = LocalExecutor(), make_context(tmp_path, entry="beats")
+    end = time.monotonic() + 60
+    while executor.getting_ready(merge, bounds):
+        assert time.monotonic() < end
+    (source,) = warm._all
+    while not source.ready:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert warm.take(source.kind, "torch") is source

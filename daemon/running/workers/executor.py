@@ -45,10 +45,10 @@ class LocalExecutor:
         """Whether the attempt had better be started in a moment: a process that it can be forked from is still loading PyTorch."""
         if self._command or bounds.warm <= 0 or warm.wanted(context) != "torch":
             return False
-        kind = warm.kind_of("torch", context.limits, environment_of(bounds))
+        kind, needs = warm.kind_of("torch", context.limits, environment_of(bounds)), warm.enough(context)
         if not warm.is_known(kind):  # one that died while it loaded is replaced by the attempt that goes on without it
-            warm.get_ready(kind, bounds.warm, bounds.memory_reserve)
-        return warm.is_loading(kind)
+            warm.get_ready(kind, bounds.warm, bounds.memory_reserve, needs)
+        return warm.is_loading(kind, needs)
 
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> StageResult | None:
         """A child must not outlive its daemon: what did is killed, so that nobody writes into what is looked at then.

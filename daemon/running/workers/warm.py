@@ -2,8 +2,8 @@
 
 Used by `worker` and `executor` alone, from their one thread. One set of libraries is PyTorch's, the other what stages without PyTorch need.
 All attempts that need a set, with however many threads and at the same time too, are forked from one process. The first attempt of a job,
-whatever its stage, has both get ready; one that is still loading PyTorch is waited for, since to load the same beside it takes longer.
-Otherwise an attempt is started like any other. A process that nobody needs ends by itself.
+whatever its stage, has both get ready; one that is still loading what an attempt needs is waited for, since to load the same beside it
+takes longer. Otherwise an attempt is started like any other. A process that nobody needs ends by itself.
 """
 
 from __future__ import annotations
@@ -87,6 +87,12 @@ def wanted(context: StageContext) -> Libraries | None:
     return "torch" if spec.uses_torch else "light"
 
 
+def enough(context: StageContext) -> str:
+    """The last library of its set that an attempt of this stage needs; "" for one that needs all."""
+    spec = find_spec(context.stage)
+    return "torch" if spec is not None and "torch" in spec.libraries and "transformers" not in spec.libraries else ""
+
+
 def comes_first(context: StageContext) -> bool:
     """Whether stages that want one of either follow this attempt, which nothing may disturb if it measures time."""
     spec = find_spec(context.stage)
@@ -98,12 +104,14 @@ def comes_first(context: StageContext) -> bool:
 class Loaded:
     """One such process."""
 
-    def __init__(self, kind: Kind, idle: float) -> None:
-        """Start it; it loads its libraries on its own. Raises OSError."""
+    def __init__(self, kind: Kind, idle: float, first: str = "") -> None:
+        """Start it; it loads its libraries on its own. `first`: what is `enough` for an attempt that waits for it. Raises OSError."""
         self.kind = kind
         self.born = time.monotonic()
         self._spent = False
         self._ready = False
+        self._waits_with = ""
+        """The last library that it has loaded, while it waits for an attempt that needs no later one."""
         self._codes = dict[int, int | None]()
         """Those that were forked and whose end nobody has waited for → what they ended with; None while they run."""
         self._orders = 0
@@ -113,7 +121,7 @@ class Loaded:
         """Those that have ended as the kernel says, and since when it has not been told here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = ("--loaded", kind.libraries, str(theirs.fileno()), kind.limits.model_dump_json(), str(idle))
+            arguments = ("--loaded", kind.libraries, str(theirs.fileno()), kind.limits.model_dump_json(), str(idle), first)
             self.process = subprocess.Popen(
                 [HANDLERS[0], "-P", *HANDLERS[1:], *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
@@ -125,8 +133,12 @@ class Loaded:
     @property
     def ready(self) -> bool:
         """It has loaded its libraries and lives."""
+        return self.has("")
+
+    def has(self, library: str) -> bool:
+        """It has loaded what is `enough` for an attempt, and lives."""
         self._listen(0.0)
-        return self._ready and self.process.poll() is None
+        return (self._ready or (bool(library) and library == self._waits_with)) and self.process.poll() is None
 
     @property
     def attempts(self) -> int:
@@ -149,6 +161,8 @@ class Loaded:
                 return heard
             heard = True
             self._ready |= "ready" in message
+            if "loaded" in message or "loading" in message:
+                self._waits_with = message.get("loaded", "")
             if message.get("order") == self._orders:
                 self._answer = message
                 if "pid" in message:
@@ -163,7 +177,7 @@ class Loaded:
         """The attempt that `order` describes. `descriptors`: its standard output and error; `stdout`: the other end of the first, which is
         the attempt's from now on. Raises OSError; it does nothing then, however late it is forked."""
         self._listen(0.0)
-        self._orders, self._answer = self._orders + 1, None
+        self._orders, self._answer, self._waits_with = self._orders + 1, None, ""
         waiting, go = os.pipe()
         try:
             socket.send_fds(self._control, [json.dumps({"order": self._orders, **order}).encode()], [*descriptors, waiting])
@@ -200,9 +214,12 @@ class Loaded:
             return None
         if self.process.poll() is not None:  # without the process that it was forked from it is killed
             return -signal.SIGKILL
-        if time.monotonic() - self._unheard.setdefault(pid, time.monotonic()) < UNHEARD_SECONDS:
+        since = self._unheard.setdefault(pid, time.monotonic())
+        found = procfs.exit_code(pid)
+        if not self._ready and found is not None:  # the process that should tell is loading a library
+            return found
+        if time.monotonic() - since < UNHEARD_SECONDS:  # it stands still
             return None
-        found = procfs.exit_code(pid)  # the process that should tell stands still
         return -signal.SIGKILL if found is None else found
 
     def forget(self, pid: int) -> None:
@@ -253,13 +270,13 @@ class Forked:
 _all: list[Loaded] = []
 
 
-def take(kind: Kind) -> Loaded | None:
-    """A process of this kind to fork from, if one is ready."""
-    return next((one for one in _all if one.kind == kind and one.lasts and one.ready), None)
+def take(kind: Kind, library: str = "") -> Loaded | None:
+    """A process of this kind to fork an attempt from for which `library` is `enough`, if there is one."""
+    return next((one for one in _all if one.kind == kind and one.lasts and one.has(library)), None)
 
 
-def get_ready(kind: Kind, idle: float, reserve: int) -> None:
-    """Have a process of this kind for the attempts to come, if the box has the memory for it."""
+def get_ready(kind: Kind, idle: float, reserve: int, first: str = "") -> None:
+    """Have a process of this kind for the attempts to come, if the box has the memory for it. `first`: see Loaded."""
     for one in [one for one in _all if not one.attempts and not one.lasts]:
         drop(one)
     # What took seconds to load makes no room for what takes a moment.
@@ -273,7 +290,7 @@ def get_ready(kind: Kind, idle: float, reserve: int) -> None:
             return
         drop(free[0])
     with contextlib.suppress(OSError):  # without one, attempts are started like any other
-        _all.append(Loaded(kind, idle))
+        _all.append(Loaded(kind, idle, first))
 
 
 def is_known(kind: Kind) -> bool:
@@ -281,10 +298,10 @@ def is_known(kind: Kind) -> bool:
     return any(one.kind == kind for one in _all)
 
 
-def is_loading(kind: Kind) -> bool:
-    """Whether one of this kind will be ready within seconds."""
+def is_loading(kind: Kind, library: str = "") -> bool:
+    """Whether one of this kind will have loaded `library` within seconds, or all that it loads."""
     now = time.monotonic()
-    return any(one.kind == kind and now - one.born < LOADING_SECONDS and one.lasts and not one.ready for one in _all)
+    return any(one.kind == kind and now - one.born < LOADING_SECONDS and one.lasts and not one.has(library) for one in _all)
 
 
 def drop(one: Loaded) -> None:

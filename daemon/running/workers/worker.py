@@ -107,11 +107,13 @@ class Worker:
             return None
         wanted = warm.wanted(order.context)
         kind = warm.kind_of(wanted or "torch", order.context.limits, environment_of(self.bounds))
-        source = warm.take(kind) if wanted else None
+        source = warm.take(kind, warm.enough(order.context)) if wanted else None
         try:
             return None if source is None else self._forked_from(source, order)
         finally:
             both: tuple[warm.Libraries, ...] = ("torch", "light")
+            if warm.is_loading(replace(kind, libraries="torch")):
+                both = both[:1]  # one after the other, beside this attempt
             for libraries in both if warm.comes_first(order.context) else both[:1] if wanted == "torch" else ():
                 warm.get_ready(replace(kind, libraries=libraries), self.bounds.warm, self.bounds.memory_reserve)
 
