@@ -45,6 +45,8 @@ from daemon.operating.service import Engine, engine, work_now
 from daemon.publishing.closing import REJECTED
 from daemon.running.waits import SOON, Waiting
 from daemon.system.threads import Supervised
+from daemon.toolchains.overview import lacking_for
+from daemon.toolchains.registry import Toolchains
 from daemon.watching.intake import Candidate, damaged, run_name
 from daemon.watching.observers import innermost_first
 
@@ -99,6 +101,9 @@ def export_now(
         if finished:
             view.say("already exported; --force makes it again")
         else:
+            if not settings.toolchains.auto_install:
+                for told in lacking_for(settings.variants, Toolchains(settings.state_directory)):
+                    view.say(f"{told}.")  # now, and not when the other variants are made
             _work(parts, job, view)
         status = next(row for row in snapshot(state).jobs if row.id == job)
     report = Path(status.target) / "report.json"

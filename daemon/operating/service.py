@@ -138,6 +138,8 @@ class Daemon:
         self._taken = source() if source else None
         self._loaded = self._load(self._started)
         self._has_stopped = False
+        self._stopping: str | None = None
+        """Since when it shuts down."""
         self._stop = threading.Event()
         self._end: Permanent | None = None
         """Why the daemon ends by itself."""
@@ -430,7 +432,9 @@ class Daemon:
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
         log.info("stopping", event_id=Event.DAEMON_STOPPING, children=len(self._parts.runner.children.running))
+        self._stopping = now()
         for step in (
+            self._write_live,  # stages have a while to end in order
             self._ticks.stop,
             self._watcher.stop,
             self._parts.runner.stop,
@@ -484,7 +488,7 @@ class Daemon:
     def _write_live(self) -> None:
         self._live.write(live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, condition=self.condition(), loaded=self._loaded,
-            care=self._maintenance.state(), in_order=self._has_stopped,
+            care=self._maintenance.state(), in_order=self._has_stopped, stopping=self._stopping,
         ), self._watcher)  # fmt: skip
 
     def _write_last(self) -> None:

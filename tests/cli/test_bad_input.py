@@ -242,6 +242,13 @@ def test_too_little_memory_for_a_stage_fails_it_with_the_figures(tmp_path: Path,
     assert "512.0 MiB of memory" in (tmp_path / "out" / "pico-run" / "step-4.failed" / "report.html").read_text()
 
 
+def test_a_toolchain_that_is_missing_is_told_before_anything_starts(tmp_path: Path, pico_checkpoint: Path) -> None:  # R5.4
+    answer = export(tmp_path, pico_checkpoint, CKPTD_EXPORT__VARIANTS="pytorch,gguf-q8_0")
+    told = "gguf-q8_0 can't be made: the toolchain gguf is not installed; run `ckptd toolchain install gguf`."
+    assert answer.returncode == 3
+    assert told in answer.stderr.partition("merge: running")[0]
+
+
 def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(make_service: Callable[..., Service]) -> None:
     service = make_service()
     service.start()

@@ -63,11 +63,15 @@ def test_a_second_signal_does_not_wait_for_a_safe_point(make_toy: Callable[..., 
     process.send_signal(signal.SIGTERM)
     time.sleep(1.5)
     assert process.poll() is None, "it waits for the merge's next safe point"
+    assert toy.run_verb("status") == 0
+    assert "stopping" in toy.said and "healthy" not in toy.said
+    assert toy.status()["daemon"]["stopping"]
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert time.monotonic() - began < 15
     assert stray_handlers(toy.folder) == []
+    assert not toy.status()["daemon"]["stopping"]
 
 
 @pytest.mark.slow

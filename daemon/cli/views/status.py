@@ -128,6 +128,9 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
         ended = "the daemon did not shut down cleanly: it was killed or it crashed, or the machine stopped"
         return [("not running:", f"{ended}. It was last seen alive at {local_time(daemon.said, 'seconds')}. To continue, {start}", "red")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
+    if daemon.stopping:
+        told = "it starts nothing new, and ends when the running stages have stopped; a second signal ends them at once"
+        return [("stopping", f"(pid {daemon.pid}) since {local_time(daemon.stopping, 'seconds')}: {told}", "yellow")]
     known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
     return [(f"running, {verdict}", f"({known})", "green" if verdict == "healthy" else "red")]
 

@@ -144,6 +144,8 @@ class LiveFile:
     """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
     in_order: bool | None = None
     """Whether the daemon that wrote it has stopped in order, which it says with its last words; None where that is not known."""
+    stopping: str | None = None
+    """Since when it stops; None while nobody has asked it to."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Condition:
 
 def live_file(
     settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare,
-    in_order: bool,
+    in_order: bool, stopping: str | None = None,
 ) -> LiveFile:  # fmt: skip
     """The content at this moment, without the lists of directories (`LiveWriter`). `in_order`: the daemon has stopped in order."""
     return LiveFile(
@@ -176,6 +178,7 @@ def live_file(
         waiting={job: told(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
         jobs=settings.limits.jobs,
         in_order=in_order,
+        stopping=stopping,
         **vars(condition),
     )
 

@@ -72,6 +72,8 @@ class DaemonState:
     """Time when it last wrote its state; if no daemon runs, when the last one did."""
     killed: bool = False
     """Whether no daemon runs, and the last one did not shut down cleanly: it was killed or it crashed, or the machine stopped."""
+    stopping: str | None = None
+    """Time since which it shuts down: it starts nothing new and waits until the running stages have ended."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
             live.deaths,
             last.time,
             killed=not running and last.in_order is False,
+            stopping=live.stopping,
         ),
         paused=seen.paused_since,
         journal=seen.rebuilt,
