@@ -146,6 +146,7 @@ def report_of(
         resumed_bytes=ledger.kept_bytes if ledger else 0,
         weight_files=len(written.files.names),
         recast_tensors=result.recast_tensors,
+        held_share=result.held,
         task=task.name if (task := task_of_config(written.config)) else None,
     )
     return MergeReport(result.strategy, figures, result.fallbacks, result.warnings, ledger.digests if ledger else {})

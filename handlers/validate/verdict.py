@@ -136,7 +136,10 @@ def _missing(figures: CheckFigures) -> str | None:
     )
     if share < UNSURE:
         return f"{found}. So it is a merged model without its adapter"
-    return f"{found}. So it is of an earlier or another checkpoint, or merged with another factor"
+    return (
+        f"{found}. So it is of an earlier or another checkpoint, merged with another factor, or, where the merge warned of it, rounding to"
+        " the weights' dtype lost the rest"
+    )
 
 
 def _lacks(figures: CheckFigures) -> bool:

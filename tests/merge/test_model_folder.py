@@ -78,7 +78,7 @@ def test_a_merge_reads_the_configuration_and_each_header_of_its_base_once(
 
 FIGURES = (
     "base_bytes", "parameters", "base_dtype", "output_dtype", "base_digest", "method", "changed_modules", "changed_parameters", "rank",
-    "ranks", "scale", "scales", "merge_seconds", "resumed_files", "resumed_bytes", "weight_files", "recast_tensors", "task",
+    "ranks", "scale", "scales", "merge_seconds", "resumed_files", "resumed_bytes", "weight_files", "recast_tensors", "held_share", "task",
 )  # fmt: skip
 
 

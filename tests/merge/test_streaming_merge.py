@@ -221,3 +221,24 @@ def test_rank_and_scale_follow_peft_for_any_pattern(
     adapter = Adapter(Path("a"), Path("a/adapter_model.safetensors"), config, {}, {}, {})
     assert adapter.rank(module) == expected_rank
     assert adapter.scale(module) == expected_alpha / (math.sqrt(expected_rank) if rslora else expected_rank)
+
+
+@pytest.mark.parametrize(("dtype", "std", "told"), [
+    ("bfloat16", 0.05, False), ("bfloat16", 0.001, True), ("float16", 0.002, False), ("float16", 0.0005, True), ("float32", 0.0005, None),
+])  # fmt: skip
+def test_changes_that_the_dtype_can_not_hold_are_told_with_their_share(dtype: str, std: float, told: bool | None, tmp_path: Path) -> None:
+    base = models.make_base(tmp_path / "base", dtype=dtype)
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", std=std)
+    report = merged(adapter, base, tmp_path / "out")
+    warnings = [text for text in report.warnings if "of what the adapter changes" in text]
+    if told is None:
+        assert (report.figures.held_share, warnings) == (None, [])
+        return
+    exact = helpers.reference(base, adapter, "float32")
+    old, new = helpers.stored(base), helpers.stored(tmp_path / "out")
+    pairs = [(new[name].double() - old[name].double(), exact[name].double() - old[name].double()) for name in old if name in exact]
+    share = sum(float((change * delta).sum()) for change, delta in pairs) / sum(float(delta.square().sum()) for _, delta in pairs)
+    assert report.figures.held_share == pytest.approx(share, abs=0.01)
+    assert (share < 0.75) is told
+    start = f"{dtype} holds only about {report.figures.held_share:.0%} of what the adapter changes in the weights"
+    assert [text.startswith(start) for text in warnings] == [True] * told

@@ -18,7 +18,7 @@ import torch
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.engine.arithmetic import CACHED, Read
 from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, WrittenTensor, samples_of, wrong
-from handlers.merge.engine.screen import not_accepted
+from handlers.merge.engine.screen import Held, not_accepted
 from handlers.merge.plan.operations import Bias, Experts, LowRank, Operation, Rows, Sum
 from handlers.merge.plan.output_layout import FilePlan, Output, Plan
 from handlers.merge.weights.sources import Source, StoredSource, row_elements, torch_dtype
@@ -108,6 +108,8 @@ class FileCheck:
         """Files in `output` that were made of `model`. `full` compares every value instead of samples."""
         self._read = functools.lru_cache(CACHED)(read)
         self._model, self._output, self._on_bytes, self._full = model, output, on_bytes, full
+        self.held = Held()
+        """What was found of the adapters' changes."""
 
     def pieces(self, file: FilePlan) -> list[Callable[[], None]]:
         """Calls that raise Permanent where the file, once it holds all its bytes, does not hold what it should."""
@@ -124,7 +126,7 @@ class FileCheck:
 
     def _check(self, group: Sequence[tuple[Output, int]]) -> None:
         tensors = [self._tensor(*one) for one in group]
-        left = tensors if self._full else not_accepted(tensors, self._on_bytes)
+        left = tensors if self._full else not_accepted(tensors, self._on_bytes, self.held)
         problems = [problem for one in left if (problem := one.problem(self._full, self._on_bytes))]
         if problems:
             raise wrong(problems, self._output)

@@ -10,7 +10,8 @@ import contextlib
 import gc
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from daemon.contract.failpoints import point
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import MergeOptions
+from daemon.contract.safetensors import DTYPES
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.resume_ledger import Ledger, States, file_state, purpose
 from handlers.merge.plan.matcher import Matched
-from handlers.merge.plan.output_layout import Plan
+from handlers.merge.plan.output_layout import Output, Plan
 from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
@@ -47,6 +49,8 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+HELD = 0.75
+"""Share of an adapter's changes that merged weights should hold: a check misses a part of the fine-tuning below it."""
 SPARE = 1
 """Threads beside those that may compute: while one waits for the disk, the others go on."""
 
@@ -125,6 +129,8 @@ class MergeResult:
     warnings: tuple[str, ...] = ()
     ledger: Ledger | None = None
     recast_tensors: int = 0
+    held: float | None = None
+    """Share of the adapters' changes that the written numbers hold, of samples; None where that was not measured."""
 
 
 class Meter:
@@ -210,10 +216,23 @@ def stream(task: MergeTask, meter: Meter, verify: str | None) -> MergeResult:
     elif plan.index_name:
         shutil.copyfile(task.model.path / plan.index_name, output / plan.index_name)
     changed = [one for one in matched.outputs if one.changed]
+    held = check.held.share if check else None
     return MergeResult(
-        "streaming", len(changed), sum(one.elements for one in changed), matched.edits, warnings=tuple(matched.warnings), ledger=ledger,
-        recast_tensors=sum(one.recast for one in matched.outputs),
+        "streaming", len(changed), sum(one.elements for one in changed), matched.edits, warnings=(*matched.warnings, *_lost(held, changed)),
+        ledger=ledger, recast_tensors=sum(one.recast for one in matched.outputs), held=held,
     )  # fmt: skip
+
+
+def _lost(held: float | None, changed: Sequence[Output]) -> list[str]:
+    """A warning where the dtype that is written can't hold what the adapter changes."""
+    if held is None or held >= HELD:
+        return []
+    dtype = DTYPES[Counter(one.dtype for one in changed).most_common(1)[0][0]][0]
+    return [
+        f"{dtype} holds only about {max(0.0, held):.0%} of what the adapter changes in the weights: its changes"
+        " are smaller than the distance between two such numbers, and rounding loses them, in PEFT's merge too."
+        ' merge.dtype = "float32" keeps them'
+    ]
 
 
 def _rereading(meter: Meter) -> Callable[[str], Callable[[int], None]]:

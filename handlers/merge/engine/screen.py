@@ -8,6 +8,7 @@ it does not accept, for whatever reason, is decided there.
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,8 +29,31 @@ NARROW = (torch.bfloat16, torch.float16)
 """Where one rounding is far larger than what fp32 loses; in other dtypes sound sums exceed the limits of this module."""
 
 
-def not_accepted(tensors: Sequence[WrittenTensor], on_bytes: OnBytes) -> list[WrittenTensor]:
-    """Those of the tensors, which have one shape and dtype, whose samples are not found to be right here."""
+class Held:
+    """How much of the adapters' changes the written numbers hold: Σ (W' − W) · Δ over Σ Δ², of the samples in dtypes that are NARROW.
+
+    One that is small beside the distance of two numbers is lost when the sum is rounded. May be added to by several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._written = self._wanted = 0.0
+
+    def add(self, written: float, wanted: float) -> None:
+        """Sums over further samples: of change times delta, and of squared deltas."""
+        if math.isfinite(written) and math.isfinite(wanted):
+            with self._lock:
+                self._written, self._wanted = self._written + written, self._wanted + wanted
+
+    @property
+    def share(self) -> float | None:
+        """1 where nothing is lost but for rounding that evens out; None where nothing was added, or no delta was other than 0."""
+        return self._written / self._wanted if self._wanted > 0 else None
+
+
+def not_accepted(tensors: Sequence[WrittenTensor], on_bytes: OnBytes, held: Held | None = None) -> list[WrittenTensor]:
+    """Those of the tensors, which have one shape and dtype, whose samples are not found to be right here. Adds what they hold to `held`."""
+    held = held or Held()
     fit = [one for one in tensors if _can_be_screened(one)]
     unchanged = [one for one in fit if one.changed is None]
     left = [one for one in tensors if not _can_be_screened(one)]
@@ -39,7 +63,7 @@ def not_accepted(tensors: Sequence[WrittenTensor], on_bytes: OnBytes) -> list[Wr
             left += [] if torch.equal(before.view(torch.uint8), after.view(torch.uint8)) else unchanged
         for batch in _batches([one for one in fit if one.changed is not None]):
             stacked = batch[0].factors.left.ndim == 3
-            sound = [False] * len(batch) if stacked else _sound(batch, *_samples([one.tensor for one in batch], files, on_bytes))
+            sound = [False] * len(batch) if stacked else _sound(batch, *_samples([one.tensor for one in batch], files, on_bytes), held)
             left += [one.tensor for one, passed in zip(batch, sound, strict=True) if not passed]
     return left
 
@@ -91,7 +115,7 @@ def _samples(tensors: Sequence[WrittenTensor], files: OpenFiles, on_bytes: OnByt
     return before, after
 
 
-def _sound(batch: Sequence[_Changed], before: torch.Tensor, after: torch.Tensor) -> list[bool]:
+def _sound(batch: Sequence[_Changed], before: torch.Tensor, after: torch.Tensor, held: Held) -> list[bool]:
     """For each tensor of the batch, whether its rows are base + delta by both of readback's measures."""
     name, dtype = batch[0].tensor.found.name, before.dtype
     (count, rows, columns), rank = before.shape, batch[0].factors.right.shape[0]
@@ -108,7 +132,9 @@ def _sound(batch: Sequence[_Changed], before: torch.Tensor, after: torch.Tensor)
     change = exact - base
     summed = (change @ x - (left @ (right @ x)[:, :, None])[:, :, 0]).abs_()
     may_sum = torch.linalg.vector_norm(exact, dim=2).mul_(unit_of(dtype)).add_(tiny_of(dtype) * math.sqrt(columns)).mul_(FAR)
-    off = torch.bmm(left, right).sub_(change).abs_()
+    delta = torch.bmm(left, right)
+    held.add(float(torch.dot(change.view(-1), delta.view(-1))), float(torch.dot(delta.view(-1), delta.view(-1))))
+    off = delta.sub_(change).abs_()
     may = exact.abs_().mul_(MARGIN * unit_of(dtype)).add_(SMALLEST * tiny_of(dtype))
     may.add_(base.abs_(), alpha=unit_of(torch.float32) * (rank + 8))
     # What is not a number is within no limit.
