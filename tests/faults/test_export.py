@@ -66,10 +66,11 @@ def kept(name: str) -> bool:
 
 
 def kept_files(home: Path) -> dict[str, set[str]]:
-    """Kept output → names of the files in it, through links: whether a folder or its files are linked is all the same to who reads."""
+    """Kept output → names of the files in it, through links: whether a folder or its files are linked is all the same to who reads. A
+    folder that is linked has the export's README too."""
     return {
         entry.name: {f"{Path(folder).relative_to(entry)}/{name}" for folder, _, files in os.walk(entry, followlinks=True) for name in files
-                     if Path(folder, name).is_file()}
+                     if Path(folder, name).is_file() and name != "README.md"}
         for entry in (home / "out" / ".kept").glob("*/*")
     }  # fmt: skip
 
