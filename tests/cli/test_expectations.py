@@ -26,7 +26,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, StageRow, told_state
 from daemon.operating.disk_watch import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
-from daemon.operating.monitoring.outlook import Earlier, about, job_left, stage_left, starved, starving
+from daemon.operating.monitoring.outlook import Earlier, about, job_left, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.status import JobStatus, find, snapshot
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready
@@ -248,6 +248,16 @@ def test_stages_that_ran_side_by_side_are_expected_to_do_so_again() -> None:
     assert job_left(rows, {}, Earlier(seconds, 8.0)) == 100, "never less than the longest stage"
     assert job_left([*rows, replace(rows[0], name="new")], {}, Earlier(seconds)) is None
     assert job_left([replace(rows[0], state="succeeded"), rows[1]], {"onnx": 7.0}, Earlier(seconds)) == 7
+    assert job_left(rows, {rows[0].name: 7.0}, Earlier(seconds), 3.0) == 7 + 3 * job_left(rows[1:], {}, Earlier(seconds))
+
+
+@pytest.mark.parametrize(("expected", "seconds", "left", "hungry", "times"), [
+    (10, 30, 10, True, 4), (10, 30, 10, False, 1), (10, 4, 2, True, 1), (None, 30, 10, True, 1), (10, 30, None, True, 1),
+])  # fmt: skip
+def test_what_a_starved_stage_takes_is_expected_of_the_next_ones_too(
+    expected: float | None, seconds: float, left: float | None, hungry: bool, times: float
+) -> None:
+    assert slowed(expected, seconds, left, hungry) == times
 
 
 def test_a_share_of_next_to_nothing_is_told_as_such() -> None:

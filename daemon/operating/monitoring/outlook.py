@@ -67,8 +67,14 @@ def stage_left(expected: float | None, seconds: float, fraction: float, share: C
     return None if total is None else max(0.0, total - seconds)
 
 
-def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], earlier: Earlier) -> float | None:
-    """Seconds of work until a job ends. `running`: stage → what is left of it. None where that is unknown of any stage."""
+def slowed(expected: float | None, seconds: float, left: float | None, starved: bool) -> float:
+    """How many times as long as earlier ones a stage takes that is `starved` of CPU time; 1 where nothing tells. The next ones will too."""
+    return max(1.0, (seconds + left) / expected) if starved and expected and left is not None else 1.0
+
+
+def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], earlier: Earlier, slower: float = 1.0) -> float | None:
+    """Seconds of work until a job ends. `running`: stage → what is left of it; `slower`: how many times as long as earlier ones those take
+    that do not run yet. None where that is unknown of any stage."""
     left, longest = 0.0, 0.0
     for stage in stages:
         if stage.state in ENDED_STAGE:
@@ -76,6 +82,7 @@ def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], ea
         one = running[stage.name] if stage.name in running else earlier.of(stage.name)
         if one is None:
             return None
+        one *= 1.0 if stage.name in running else slower
         left, longest = left + one, max(longest, one)
     return max(longest, left / earlier.side_by_side)
 

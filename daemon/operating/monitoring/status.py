@@ -40,7 +40,7 @@ from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.monitoring.artifacts import LostArtifact, became
 from daemon.operating.monitoring.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
-from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
+from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.publishing.closing import target_of
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready
@@ -440,7 +440,10 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     variants = became(view)
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
-    left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
+    slower = max(
+        (slowed(earlier.of(one.name), one.seconds or 0.0, one.left_seconds, one.starved is not None) for one in stages), default=1.0
+    )
+    left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier, slower)
     waiting_for, target = _waits_for(view, scene), target_of(job, job.state)
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
