@@ -135,7 +135,6 @@ class Starter:
         if admission.fault:
             self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory, admission.room)
             return False
-        self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
         grant = Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec))
@@ -145,11 +144,13 @@ class Starter:
         fault, claimed = self._children.start(one, grant, limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
-        if fault and claimed:
+        if fault and not claimed:
+            self._waits.add(job.id, fault, WAIT_SECONDS)  # since when, is known of the tries before
+            return False
+        self._waits.end(job.id)
+        if fault:
             result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
             settle(self._journal, limits, one.attempt, result)
-        elif fault:
-            self._waits.add(job.id, fault, WAIT_SECONDS)
         return False
 
     def _way(self, job: JobRow, spec: StageSpec, whole: Estimate) -> Estimate:

@@ -147,6 +147,8 @@ _KEPT_KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables that say how many kernels torch and oneDNN keep, one for each number of rows and shape of weights, of half a megabyte each. By
 default it is 1024: a model that reads a few hundred texts of unlike lengths would leave a gigabyte behind."""
 _MOST_KERNELS = 64
+_SPINS = 3_000
+"""Times that a thread of OpenMP looks whether it can go on before it sleeps."""
 
 
 def set_environment(limits: ChildLimits, temporary: str) -> None:
@@ -158,7 +160,9 @@ def set_environment(limits: ChildLimits, temporary: str) -> None:
         os.environ.setdefault(name, str(_MOST_KERNELS))
     for name in _ROUNDING:
         os.environ.pop(name, None)  # fp32 is computed in fp32, whatever the box's owner allows the training
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait would take cores from the training
+    # Threads that spin while they wait would take cores from the training. For the tenth of a millisecond in which another one ends its part
+    # they do: to sleep and be woken takes as long as many of a model's products, and two threads were slower than one.
+    os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"] = "PASSIVE", str(_SPINS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

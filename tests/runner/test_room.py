@@ -198,3 +198,20 @@ def test_a_look_at_what_is_finished_does_not_begin_a_wait_anew(make_desk: Desks,
         waits.add("job", broken, 15)
     assert waits.of["job"].since == 100.0 and waits.leaves_room("job")
     assert len(logs) == 1, "said once"
+
+
+def test_what_keeps_a_stage_from_starting_again_and_again_is_told_since_the_first_time(make_desk: Desks) -> None:
+    """An export in the foreground ends with the error after some patience, which each try used to begin anew."""
+    desk = make_desk()
+    desk.add("run", 1)
+    desk.tick(0)
+    (desk.runner.children._paths.jobs / "run-1").write_text("no folder")
+    with capture_logs() as logs:
+        desk.tick(2)
+        first = desk.runner.waits.of["run-1"]
+        first.until = 0
+        desk.tick(2)
+    second = desk.runner.waits.of["run-1"]
+    assert second is not first and (second.since, second.fault) == (first.since, first.fault)
+    assert "make the folders of stage merge" in second.fault.operation and desk.started == []
+    assert len([entry for entry in logs if "make the folders" in entry["event"]]) == 1, "and once"
