@@ -213,11 +213,11 @@ class Owner:
     def _live(self) -> None:
         with contextlib.suppress(BaseException):  # whoever waits for an answer sees that the thread is gone
             while (call := self._calls.get()) is not None:
+                self._current = call[0]
                 self._do(*call)
                 del call
 
     def _do(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._current = future
         if future.set_running_or_notify_cancel():
             try:
                 value = function(*arguments)

@@ -160,8 +160,8 @@ def set_environment(limits: ChildLimits, temporary: str) -> None:
         os.environ.setdefault(name, str(_MOST_KERNELS))
     for name in _ROUNDING:
         os.environ.pop(name, None)  # fp32 is computed in fp32, whatever the box's owner allows the training
-    # Threads that spin while they wait would take cores from the training. For the tenth of a millisecond in which another one ends its part
-    # they do: to sleep and be woken takes as long as many of a model's products, and two threads were slower than one.
+    # Threads that spin while they wait would take cores from the training. For the tenth of a millisecond in which another one ends its
+    # part they do: to sleep and be woken takes as long as many of a model's products, and two threads were slower than one.
     os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"] = "PASSIVE", str(_SPINS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
