@@ -6,6 +6,7 @@ Called by the other files of this folder. A figure belongs to the machine it was
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import importlib.metadata
 import json
@@ -169,7 +170,12 @@ def write(
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """A parser that knows `--json FILE`, as every benchmark does."""
+    """A parser that knows `--json FILE`, as every benchmark does.
+
+    Also compiles ckptd's own code, which pip does where it installs it: a checkout may have been told to keep no bytecode.
+    """
+    for name in ("daemon", "handlers"):
+        compileall.compile_dir(ROOT / name, quiet=2)
     made = argparse.ArgumentParser(description=about)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return made

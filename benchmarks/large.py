@@ -226,7 +226,7 @@ def alone(folder: Path, base: Path, checkpoint: Path, names: list[str]) -> dict[
             folder / name, name, inputs, checkpoint, base=base, limits=ChildLimits(threads=2, nice=0, idle=False, oom_score_adj=0),
             onnx=OnnxOptions(accuracy_level=4), cache=folder / "cache",
         )  # fmt: skip
-        seconds, _ = _common.run_child(_common.python("-m", "handlers", str(job)))
+        seconds, _ = _common.run_child(_common.python("-m", "handlers", str(job)), env=_stages.ENVIRONMENT)
         result = json.loads((folder / name / "result.json").read_text())
         if result["outcome"] != "succeeded":
             raise RuntimeError(f"{name}: {result['fault']['cause']}")

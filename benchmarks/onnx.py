@@ -71,7 +71,7 @@ def stage(
 ) -> tuple[Path, dict[str, Any], float, int]:
     """Run one stage: (its folder, its figures, wall seconds, peak bytes)."""
     job = _stages.job_file(folder, name, inputs, pin, limits=limits, onnx=onnx, cache=cache)
-    seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)))
+    seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)), env=_stages.ENVIRONMENT)
     result = json.loads((folder / "result.json").read_text())
     if result["outcome"] != "succeeded":
         raise RuntimeError(f"{name}: {result['fault']}")
@@ -97,7 +97,8 @@ def chain(base: Path, folder: Path, layers: int) -> dict[str, Any]:
 def forked_stage(folder: Path, name: str, inputs: dict[str, Path], pin: Path) -> tuple[float, float]:
     """One stage as the daemon runs it, forked from a process that has its libraries loaded: (processor seconds, wall seconds)."""
     job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS)
-    source = warm.Loaded(warm.kind_of("torch", LIMITS, {**os.environ, "PYTHONPATH": str(_common.ROOT)}), idle=60.0)
+    environment = {**os.environ, "PYTHONPATH": str(_common.ROOT), **_stages.ENVIRONMENT}
+    source = warm.Loaded(warm.kind_of("torch", LIMITS, environment), idle=60.0)
     try:
         while not source.ready:
             time.sleep(0.05)

@@ -27,7 +27,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _common
+from benchmarks import _common, _stages
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
@@ -109,6 +109,7 @@ def start_stage(job: Path, group: Path | None = None) -> subprocess.Popen[bytes]
     with open(job.with_name("log.txt"), "wb") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, cwd=_common.ROOT,
+            env={**os.environ, **_stages.ENVIRONMENT},
         )  # fmt: skip
 
 

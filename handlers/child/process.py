@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO, TypeVar
 
+from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from handlers.child.progress import StopFlag
 
 EXIT_OTHER_PARENT = 75
 _PR_SET_PDEATHSIG = 1
+_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _COLLECT_AFTER = (100_000, 10, 20)
 """Objects, and rounds of the younger generations, after which Python's collector looks for garbage.
 
@@ -101,6 +103,24 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
+@contextlib.contextmanager
+def small_pages() -> Iterator[None]:
+    """Meanwhile memory comes in pages of 4 KiB, whatever its allocator asks for: where much is asked for and hardly any is written to."""
+    library = ctypes.CDLL(None)
+    before = library.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
+    library.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        library.prctl(_PR_SET_THP_DISABLE, max(0, before), 0, 0, 0)
+
+
+def give_back_memory() -> None:
+    """Return to the kernel what was freed and the allocator keeps for later (malloc_trim(3)): beside what comes next it would add up."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def with_room(call: Callable[[], Result]) -> Result:
     """Call a function with a piece of Python's stack of its own, in which all further calls find room.
 
@@ -153,6 +173,8 @@ _SPINS = 3_000
 
 def set_environment(limits: ChildLimits, temporary: str) -> None:
     """Bound the threads of every numeric library, keep the hub out, and put temporary files where the daemon cleans."""
+    if kept := large_pages.removed(os.environ.pop(large_pages.NAME, "")):
+        os.environ[large_pages.NAME] = kept
     threads = str(limits.threads)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = threads

@@ -17,6 +17,7 @@ from accelerate import init_empty_weights
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child.process import small_pages
 from handlers.layerwise.lockstep import Door
 from handlers.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, StreamedWeight, read
 from handlers.merge.weights.sources import StoredSource
@@ -69,7 +70,7 @@ def build(path: Path, task: str, *, attention: str | None = None) -> Skeleton:
         raise refuse(path, "its weights are stored quantized")
     loader: Any = getattr(transformers, BY_NAME[task].auto)
     config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), small_pages():  # each parameter is allocated, and freed before it is written to
         model = loader.from_config(config, dtype=torch.float32, **({"attn_implementation": attention} if attention else {}))
     model.eval()
     model.tie_weights()

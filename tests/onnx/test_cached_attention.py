@@ -39,14 +39,14 @@ QUICK = ("Qwen3", "GPT-2", "Gemma 2")
 @pytest.fixture(autouse=True)
 def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda before, after: Race(1.0, 1.0, "equal"))
+    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
 
 
 @pytest.mark.parametrize(("after", "marked"), [(1.05, True), (1.2, False)])
 def test_it_may_be_a_little_slower_on_a_short_past(
     trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch, after: float, marked: bool
 ) -> None:
-    monkeypatch.setattr(acceptance, "race", lambda *_: Race(1.0, after, "slower"))
+    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, after, "slower"))
     assert bool(read(export(trained, optimize="auto").folder).extra) == marked
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+import psutil
 import pytest
 from onnxruntime.capi import _pybind_state as kernels
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.graphs import graphset
-from handlers.onnx.quantize import accuracy_levels
+from handlers.onnx.graphs import graphset, pages
+from handlers.onnx.quantize import accuracy_levels, weight_only
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, LevelMeasurement, choose
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
@@ -225,6 +228,37 @@ def test_whichever_level_measures_better_is_kept(qwen3: Exported, tmp_path: Path
     made = derived("int4", qwen3.folder, tmp_path)
     assert levels_in(made.folder) == {level} == {made.output.figures["accuracy_level"]}
     assert not [path for path in made.folder.iterdir() if path.suffix == ".level"]
+
+
+def test_answers_over_a_large_vocabulary_are_measured_from_a_file(
+    qwen3: Exported, qwen3_int4: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_only, "LARGE", 1)
+    monkeypatch.setattr(accuracy_levels.pages, "release", let_go := Mock(wraps=pages.release))
+    made = derived("int4", qwen3.folder, tmp_path)
+    assert {one.args[0].filename.name for one in let_go.mock_calls} == {"answers"}
+
+    def errors(figures: Mapping[str, Any]) -> dict[str, float]:
+        return {level: trial["error"] for level, trial in figures["accuracy_level_trials"].items()}
+
+    assert errors(made.output.figures) == errors(qwen3_int4.output.figures)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_pages_of_a_map_that_begins_anywhere_are_released_and_read_again(tmp_path: Path, dtype: type) -> None:
+    path, offset = tmp_path / "file", 5000
+    content = np.random.default_rng(0).integers(0, 255, (64 << 20) + offset, np.uint8)
+    content.tofile(path)
+    mapped = np.memmap(path, dtype, "r", offset)
+
+    def held() -> int:
+        (mine,) = (one for one in psutil.Process().memory_maps() if one.path == str(path))
+        return int(mine.rss)
+
+    assert (mapped.view(np.uint8) == content[offset:]).all() and held() >= 64 << 20
+    pages.release(mapped)
+    assert held() == 0
+    assert (mapped.view(np.uint8) == content[offset:]).all()
 
 
 def test_a_level_that_is_asked_for_is_not_measured(qwen3: Exported, tmp_path: Path) -> None:

@@ -214,12 +214,13 @@ def test_both_graphs_take_turns_and_each_is_first_as_often(tick: float, least: s
     assert outcome.verdict == "equal" and outcome.before == pytest.approx(tick) == outcome.after
 
 
-@pytest.mark.parametrize(("unrest", "factor", "rounds", "verdict"), [
-    (0.02, 1.0, timing.LEAST, "equal"), (0.3, 1.0, timing.ENOUGH, "equal"), (0.02, 1.04, timing.ENOUGH, "slower"),
-    (0.02, 0.9, timing.ENOUGH, "faster"), (0.001, 1.029, timing.LEAST, "equal"),
+@pytest.mark.parametrize(("unrest", "factor", "gain", "rounds", "verdict"), [
+    (0.02, 1.0, True, timing.LEAST, "equal"), (0.3, 1.0, True, timing.ENOUGH, "equal"), (0.02, 1.04, True, timing.ENOUGH, "slower"),
+    (0.02, 0.9, True, timing.ENOUGH, "faster"), (0.001, 1.029, True, timing.LEAST, "equal"),
+    (0.02, 0.9, False, timing.LEAST, "faster"), (0.02, 1.04, False, timing.ENOUGH, "slower"), (0.3, 1.0, False, timing.ENOUGH, "equal"),
 ])  # fmt: skip
-def test_few_rounds_are_enough_only_where_they_show_that_both_are_equally_fast(
-    unrest: float, factor: float, rounds: int, verdict: str
+def test_few_rounds_are_enough_only_where_they_show_what_is_asked(
+    unrest: float, factor: float, gain: bool, rounds: int, verdict: str
 ) -> None:  # fmt: skip
     now, ran, random = [0.0], [0, 0], np.random.default_rng(5)
 
@@ -227,7 +228,7 @@ def test_few_rounds_are_enough_only_where_they_show_that_both_are_equally_fast(
         ran[which] += 1
         now[0] += 0.01 * pace * (1 + unrest * random.random())
 
-    outcome = timing.race(lambda: one(0, 1.0), lambda: one(1, factor), clock=lambda: now[0])
+    outcome = timing.race(lambda: one(0, 1.0), lambda: one(1, factor), gain=gain, clock=lambda: now[0])
     assert outcome.verdict == verdict and ran == [rounds + timing.WARMING] * 2
 
 

@@ -36,7 +36,7 @@ STAGES = {"onnx-int8": int8.run, "onnx-int4": weight_only.int4, "onnx-int8-stati
 @pytest.fixture(autouse=True)
 def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda before, after: Race(1.0, 1.0, "equal"))
+    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
 
 
 def answers(path: Path, feeds: Outputs) -> Outputs:
@@ -141,7 +141,7 @@ def test_keys_that_positions_turn_stay_within_what_was_seen_of_them(seed: int, t
 def exported(trained: Path, export: Callable[..., Exported]) -> Path:
     """A trained model's graphs in fp32, whose attention was shown to be equal in one operator. Read only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(acceptance, "race", lambda before, after: Race(1.0, 1.0, "equal"))
+        patch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
         return export(trained, optimize="auto").folder
 
 

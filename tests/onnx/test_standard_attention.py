@@ -32,7 +32,7 @@ QUICK = ("Qwen3",)
 @pytest.fixture(autouse=True)
 def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda before, after: Race(1.0, 1.0, "equal"))
+    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
 
 
 @pytest.fixture(scope="module")

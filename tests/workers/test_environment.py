@@ -48,6 +48,50 @@ def test_what_the_configuration_names_is_passed_whatever_it_is() -> None:
     assert for_children(SECRETS, ["HF_TOKEN"]) == {"HF_TOKEN": "x"}
 
 
+PAGES = """
+import json, os, resource, sys
+from daemon.contract.jobs.messages import ChildLimits
+from handlers.child import process
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+memory = bytearray(128 << 20)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+process.set_environment(ChildLimits(), "/tmp")
+json.dump({"faults": faults, "rest": os.environ.get("GLIBC_TUNABLES")}, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "large"),
+    [
+        (None, True), ("glibc.malloc.arena_max=4", True), ("glibc.malloc.hugetlb=0", False),
+        ("glibc.malloc.hugetlb=0:glibc.malloc.perturb=1", False),
+    ],
+)  # fmt: skip
+def test_a_stage_has_its_memory_in_large_pages_and_what_it_starts_as_the_owner_says(
+    owner: str | None, large: bool, adopting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if owner is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", owner)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    (tmp_path / "attempt").mkdir()
+    seen = tmp_path / "seen.json"
+    command = [sys.executable, "-c", PAGES, str(seen)]
+    wait(Worker(Order(make_context(tmp_path), tmp_path / "attempt", BOUNDS), command))
+    found = json.loads(seen.read_text())
+    assert found["rest"] == owner
+    if _has_large_pages():
+        assert (found["faults"] < 16_000) is large
+
+
+def _has_large_pages() -> bool:
+    """Whether glibc has the variable, and the kernel gives large pages to those that ask for them and to no others."""
+    state = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    name, _, release = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    version = tuple(int(part) for part in release.split(".") if part.isdigit())
+    return name == "glibc" and version >= (2, 35) and state.exists() and "[madvise]" in state.read_text()
+
+
 WORDS = st.sampled_from(["TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS", "AUTH", "HOME", "URL", "API", "ID", "X", "key", "Token"])
 
 

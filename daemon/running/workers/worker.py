@@ -21,6 +21,7 @@ import structlog
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
 from daemon.running.workers import procfs, warm
@@ -47,7 +48,8 @@ _ID = re.compile(r"local:(\d+):(\d+(?:\.\d+)?)")
 
 def environment_of(bounds: Bounds) -> dict[str, str]:
     """The variables that every child gets."""
-    return {**for_children(os.environ, bounds.pass_environment), "PYTHONUNBUFFERED": "1"}
+    passed = for_children(os.environ, bounds.pass_environment)
+    return {**passed, large_pages.NAME: large_pages.added(passed.get(large_pages.NAME, "")), "PYTHONUNBUFFERED": "1"}
 
 
 class Worker:

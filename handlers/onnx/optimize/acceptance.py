@@ -32,6 +32,8 @@ LEEWAY = 1.1
 """A step that saves copying the cache may take so much longer on top of the short past that is raced."""
 
 
+SMALL = 64 << 20
+"""Bytes of a graph's weights up to which a session may hold them twice."""
 HELD = 4 << 20
 """Bytes of a graph's answers up to which they are kept to be compared with those of the next graph."""
 
@@ -155,12 +157,18 @@ def check_size(before: int, after: int) -> None:
 
 
 class Arena:
-    """Compares two graphs on the same inputs. The one before stays open as long as no step is kept."""
+    """Compares two graphs on the same inputs. The one before stays open as long as no step is kept.
 
-    def __init__(self, path: Path, graph: Graph, cases: Sequence[RandomInputs], speed: dict[str, RandomInputs], threads: int) -> None:
+    `size`: bytes of their weights. Small ones are copied into the order of onnxruntime's kernels once for each session, since else
+    each run does it anew; for others that would be memory that a model as large has not left.
+    """
+
+    def __init__(
+        self, path: Path, graph: Graph, cases: Sequence[RandomInputs], speed: dict[str, RandomInputs], threads: int, size: int
+    ) -> None:  # fmt: skip
         self.graph = graph
         self._cases, self._speed, self._threads = cases, speed, threads
-        self._weights = MappedWeights(timed=True)
+        self._weights = MappedWeights(timed=True, packed=size <= SMALL)
         self._before = open_session(path, threads, self._weights)
         self._answers = dict[int, list[Any]]()
         """Case → what the graph before says, as far as it has been asked and the answers are small."""
@@ -177,7 +185,9 @@ class Arena:
         check_ports(after, self.graph)
         answers = dict[int, list[Any]]()
         report.error = max((self._difference(number, after, buffers, answers) for number in range(len(self._cases))), default=0.0)
-        verdicts = {name: self._race(name, case, after, report) for name, case in self._speed.items()} if timed else {}
+        before, now = report_nodes
+        gain = now >= before and not buffers  # else it is taken unless it is slower
+        verdicts = {name: self._race(name, case, after, report, gain) for name, case in self._speed.items()} if timed else {}
         leeway = LEEWAY if buffers else 0.0
         slower = [
             f"{name} {report.ms_before[name]} → {report.ms_after[name]} ms" for name, one in verdicts.items()
@@ -186,8 +196,7 @@ class Arena:
         if slower:
             raise UndoneError(f"slower: {', '.join(slower)}")
         faster = sorted(name for name, one in verdicts.items() if one == "faster")
-        before, now = report_nodes
-        if not faster and now >= before and not buffers:
+        if gain and not faster:
             raise UndoneError("no fewer nodes and not faster")
         report.reason = "; ".join(
             filter(None, [f"faster ({', '.join(faster)})" if faster else "", f"{before - now} nodes fewer" if now < before else ""])
@@ -207,10 +216,10 @@ class Arena:
             error = max(error, difference(self.graph.outputs, expected, shared_buffers.run(after, case.feeds), case))
         return error
 
-    def _race(self, name: str, case: RandomInputs, after: onnxruntime.InferenceSession, report: StepReport) -> Verdict:
+    def _race(self, name: str, case: RandomInputs, after: onnxruntime.InferenceSession, report: StepReport, gain: bool) -> Verdict:
         """The measured times; "slower" counts only if a second measurement confirms it."""
         for _ in range(2):
-            measured = race(lambda: self._run(self._before, case), lambda: self._run(after, case))
+            measured = race(lambda: self._run(self._before, case), lambda: self._run(after, case), gain=gain)
             report.ms_before[name], report.ms_after[name] = (round(1000 * value, 4) for value in (measured.before, measured.after))
             if measured.verdict != "slower":
                 break

@@ -141,7 +141,8 @@ class _Work:
         """Try each step in turn, then compare with the model itself; the error goes to `errors`."""
         try:
             maker = Maker(self.graph, self.config)
-            arena = acceptance.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
+            cases, size = [*maker.cases(), *self.texts], self.bench.size()
+            arena = acceptance.Arena(self.path, self.graph, cases, maker.speed(), self.options.threads, size)
         except Exception as error:
             return [StepReport(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
         reports, history = [], []

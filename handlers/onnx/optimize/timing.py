@@ -14,7 +14,7 @@ from typing import Literal
 MARGIN = 0.03
 """A graph this much slower still counts as equally fast."""
 LEAST, ENOUGH = 9, 15
-"""Rounds; how many there are, the time decides, and whether fewer have shown already that both are equally fast."""
+"""Rounds; how many there are, the time decides, and whether fewer have shown already what is asked."""
 QUICKEST, SECONDS = 0.06, 1.0
 """A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
 FEW, LONG = 5, 0.5
@@ -58,18 +58,20 @@ def _ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
     return middle - noise, middle + noise
 
 
-def _enough(before: Sequence[float], after: Sequence[float], seconds: float) -> bool:
+def _enough(before: Sequence[float], after: Sequence[float], seconds: float, gain: bool) -> bool:
     rounds = len(before)
     if rounds < LEAST or seconds < QUICKEST:
         return rounds >= FEW and seconds >= LONG
     if rounds >= ENOUGH or seconds >= SECONDS:
         return True
     least, most = _ratio(before, after)
-    return least > 1 - MARGIN and most < 1 + MARGIN
+    return most < 1 + MARGIN and (least > 1 - MARGIN or not gain)
 
 
-def race(before: Callable[[], object], after: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Race:
-    """Run both in turns, each first in every other round."""
+def race(
+    before: Callable[[], object], after: Callable[[], object], *, gain: bool = True, clock: Callable[[], float] = time.perf_counter
+) -> Race:  # fmt: skip
+    """Run both in turns, each first in every other round. `gain`: it matters whether the second is faster, and not only whether slower."""
     began = clock()
     for number in range(WARMING):
         if number == 0 or clock() - began < SLOW:
@@ -77,7 +79,7 @@ def race(before: Callable[[], object], after: Callable[[], object], *, clock: Ca
             after()
     durations: tuple[list[float], list[float]] = ([], [])
     began = clock()
-    while not _enough(*durations, clock() - began):
+    while not _enough(*durations, clock() - began, gain):
         turns = (0, 1) if len(durations[0]) % 2 == 0 else (1, 0)
         for which in turns:
             started = clock()

@@ -8,7 +8,7 @@ between are level 1.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.child.process import give_back_memory
 from handlers.onnx.folder.playback import GraphRun, run
+from handlers.onnx.graphs import pages
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.quantize.weight_only_rewriter import round_rows
 
@@ -80,16 +82,23 @@ def compare(calls: Iterable[GraphRun], answers: Iterable[dict[str, np.ndarray]])
         name = next((name for name in call.outputs if not name.startswith("present.")), None)
         if name is None:
             continue
-        wanted, got = call.outputs[name].astype(np.float32), answer[name].astype(np.float32)
-        if not np.isfinite(got).all():
-            return float("inf"), 0.0
-        squares += float(np.square(got - wanted, dtype=np.float64).sum())
-        same = wanted.argmax(-1) == got.argmax(-1)
-        agreeing, rows = agreeing + int(same.sum()), rows + same.size
-        count, total = count + wanted.size, total + float(wanted.sum(dtype=np.float64))
-        squared += float(np.square(wanted, dtype=np.float64).sum())
+        stored = call.outputs[name]
+        for wanted, got in zip(_rows(stored), _rows(answer[name]), strict=True):
+            if not np.isfinite(got).all():
+                return float("inf"), 0.0
+            squares += float(np.square(got - wanted, dtype=np.float64).sum())
+            agreeing, rows = agreeing + int(wanted.argmax() == got.argmax()), rows + 1
+            count, total = count + wanted.size, total + float(wanted.sum(dtype=np.float64))
+            squared += float(np.square(wanted, dtype=np.float64).sum())
+        if isinstance(stored, np.memmap):
+            pages.release(stored)
     spread = np.sqrt(max(0.0, squared / count - (total / count) ** 2))
     return float(np.sqrt(squares / count) / max(float(spread), 1e-9)), agreeing / rows
+
+
+def _rows(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The vectors along the last axis, in fp32."""
+    return (row.astype(np.float32, copy=False) for row in array.reshape(-1, array.shape[-1]))
 
 
 def rounded_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
@@ -130,6 +139,7 @@ def measure(
             times.append(time.perf_counter() - started)
         found[level] = LevelMeasurement(error, agreement, 1000 * min(times))
         del sessions
+        give_back_memory()
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
@@ -24,7 +25,7 @@ from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
-from handlers.onnx.graphs.spool import spool_for
+from handlers.onnx.graphs.spool import LARGE, spool_for
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
@@ -149,12 +150,25 @@ def _error_by_rows(staging: Path, made: GraphSet, calls: list[GraphRun], threads
 
 
 def reference_calls(context: StageContext, source: GraphSet) -> list[GraphRun]:
-    """The fp32 graphs' outputs for a few texts. Permanent if there are no usable texts, UnknownInputError if a graph has an unknown
-    input."""
+    """The fp32 graphs' outputs for a few texts, the large ones in files. Permanent if there are no usable texts, UnknownInputError if a
+    graph has an unknown input."""
     folder = Path(context.inputs["onnx"])
     tokens = tokenize(folder, calibration_texts(context, TRIAL_TEXTS, folder).plain, longest=TRIAL_TOKENS)
     player = Player(folder, source, context.limits.threads)
-    return [call for row in tokens.rows for call in player.play(row)]
+    answers = Path(context.temporary) / "answers"
+    return [_laid_down(call, answers) for row in tokens.rows for call in player.play(row)]
+
+
+def _laid_down(call: GraphRun, file: Path) -> GraphRun:
+    """The same, with its logits at the end of a file: over a large vocabulary those of a few texts are as large as many layers."""
+    outputs = dict(call.outputs)
+    for name, array in call.outputs.items():
+        if array.nbytes >= LARGE and not name.startswith("present."):
+            place = file.stat().st_size if file.exists() else 0
+            with open(file, "ab") as stream:
+                array.tofile(stream)
+            outputs[name] = np.memmap(file, array.dtype, "r", place, array.shape)
+    return GraphRun(call.role, call.feeds, outputs)
 
 
 def _at_level(staging: Path, graph: Graph, level: int) -> Path:

@@ -43,6 +43,13 @@ def _without_traces(stack: contextlib.ExitStack) -> None:
         stack.enter_context(mock.patch.object(config, "do_not_emit_stack_traces", True))
 
 
+def _without_code(stack: contextlib.ExitStack) -> None:
+    """Let the Python code of a graph be written and compiled when it is called, and not after each change."""
+    lazy = _found("torch.fx._lazy_graph_module", "_use_lazy_graph_module")
+    if lazy is not None:
+        stack.enter_context(lazy(True))
+
+
 def _with_known_types(stack: contextlib.ExitStack, used: list[str]) -> None:
     """Let the pass that inserts conversions read the value of each node where it is recorded, instead of computing it."""
     path = "torch.onnx._internal.fx.passes.type_promotion"
@@ -89,6 +96,7 @@ def shortcuts() -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         _without_cache(stack)
         _without_traces(stack)
+        _without_code(stack)
         _with_known_types(stack, used)
         _without_sources(stack)
         yield used
