@@ -27,7 +27,7 @@ os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 # What the toys of the tests read; children get no variable that is not known or named.
 os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = (
-    "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,CLOCK_SHIFT"
+    "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,TOY_SWAP,CLOCK_SHIFT"
 )
 # What a test's own process logs: structlog draws a table of variables for each exception otherwise, which takes a second and more.
 structlog.configure([structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])

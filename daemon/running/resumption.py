@@ -7,9 +7,12 @@ answer is there, the job waits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -17,16 +20,31 @@ from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.plan import stage_names
+from daemon.contract.jobs.plan import spec_of, stage_names
 from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow, StageRow
+from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
 from daemon.publishing.lending import take_back
 from daemon.running.fallbacks import added_to
 from daemon.running.output_cache import OutputCache, is_whole
-from daemon.running.rules.resume_keys import keys_of
+from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("runner")
+
+SETTLED_SECONDS = 5.0
+"""A base that was changed must stay as it is for so long before anything is made of it: copying one takes a while."""
+Sources = dict[str, list[Any]]
+"""Where a thing lies that stages are made of → its stamp."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of what a job's finished stages were made of."""
+
+    files: Sequence[str]
+    """Names of the files of the base that are others; none where it is texts that have changed."""
+    settled: bool
+    """It has been as it is now for a while."""
 
 
 class Rechecks:
@@ -66,6 +84,10 @@ class Resumption:
         self._rechecks = Rechecks(changed)
         self._ready: set[str] = set()
         self._known: dict[str, dict[str, bool]] = {}
+        self._sources: dict[str, Sources] = {}
+        """Job → the stamps of what its finished stages were made of."""
+        self._changing: dict[str, tuple[Sources, float]] = {}
+        """Job → the stamps when they were last found to be others, and since when (monotonic) they have been these."""
 
     def close(self) -> None:
         """End the reading."""
@@ -74,7 +96,8 @@ class Resumption:
     def forget(self, job: str) -> None:
         """The job has ended, or its configuration may have changed: look at it anew when it comes again."""
         self._ready.discard(job)
-        self._known.pop(job, None)
+        for known in (self._known, self._sources, self._changing):
+            known.pop(job, None)
 
     def prepare(self, job: JobRow) -> JobRow | None:
         """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
@@ -95,9 +118,36 @@ class Resumption:
                     stage=name,
                 )
                 self._journal.stages.reopen(job.id, name)
+        self._begin(job)
         self._reopen_changed(job)
         self._ready.add(job.id)
         return job
+
+    def begin_again(self, job: JobRow) -> None:
+        """Make the stages again that were made of other things than are there now, also those that failed of them. Raises OSError."""
+        self._begin(job)
+        self._reopen_changed(job, ENDED_STAGE)
+
+    def _begin(self, job: JobRow) -> None:
+        """Remember what the job's stages are made of: before its keys are looked at, since what changes meanwhile is found later then."""
+        self._changing.pop(job.id, None)
+        self._sources[job.id] = sources_of(job, self._journal.stages.of(job.id))
+
+    def changed(self, job: JobRow, stages: Iterable[str]) -> Change | None:
+        """What has changed of the things that finished stages were made of, since the job was prepared; None where nothing has.
+
+        A later stage would be made of other things than they, and its output would lie under a key that says otherwise. Raises OSError.
+        """
+        known, now = self._sources.get(job.id), sources_of(job, stages)
+        if known is None or known == now:
+            self._changing.pop(job.id, None)
+            return None
+        before, since = self._changing.get(job.id, (None, 0.0))
+        if before != now:
+            since = time.monotonic()
+            self._changing[job.id] = now, since
+        names = sorted({str(row[0]) for row in (*known["base"], *now["base"]) if (row in known["base"]) != (row in now["base"])})
+        return Change(names, time.monotonic() - since >= (SETTLED_SECONDS if names else 0.0))
 
     def reuse(self, job: JobRow, stage: str, key: str) -> bool | None:
         """Take an output with this key that an earlier job left: True when done, False without one, None while it is read."""
@@ -122,6 +172,8 @@ class Resumption:
         Gives what kept the latest of them from it.
         """
         refused: Fault | None = None
+        if self._are_others_now(job, stages):
+            return None
         for name, stage in stages.items():
             if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
@@ -141,6 +193,13 @@ class Resumption:
                 why=str(error),
             )
         return refused
+
+    def _are_others_now(self, job: JobRow, stages: Iterable[str]) -> bool:
+        """Whether what the job was made of changed in the end, so that nobody knows which of it an output was made of."""
+        try:
+            return self.changed(job, stages) is not None
+        except OSError:
+            return True
 
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""
@@ -177,18 +236,24 @@ class Resumption:
                 known[name] = whole
         return known.keys() >= finished.keys()
 
-    def _reopen_changed(self, job: JobRow) -> None:
-        """Finished stages whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
+    def _reopen_changed(self, job: JobRow, ended: Collection[str] = ("succeeded",)) -> None:
+        """Stages that have `ended` so and whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
         if not any(stage.key for stage in self._journal.stages.of(job.id).values()):
             return
         stages = self._journal.stages.of(job.id)
         keys = keys_of(job, stages, self._device)
         for name in list(stages):
             stage = stages[name]
-            if stage.state == "succeeded" and stage.key and stage.key != keys[name]:
+            other = stage.key != keys[name] if stage.key else stage.state == "skipped" and _may_be_made(stages, name)
+            if stage.state in ended and other:
                 log.warning(
                     "what a finished stage was made of has changed; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=name
                 )
                 self._journal.stages.reopen(job.id, name)
                 stages = self._journal.stages.of(job.id)
                 keys = keys_of(job, stages, self._device)
+
+
+def _may_be_made(stages: Mapping[str, StageRow], name: str) -> bool:
+    """Whether nothing that a stage needs has failed."""
+    return all(stages[need].state not in ("failed", "skipped") for need in spec_of(name).needs if need in stages)

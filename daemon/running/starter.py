@@ -33,10 +33,19 @@ from daemon.running.children import Children, Grant
 from daemon.running.installing import Installing
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
-from daemon.running.resumption import Resumption
+from daemon.running.resumption import Change, Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, by_layers, estimate
-from daemon.running.rules.ready import because_of, loading, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
+from daemon.running.rules.ready import (
+    base_changing,
+    because_of,
+    loading,
+    ready_stages,
+    retrying,
+    verifying,
+    waiting_for_turn,
+    waiting_to_time,
+)  # fmt: skip
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
 from daemon.system import box
@@ -48,6 +57,8 @@ ALONE_LOOK_SECONDS = 1.0
 ALONE_SECONDS = 300.0
 """How long nothing else is started for the sake of a stage that measures time; then it runs beside what still runs."""
 LOADING_LOOK_SECONDS = 0.1
+SETTLING_LOOK_SECONDS = 1.0
+"""Between looks at a base that was changed."""
 INSTALL_LOOK_SECONDS = 1.0
 """Between looks at a toolchain that is being installed."""
 WINDOW_SECONDS = 15.0
@@ -98,12 +109,27 @@ class Starter:
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
         key = keys()[spec.name]
+        change = self._resumption.changed(job, stages)
+        if change is not None:
+            return self._begin_again(job, change)
         reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
         if reused is None:
             self._waits.add(job.id, verifying(), 0.0)
         if reused is not False:
             return bool(reused)
         return self._admit_and_start(ReadyStage(job, spec, stages, key), ready)
+
+    def _begin_again(self, job: JobRow, change: Change) -> bool:
+        """Make again what was made of a base or of texts that are others now; first what runs ends, and the base must have settled."""
+        running = self._children.of(job.id)
+        for one in running:
+            one.stop()
+        if running or not change.settled:
+            self._waits.add(job.id, base_changing(job.base, change.files) if change.files else verifying(), SETTLING_LOOK_SECONDS)
+            return False
+        self._resumption.begin_again(job)
+        self._waits.end(job.id)
+        return True
 
     def _admit_and_start(self, one: ReadyStage, ready: int) -> bool:
         """Start the child of `one` of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""

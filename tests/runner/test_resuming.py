@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -166,6 +167,62 @@ def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[...
     assert "merge" in toy.stages_begun()[len(STAGES_OF_ONE) :]
     assert artifacts(Path(job["target"]))["pytorch/model.json"] == before["pytorch/model.json"]
     sound(toy)
+
+
+def with_base(pico_base: Path, folder: Path) -> tuple[Path, str]:
+    """A base of the test's own, and the configuration by which it is found."""
+    base = Path(shutil.copytree(pico_base, folder / "own-base"))
+    return base, f"[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(base))}\n"
+
+
+@pytest.mark.parametrize("stage", ["reference", *(pytest.param(name, marks=pytest.mark.slow) for name in ("merge", "onnx", "check-onnx"))])
+def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
+    make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path, stage: str
+) -> None:  # R6.1
+    base, mapped = with_base(pico_base, tmp_path)
+    changed = tmp_path / "changed"
+    changed.write_bytes((base / "model.safetensors").read_bytes()[:-4] + b"\1\2\3\4")
+    toy, fresh = (make_toy(variants=("pytorch", "onnx"), extra=mapped) for _ in range(2))
+    toy.environment |= {"TOY_SWAP": f"{stage}:{changed}"}
+    add(toy)
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded" and not changed.exists()
+    assert toy.stages_begun().count("merge") == 2
+    assert "base was changed while it was exported (model.safetensors)" in toy.log()
+    sound(toy)
+    add(fresh)
+    fresh.start()
+    (wanted,) = fresh.wait_ended()
+    fresh.stop()
+    assert artifacts(Path(job["target"])) == artifacts(Path(wanted["target"]))
+    toy.log_of_attempts.unlink()
+    for service, ended in ((toy, job), (fresh, wanted)):
+        service.reconfigure("[validate]", "opset = 20\n[validate]")
+        assert service.run_verb("retry", ended["id"]) == 0, service.said
+        service.start()
+        service.wait_ended()
+        service.stop()
+    assert sorted(toy.stages_begun()) == ["check-onnx", "onnx", "report"]
+    assert artifacts(Path(job["target"])) == artifacts(Path(wanted["target"])), "what is kept was made of what its key says"
+
+
+def test_files_beside_a_base_that_belong_to_no_model_change_nothing(
+    make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path
+) -> None:
+    base, mapped = with_base(pico_base, tmp_path)
+    toy = make_toy(extra=mapped)
+    toy.held.touch()
+    add(toy)
+    toy.start()
+    toy.wait_held()
+    for name in ("train.log", "events.out.tfevents.1.box", ".lock"):
+        (base / name).write_text("written beside it")
+    toy.held.unlink()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded" and sorted(toy.stages_begun()) == sorted(STAGES_OF_ONE)
 
 
 @pytest.mark.slow

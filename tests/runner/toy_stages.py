@@ -22,6 +22,7 @@ from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3
+WEIGHTS = "model.safetensors"
 PAUSE = 0.02
 SHARD_SECONDS = float(os.environ.get("TOY_SECONDS", "0.02"))
 """What each of the merge's shards takes."""
@@ -29,22 +30,31 @@ HOLD = os.environ.get("TOY_HOLD")
 """While this file exists the merge stays at its second shard, a safe point."""
 TEXT = os.environ.get("TOY_TEXT", "")
 """What the checks say that they compared on."""
+SWAP = os.environ.get("TOY_SWAP", ":").partition(":")
+"""A stage, and a file that takes the place of the base's weights when that begins, and then is gone."""
 PERPLEXITY: dict[str, float] = json.loads(os.environ.get("TOY_PERPLEXITY", "{}"))
 """Step → what the checks measure."""
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage that the context names."""
+    if context.stage == SWAP[0] and os.path.exists(SWAP[2]):
+        os.replace(SWAP[2], Path(str(context.base), WEIGHTS))
     if context.stage == "merged" or context.stage.startswith("check-"):
         return _check(context, reporter)
     return {"merge": _merge, "reference": _ask, "speed": _ask}.get(context.stage, _export)(context, reporter)
+
+
+def _base(context: StageContext) -> str:
+    """Of what base."""
+    return sha256_file(Path(context.base) / WEIGHTS) if context.base else ""
 
 
 def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
     staging, kept = Path(context.staging), 0
     for number in range(SHARDS):
         shard = staging / f"model-{number}.bin"
-        data = hashlib.sha512(f"{context.checkpoint.digest} {number}".encode()).digest() * 64
+        data = hashlib.sha512(f"{context.checkpoint.digest} {_base(context)} {number}".encode()).digest() * 64
         if shard.is_file() and shard.read_bytes() == data:
             kept += 1
             continue
@@ -79,7 +89,7 @@ def _export(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _ask(context: StageContext, reporter: Reporter) -> StageOutput:
     time.sleep(PAUSE)
-    Path(context.staging, "said.json").write_text(json.dumps([context.stage, context.checkpoint.digest]))
+    Path(context.staging, "said.json").write_text(json.dumps([context.stage, context.checkpoint.digest, _base(context)]))
     return StageOutput(figures={"prompts": [TEXT]} if context.stage == "reference" and TEXT else {})
 
 

@@ -52,7 +52,7 @@ class Box:
         self._toy.environment = {**self._toy.environment, **self._clock.environment()}
         # Children get no variable that is not known or named.
         self._toy.environment["CKPTD_LIMITS__PASS_ENVIRONMENT"] = (
-            "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,CLOCK_SHIFT"
+            "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,TOY_SWAP,CLOCK_SHIFT"
         )
         self._toy.environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[2])
         self._faults = Faults(kinds=("write", "fsync", "open", "rename", "mkdir"))

@@ -8,12 +8,16 @@ run the journal's own order counts (newest first under the policy `latest`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
+
+FEW = 3
+"""Files that are named in a sentence."""
 
 
 def ready_stages(stages: dict[str, StageRow]) -> list[StageSpec]:
@@ -73,6 +77,16 @@ def loading(spec: StageSpec) -> Fault:
     return Fault(
         code=FaultCode.TURN, operation=f"start the stage {spec.name}", cause="PyTorch is being loaded for it",
         remedy="nothing; it starts as soon as that is done",
+    )  # fmt: skip
+
+
+def base_changing(base: Path | None, files: Sequence[str]) -> Fault:
+    """What is said of a job whose base is not the one any more that its finished stages were made of. `files`: what of it has changed."""
+    names = ", ".join(files[:FEW]) + (f" and {len(files) - FEW} more" if len(files) > FEW else "")
+    return Fault(
+        code=FaultCode.BASE_CHANGED, operation="continue the export", cause=f"the base was changed while it was exported ({names})",
+        remedy="do not change a base while it is exported; when it stays as it is, what was made of it is made again",
+        path=str(base),
     )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from daemon.contract import cpu, data_files
 from daemon.contract.formats.stages import StageSpec
@@ -21,6 +23,8 @@ from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.toolchains.registry import digest_for
 
+RULES = 2
+"""Raised where outputs under the keys of before may not be what their keys say: under 1, a base could change while a job ran."""
 TEXTS = ("validation.prompts", "validation.data")
 """Settings that name files with texts."""
 
@@ -34,12 +38,27 @@ def library_version(name: str) -> str:
         return ""
 
 
+_BESIDE = re.compile(r"\.|events\.out\.tfevents|.*\.(log|lock|out|err|pid|tmp)$")
+"""Names of files in a model's folder that belong to no model: a trainer may still write them."""
+
+
 def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
     """Name, size and mtime in ns of every file of a model's folder: a base of 16 GB is not read to see that it is the same."""
     if folder is None:
         return []
     with os.scandir(folder) as entries:
-        return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file())
+        files = ((entry.name, entry.stat()) for entry in entries if entry.is_file() and not _BESIDE.match(entry.name))
+        return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
+
+
+def sources_of(job: JobRow, stages: Iterable[str]) -> dict[str, list[Any]]:
+    """Where each thing that a job reads beside its checkpoint lies → its stamp: the base, and files that settings of its `stages` name.
+
+    Raises OSError where the base can't be looked at.
+    """
+    names = {path for name in stages for path in TEXTS if path in spec_of(name).settings}
+    texts = {path: data_files.stamp(job.work.setting(path)) for path in sorted(names)}
+    return {"base": stamp(job.base), **{path: found for path, found in texts.items() if found}}
 
 
 Stamp = Callable[[str], list[list[str | int]]]
@@ -51,6 +70,7 @@ def stage_key(
 ) -> str:  # fmt: skip
     """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp."""
     return digest_of({
+        "rules": RULES,
         "stage": spec.name,
         "version": spec.version,
         "checkpoint": job.checkpoint.digest,
