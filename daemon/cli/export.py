@@ -176,8 +176,8 @@ def _added(text: str) -> AddedAdapter:
 def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
     """The job of this checkpoint, and whether it is finished and published.
 
-    An interrupted job goes on and a good one is left unless forced, if it is for the same output; every other is made afresh. UsageError
-    where variants that another configuration published there would be lost.
+    An interrupted job goes on and a good one is left unless forced, if it is for the same output and of the same base; every other is made
+    afresh. UsageError where variants that another configuration published there would be lost.
     """
     root, run = _run_and_root(parts.settings, found.path)
     intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
@@ -200,7 +200,8 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         ended = existing.state in ENDED_JOB
         earlier = _output_of(existing.target, target, parts.paths)
         good = existing.state == "succeeded" and manifest_of(existing.target).get("export_id") == existing.id
-        if earlier == parts.paths.output and (not ended or (good and not force)):
+        same = earlier == parts.paths.output and not parts.runner.is_of_another_base(existing)
+        if same and (not ended or (good and not force)):
             intake.drop(candidate)
             if not ended:
                 _try_again(journal, existing.id)
@@ -208,7 +209,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
     if not force:
         _refuse_loss(parts.settings, candidate, target)
     if existing:
-        if not ended:  # it is begun again in another output
+        if not ended:  # it is begun again, in another output or of another base
             remove_tree(earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.enter(candidate)

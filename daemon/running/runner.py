@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
+from daemon.running.rules.resume_keys import keys_of
 from daemon.running.rules.suitable import unsuited, useless
 from daemon.running.starter import Starter, sized_by
 from daemon.running.waits import FOR_ROOM, Waits
@@ -205,6 +206,18 @@ class Runner:
                 self.children.stop(hurry=True)
             failures += not complaints.during(self._reap)
             time.sleep(0.02)
+
+    def is_of_another_base(self, job: JobRow) -> bool:
+        """Whether what the job has made so far was made of another base than is found for it now, or by other versions.
+
+        For who asks whether it may go on, or stand: a running job keeps to the base that it began with. Raises Retryable and OSError.
+        """
+        folder, _ = self._bases.find(job.checkpoint)
+        stages = self.journal.stages.of(job.id)
+        made = next((stage for stage in stages.values() if stage.key), None)
+        if folder is None or made is None:
+            return folder is not None and job.base is not None and folder != job.base
+        return keys_of(replace(job, base=folder), {made.name: made}, self.settings.limits.device)[made.name] != made.key
 
     # Work
 

@@ -1,0 +1,117 @@
+"""`ckptd export` of one checkpoint over another base than before: what is there already is of the old one, and is made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract.files import sha256_file
+from tests.sampling import some
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Exports:
+    """One state directory and one output."""
+
+    home: Path
+    checkpoint: Path
+
+    def start(self, base: Path, *more: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ, "XDG_STATE_HOME": str(self.home / "state"), "CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2",
+            "CKPTD_VALIDATE__NEW_TOKENS": "4", "CKPTD_VALIDATE__SPEED_TOKENS": "0", "CKPTD_LIMITS__DISK_RESERVE": "0",
+        }  # fmt: skip
+        words = ("export", str(self.checkpoint), "--base", str(base), "--output", str(self.home / "out"), *more)
+        command = [sys.executable, "-m", "daemon", *words]
+        return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, base: Path, *more: str) -> str:
+        """What is said of an export that ends well."""
+        process = self.start(base, *more)
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+        return said
+
+    @property
+    def report(self) -> dict[str, Any]:
+        (path,) = (self.home / "out").glob("*/step-*/report.json")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    @property
+    def weights(self) -> str:
+        (path,) = (self.home / "out").glob("*/step-*/pytorch/model.safetensors")
+        return sha256_file(path)
+
+
+@pytest.fixture
+def exports(tmp_path: Path, pico_checkpoint: Path) -> Exports:
+    return Exports(tmp_path, pico_checkpoint)
+
+
+@pytest.fixture
+def bases(tmp_path: Path, pico_base: Path) -> tuple[Path, Path]:
+    """The base, and one of the same architecture with other numbers in it."""
+    first, second = (Path(shutil.copytree(pico_base, tmp_path / name)) for name in ("one", "two"))
+    weights = second / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4000:] = content[-8000:-4000]
+    weights.write_bytes(content)
+    return first, second
+
+
+def named(bases: tuple[Path, Path], folder: Path) -> Callable[[int], Path]:
+    return lambda number: bases[number]
+
+
+def linked(bases: tuple[Path, Path], folder: Path) -> Callable[[int], Path]:
+    def at(number: int) -> Path:
+        link = folder / "base"
+        link.unlink(missing_ok=True)
+        link.symlink_to(bases[number])
+        return link
+
+    return at
+
+
+@pytest.mark.parametrize("way", some([linked, named], 2))
+def test_an_export_over_another_base_is_made_of_that(
+    exports: Exports, bases: tuple[Path, Path], tmp_path: Path, way: Callable[..., Callable[[int], Path]]
+) -> None:
+    at = way(bases, tmp_path)
+    exports.run(at(0))
+    first, identity = exports.weights, exports.report["export_id"]
+    assert "already exported" in exports.run(at(0)) and exports.weights == first
+    assert "already exported" not in exports.run(at(1))
+    assert exports.weights != first and exports.report["export_id"] == identity
+    exports.run(at(0))
+    assert exports.weights == first
+
+
+@pytest.mark.slow
+def test_an_interrupted_export_begins_again_over_another_base(exports: Exports, bases: tuple[Path, Path]) -> None:
+    process = exports.start(bases[0])
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("merge: succeeded"):
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    exports.run(bases[1])
+    interrupted = exports.weights
+    shutil.rmtree(exports.home / "out")
+    shutil.rmtree(exports.home / "state")
+    exports.run(bases[1])
+    assert exports.weights == interrupted
