@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
 from daemon.publishing.closing import REJECTED
 from daemon.running.waits import SOON, Waiting
+from daemon.system.private import private_files
 from daemon.system.threads import Supervised
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
@@ -56,6 +58,8 @@ LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultC
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.TOOLCHAIN_COMING, FaultCode.WINDOW_CLOSED}
 """What an export waits for that comes by itself."""
+SHORT_SECONDS = 5.0
+"""A wait that is shorter is not worth a line."""
 PATIENCE_SECONDS = 30.0
 """How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is
 ever busy."""
@@ -93,11 +97,10 @@ def export_now(
             )  # fmt: skip
         settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
     state = foreground_state(settings.state_directory, checkpoint)
-    with engine(settings, state, work_of=lambda now, job: now.work) as parts:
-        logs.set_up(settings.log, parts.paths.log, stderr=False)
+    with _alone(checkpoint), _opened(settings, state) as parts:
         logs.say_closed(parts.paths.closed)
         job, finished = _enter(parts, found, force=force)
-        view = ExportView(found, quiet=quiet)
+        view = ExportView(found, parts.paths.log, quiet=quiet)
         if finished:
             view.say("already exported; --force makes it again")
         else:
@@ -110,6 +113,29 @@ def export_now(
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)
     return value
+
+
+@contextmanager
+def _opened(settings: Settings, state: Path) -> Iterator[Engine]:
+    """The engine of one export, whose log goes to its file alone: also what is said while an interrupted export is taken up."""
+    with private_files():
+        logs.set_up(settings.log, prepare(state, settings.output.directory).log, stderr=False)
+    with engine(settings, state, work_of=lambda now, job: now.work) as parts:
+        yield parts
+
+
+@contextmanager
+def _alone(checkpoint: Path) -> Iterator[None]:
+    """Retryable where the same checkpoint is being exported by another command."""
+    try:
+        yield
+    except UsageError as error:
+        if error.fault.code != FaultCode.ALREADY_RUNNING:
+            raise
+        cause = error.fault.cause.replace("another ckptd", "another `ckptd export`").replace(" uses it", " exports it just now")
+        raise Retryable(
+            FaultCode.ALREADY_RUNNING, "export", cause, "wait until that has ended, or stop it; then run the command again", path=checkpoint
+        ) from None
 
 
 def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: Path | None) -> Settings:
@@ -284,10 +310,11 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             row = parts.journal.jobs.get(job)
             stages = parts.journal.stages.of(job)
             live.write(of_export(parts.runner, began))
-            view.show(stages, parts.runner.children.of(job))
+            waiting = parts.runner.waits.of.get(job)
+            lasts = waiting is not None and waiting.fault.code not in SOON and time.monotonic() - waiting.since > SHORT_SECONDS
+            view.show(stages, parts.runner.children.of(job), waiting.fault if waiting is not None and lasts else None)
             if row is None or row.state in ENDED_JOB:
                 break
-            waiting = parts.runner.waits.of.get(job)
             if waiting is not None and _needs_help(waiting, stages):
                 lacking = waiting.fault
                 break
@@ -309,7 +336,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         view.say("interrupted; run the same command again to continue from here")
         raise KeyboardInterrupt
     if lacking:
-        raise Retryable(**lacking.model_dump())
+        raise Retryable(**lacking.model_copy(update={"remedy": view.advice(lacking.remedy)}).model_dump())
 
 
 def retry_job(settings: Settings, job: str) -> None:

@@ -110,7 +110,7 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
             FaultCode.DISK_FULL,
             operation,
             cause,
-            "free space on that file system, or set output.directory to a larger one",
+            "free space on that file system, or set output.directory or state.directory, whichever lies there, to a larger one",
             path=path,
         )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):

@@ -224,7 +224,9 @@ def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: P
     rejected = {"verdict": "failed", "reasons": ["agreement 0.2 < 0.9"], "size_bytes": 1, "size_ratio": 1.0}
     other = rejected | {"variant": "onnx-int4", "reasons": ["no reference"]}
     report = {"artifacts": [rejected | {"variant": "onnx"}, other, rejected | {"variant": "onnx-int8"}]}
-    ExportView(inspect(tmp_path), quiet=False).finish(ended, report)
+    ExportView(inspect(tmp_path), tmp_path / "ckptd.log", quiet=False).finish(ended, report)
     said = capsys.readouterr().err.splitlines()
     assert said.count("the base is gone") == 1
-    assert said[-2:] == ["onnx, onnx-int8: agreement 0.2 < 0.9", "onnx-int4: no reference"]
+    rejections = said[said.index("the base is gone") + 1 :]
+    assert rejections[:2] == ["onnx, onnx-int8: agreement 0.2 < 0.9", "onnx-int4: no reference"]
+    assert str(tmp_path / "ckptd.log") in "".join(rejections[2:])

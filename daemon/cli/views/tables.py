@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,12 @@ from rich.text import Text
 from daemon.checkpoints.inspection import Inspection
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, say_error, say_whole, styled, terminal
+from daemon.contract.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
 from daemon.operating.wrapping import width_of
+from daemon.running.rules.ready import told
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobStatus
     from daemon.running.children import Running
     from daemon.toolchains.overview import ToolchainHere
+
+
+_RETRY = re.compile(r"run `?ckptd retry(?: JOB)?`?(?: with the export's id)?")
+_SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 
 class _Elapsed(ProgressColumn):
@@ -51,11 +58,16 @@ def note_of(running: Running) -> str:
 class ExportView:
     """The progress of one export on stderr: a bar a stage on a terminal, a line a change elsewhere."""
 
-    def __init__(self, found: Inspection, *, quiet: bool) -> None:
+    def __init__(self, found: Inspection, log: Path, *, quiet: bool) -> None:
+        """`log`: where the log of this export goes."""
         self._quiet = quiet
+        self._log = log
         self._console = terminal(stderr=True)
         self._live = self._console.is_terminal and not quiet
         self._said: dict[str, str] = {}
+        self._begun = False
+        """The stages were shown once: what has ended by then was made by an earlier command."""
+        self._waits_for = ""
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(finished_text=" "), TextColumn("{task.description:<10}"), BarColumn(bar_width=24),
@@ -71,14 +83,18 @@ class ExportView:
         if not self._quiet:
             put(self._console, escape(message))
 
-    def show(self, stages: Mapping[str, StageRow], running: Sequence[Running]) -> None:
-        """Bring the display up to date."""
+    def show(self, stages: Mapping[str, StageRow], running: Sequence[Running], waiting: Fault | None = None) -> None:
+        """Bring the display up to date. `waiting`: why the export as a whole waits, if that lasts; it is said once."""
         active = {one.stage: one for one in running}
         for name, stage in stages.items():
             if self._live:
                 self._bar(name, stage, active.get(name))
             elif not self._quiet:
                 self._line(name, "running" if name in active else stage.state, stage)
+        self._begun = True
+        if waiting is not None and waiting.code != self._waits_for:
+            self._waits_for = waiting.code
+            self.say(told(waiting))
 
     def _bar(self, name: str, stage: StageRow, running: Running | None) -> None:
         if name not in self._bars:
@@ -88,15 +104,26 @@ class ExportView:
             self._progress.start_task(bar)
             self._progress.update(bar, completed=running.progress.fraction, note=escape(note_of(running)))
         elif stage.state != "waiting":
-            self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=styled(stage.state))
+            note = "reused" if stage.state == "succeeded" and not stage.attempts else styled(stage.state)
+            self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=note)
             self._progress.stop_task(bar)
+        elif stage.fault is not None:
+            self._progress.update(bar, note=escape(f"{stage.fault.cause}; it is tried again"))
 
     def _line(self, name: str, state: str, stage: StageRow) -> None:
-        if state == "waiting" or self._said.get(name) == state:
+        tried = f"waiting {stage.failures}" if state == "waiting" and stage.fault is not None else state
+        if tried == "waiting" or self._said.get(name) == tried:
             return
-        self._said[name] = state
-        seconds = f" in {stage.result.seconds:.1f} s" if stage.result else ""
-        self._console.print(f"{escape(name)}: {state}{seconds}")
+        made_before = state == "succeeded" and (not stage.attempts or not self._begun)
+        self._said[name] = tried
+        if state == "waiting":
+            assert stage.fault is not None
+            put(self._console, escape(f"{name}: is tried again. {stage.fault.sentence()}"))
+        elif made_before:
+            self._console.print(f"{escape(name)}: {'was made before' if stage.attempts else 'reused'}")
+        else:
+            seconds = f" in {stage.result.seconds:.1f} s" if stage.result else ""
+            self._console.print(f"{escape(name)}: {state}{seconds}")
 
     def close(self) -> None:
         """End the live display."""
@@ -110,10 +137,19 @@ class ExportView:
         if report:
             terminal().print(artifact_table(report))
         for error in dict.fromkeys(stage.error for stage in job.stages if stage.error and stage.state == "failed"):
-            put(self._console, f"[red]{escape(error)}[/red]")
+            put(self._console, f"[red]{escape(self.advice(error))}[/red]")
         for line in (*_rejections(report), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
+        if any(stage.state == "failed" for stage in job.stages):
+            put(
+                self._console,
+                escape(f"The log of this export is {self._log}; the logs of its attempts lie in {self._log.parent / 'jobs'}."),
+            )
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
+
+    def advice(self, sentence: str) -> str:
+        """A sentence that is written for the daemon's exports, as it holds for this one, which no other command knows."""
+        return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", sentence))
 
 
 def _rejections(report: Json | None) -> list[str]:
