@@ -51,6 +51,16 @@ def _lock(descriptor: int) -> None:
             time.sleep(0.02)
 
 
+def holder(lock: Path) -> tuple[int | None, float]:
+    """The process that locked it last, None where that is not known, and the seconds since then by the wall clock."""
+    try:
+        with open(lock, "rb") as stream:
+            pid, since = stream.read(100).decode(errors="replace").strip(), os.fstat(stream.fileno()).st_mtime
+    except OSError:
+        return None, 0.0
+    return int(pid) if pid.isdecimal() else None, time.time() - since
+
+
 def is_locked(lock: Path) -> bool:
     """Whether a daemon holds the lock now."""
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,7 +113,7 @@ class Watch:
 def test_the_live_file_is_not_written_again_where_nothing_but_the_time_has_changed(tmp_path: Path) -> None:
     file, watch = tmp_path / "live.json", Watch({Path("/r/checkpoint-1"): Incomplete(("no weights",), time.monotonic() - 7)}, {})
     writer, inodes = LiveWriter(file), list[int]()
-    for value in (LiveFile(pid=1, time="a"), LiveFile(pid=1, time="b"), LiveFile(pid=1, time="c", healthy=True)):
+    for value in (LiveFile(pid=1, time="a"), LiveFile(pid=1, time="b", clock=2.0), LiveFile(pid=1, time="c", healthy=True)):
         writer.write(value, watch)  # type: ignore[arg-type]
         inodes.append(file.stat().st_mtime_ns)
     assert inodes[0] == inodes[1] < inodes[2]
@@ -133,6 +136,80 @@ def test_the_live_file_tells_of_a_directory_that_comes_or_goes_at_once_and_how_l
     writer.write(value, watch)  # type: ignore[arg-type]
     with locked(tmp_path / "lock"):
         assert [one.seconds for one in snapshot(tmp_path).incomplete] == [60]
+
+
+def stopped_daemon(state: Path, age: float, **more: object) -> LiveFile:
+    """What a daemon with the pid of this process wrote `age` seconds ago; it has locked the state directory an hour ago."""
+    (state / "lock").write_text(str(os.getpid()))
+    an_hour_ago = time.time() - 3600
+    os.utime(state / "lock", (an_hour_ago, an_hour_ago))
+    known = {"pid": os.getpid(), "healthy": True, "verdict": "healthy", "clock": time.monotonic() - age}
+    return LiveFile(**{**known, **more})  # type: ignore[arg-type]
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """The lock held as by a daemon that wrote its pid into it before."""
+    with open(lock) as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_daemon_that_stands_still_is_not_called_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n[output]\ndirectory = "{tmp_path}/out"\n[state]\ndirectory = "{tmp_path}"\n')
+    asked = (tmp_path, "status", "--exit-code", "--config", config)
+    write_live(tmp_path / "live.json", stopped_daemon(tmp_path, 90.0))
+    with held(tmp_path / "lock"):
+        assert ckptd(*asked).returncode == 0
+    write_live(tmp_path / "live.json", stopped_daemon(tmp_path, 270.0))
+    with held(tmp_path / "lock"):
+        value, answer = snapshot(tmp_path), ckptd(*asked)
+    assert (value.daemon.verdict, value.daemon.healthy) == ("unwell", False)
+    print_status(value)
+    shown = capsys.readouterr().out
+    for part in ("running, unwell", "stands still: since ", "270 s ago", f"kill -CONT {os.getpid()}", "restart the daemon"):
+        assert part in shown
+    assert answer.returncode == 1
+
+
+@pytest.mark.parametrize("why", ["no clock", "after a restart of the machine", "of the daemon before", "just started", "shutting down"])
+def test_a_live_file_whose_age_says_nothing_of_the_daemon_makes_it_no_unwell_one(tmp_path: Path, why: str) -> None:
+    more: dict[str, object] = {
+        "no clock": {"clock": None},
+        "after a restart of the machine": {"clock": time.monotonic() + 1000},
+        "of the daemon before": {"pid": os.getpid() + 1},
+        "shutting down": {"stopping": "2026-01-01T00:00:00+00:00"},
+    }.get(why, {})
+    write_live(tmp_path / "live.json", stopped_daemon(tmp_path, 270.0, **more))
+    if why == "just started":
+        os.utime(tmp_path / "lock")
+    with held(tmp_path / "lock"):
+        assert snapshot(tmp_path).daemon.verdict == "healthy"
+
+
+def test_a_wall_clock_that_was_set_neither_hides_a_daemon_that_stands_still_nor_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+    for age, verdict in ((5.0, "healthy"), (270.0, "unwell")):
+        write_live(tmp_path / "live.json", stopped_daemon(tmp_path, age))
+        for jump in (-86_400.0, 86_400.0):
+            monkeypatch.setattr(time, "time", lambda jump=jump: wall() + jump)
+            with held(tmp_path / "lock"):
+                assert snapshot(tmp_path).daemon.verdict == verdict, (age, jump)
+
+
+def test_the_ages_in_a_status_are_counted_until_now(tmp_path: Path) -> None:
+    parts = {
+        "incomplete": (IncompleteState("/r/checkpoint-1", ("no weights",), 7),), "listed": 3.0,
+        "roots": (RootState("/r", "poll", True, 5.0), RootState("/s", "poll", True)),
+    }  # fmt: skip
+    write_live(tmp_path / "live.json", stopped_daemon(tmp_path, 40.0, **parts))
+    with held(tmp_path / "lock"):
+        value = snapshot(tmp_path)
+    assert [one.seconds for one in value.incomplete] == [50]
+    assert [root.silent_seconds for root in value.roots] == [pytest.approx(45, abs=2), None]
 
 
 def test_a_variant_that_failed_before_its_check_is_listed_with_its_stage_and_cause(

@@ -37,6 +37,8 @@ MOST_UNREADABLE = 200
 """Directories that can't be read, of those that are told: they have a cause or two."""
 
 REWRITE_SECONDS = 30.0
+STILL_SECONDS = 120.0
+"""Age of the live file from which its daemon counts as standing still: on a starved box the main loop may miss a few turns."""
 LIST_SHARE = 20
 _LISTS = ("incomplete", "passed_over")
 
@@ -146,6 +148,26 @@ class LiveFile:
     """Whether the daemon that wrote it has stopped in order, which it says with its last words; None where that is not known."""
     stopping: str | None = None
     """Since when it stops; None while nobody has asked it to."""
+    clock: float | None = None
+    """The machine's monotonic clock when this was written: `time` says nothing of its age where the wall clock was set meanwhile."""
+
+    def age(self) -> float | None:
+        """Seconds since it was written; None where that is not known, as of one that was written before the machine's last start."""
+        passed = None if self.clock is None else time.monotonic() - self.clock
+        return passed if passed is not None and passed >= 0 else None
+
+    def aged(self) -> LiveFile:
+        """The same with the times that pass counted until now."""
+        age = self.age() or 0.0
+        progress = {
+            job: {name: replace(one, seconds=round(one.seconds + age, 1)) for name, one in stages.items()}
+            for job, stages in self.progress.items()
+        }
+        roots = (
+            root if (silent := root.silent_seconds) is None else replace(root, silent_seconds=round(silent + age, 1)) for root in self.roots
+        )
+        incomplete = (replace(one, seconds=round(one.seconds + self.listed + age)) for one in self.incomplete)
+        return replace(self, progress=progress, roots=tuple(roots), incomplete=tuple(incomplete))
 
 
 @dataclass(frozen=True)
@@ -179,6 +201,7 @@ def live_file(
         jobs=settings.limits.jobs,
         in_order=in_order,
         stopping=stopping,
+        clock=time.monotonic(),
         **vars(condition),
     )
 
@@ -186,7 +209,8 @@ def live_file(
 def of_export(runner: Runner, started: str) -> LiveFile:
     """The content of the live file of an export in the foreground."""
     waiting = {job: told(one.fault) for job, one in dict(runner.waits.of).items()}
-    return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress_of(runner), waiting=waiting)
+    progress, clock = progress_of(runner), time.monotonic()
+    return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, clock=clock)
 
 
 def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
@@ -228,7 +252,7 @@ class LiveWriter:
         """
         now = time.monotonic()
         changed = self._list(watcher, now)
-        timeless = replace(value, time=None)
+        timeless = replace(value, time=None, clock=None)
         if not changed and timeless == self._last and now - self._written < REWRITE_SECONDS:
             return
         small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection
 
@@ -17,6 +18,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.verdicts import is_published
+from daemon.contract.text import local_time
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
@@ -39,13 +41,22 @@ from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.monitoring.artifacts import LostArtifact, became
-from daemon.operating.monitoring.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
+from daemon.operating.monitoring.live import (
+    REWRITE_SECONDS,
+    STILL_SECONDS,
+    ConfigLoad,
+    IncompleteState,
+    LiveFile,
+    RootState,
+    StageProgress,
+    read_live,
+)
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.publishing.closing import target_of
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready
 from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
-from daemon.system.lock import is_locked
+from daemon.system.lock import holder, is_locked
 from daemon.system.threads import Death
 
 
@@ -221,7 +232,8 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
     paths = StatePaths(state)
     running = is_locked(paths.lock)
     last = read_live(paths.live)
-    live = last if running else LiveFile()
+    live = last.aged() if running else LiveFile()
+    still = _standing_still(paths, live) if running else None
     try:
         with reading(paths.journal) as connection:
             seen = overview(connection, limit)
@@ -230,7 +242,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
     except FileNotFoundError:
         seen, jobs = Overview(), ()
     disks = _short(state, live)
-    verdict = live.verdict if not running or not disks else "full"
+    verdict = "unwell" if still else live.verdict if not running or not disks else "full"
     return Snapshot(
         version=__version__,
         state_directory=str(state),
@@ -238,11 +250,11 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
             running,
             live.pid,
             live.started,
-            live.healthy,
+            False if still else live.healthy,
             last.configuration,
             live.journal,
             verdict,
-            live.unwell,
+            (still, *live.unwell) if still else live.unwell,
             live.deaths,
             last.time,
             killed=not running and last.in_order is False,
@@ -251,7 +263,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         paused=seen.paused_since,
         journal=seen.rebuilt,
         roots=live.roots,
-        incomplete=tuple(replace(one, seconds=round(one.seconds + live.listed)) for one in live.incomplete),
+        incomplete=live.incomplete,
         passed_over=live.passed_over,
         unreadable=live.unreadable,
         lost=seen.lost,
@@ -263,6 +275,23 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         disks=disks,
         last_end=live.last_end or read_last_end(paths),
         foreground=_in_the_foreground(state),
+    )
+
+
+def _standing_still(paths: StatePaths, live: LiveFile) -> str | None:
+    """That the running daemon has not written its state for long, as a sentence; what it wrote before is no longer true then.
+
+    One that shuts down writes once and then waits for its stages. A daemon that has just been started had no time to write yet: there lies
+    what the one before it wrote, which may have had the same pid in its container.
+    """
+    age, (pid, locked_seconds) = live.age(), holder(paths.lock)
+    if age is None or live.stopping or pid != live.pid or age < STILL_SECONDS or 0 <= locked_seconds < STILL_SECONDS:
+        return None
+    since = local_time(datetime.fromtimestamp(time.time() - age, UTC).isoformat(), "seconds")
+    return (
+        f"The daemon (pid {pid}) stands still: since {since}, {age:.0f} s ago, it has not written its state, which it does at least every"
+        f" {REWRITE_SECONDS:.0f} s, so what is shown here may be outdated. Fix: if its process was stopped (SIGSTOP), continue it with"
+        f" `kill -CONT {pid}`; if {paths.state} does not answer, look at its disk; otherwise restart the daemon."
     )
 
 
@@ -335,7 +364,7 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
     """The jobs that `wanted` may mean, as by `ids`, the first two of them."""
     paths = StatePaths(state)
     running = is_locked(paths.lock)
-    live = read_live(paths.live) if running else LiveFile()
+    live = read_live(paths.live).aged() if running else LiveFile()
     try:
         with reading(paths.journal) as connection:
             seen = overview(connection, 0)
