@@ -74,7 +74,7 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     wanted = revision or "main"
     reference = repository / "refs" / wanted
     try:
-        commit = reference.read_text().strip() if os.path.isfile(reference) else wanted
+        commit = reference.read_text(encoding="utf-8").strip() if os.path.isfile(reference) else wanted
     except (OSError, ValueError):  # not readable, or no text
         return []
     if not _is_plain(commit):

@@ -48,7 +48,7 @@ def held(lock: Path, patience: float | None = None) -> Iterator[bool]:
 
     Whoever pins a large checkpoint again holds it for as long as that takes. `patience`: seconds to wait at most; None waits for it.
     """
-    with open(lock, "a") as stream:
+    with open(lock, "a", encoding="utf-8") as stream:
         end = None if patience is None else time.monotonic() + patience
         while True:
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +16,7 @@ import typer
 from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import printable
+from daemon.contract.text import is_text, printable
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
@@ -238,6 +240,29 @@ def no_access(path: Path) -> UsageError:
 def exit_of(state: str) -> int:
     """The exit code of an export that ended in this state."""
     return {"succeeded": 0, "partial": 3}.get(state, 1)
+
+
+def refuse_undecodable(path: Path, operation: str) -> None:
+    """Raise UsageError for a path that no journal and no report can hold."""
+    whole = Path(os.path.abspath(path))
+    if not is_text(str(whole)):
+        raise _undecodable(whole, operation)
+
+
+def _undecodable(path: Path, operation: str) -> UsageError:
+    cause, remedy = "the name is not UTF-8", "rename it to have it exported"
+    with contextlib.suppress(UnicodeDecodeError):
+        os.fsencode(path).decode()
+        cause, remedy = f"the name can't be read in the encoding of this locale, {sys.getfilesystemencoding()}", "set LC_ALL=C.UTF-8"
+    return UsageError(FaultCode.BAD_OPTION, operation, cause, remedy, path=path)
+
+
+def of_surrogates(error: UnicodeEncodeError) -> UsageError:
+    """What a name that is no text comes to where it was not refused before."""
+    return UsageError(
+        FaultCode.BAD_OPTION, "go on", f"{error.object[:200]!r} holds a name that is not UTF-8, or not in the encoding of this locale",
+        "rename it, and set LC_ALL=C.UTF-8",
+    )  # fmt: skip
 
 
 def print_json(value: Any) -> None:

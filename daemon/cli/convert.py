@@ -141,7 +141,7 @@ def _staging(target: Path) -> Iterator[Path]:
 
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
-    from daemon.running.workers.environment import for_children
+    from daemon.running.workers.environment import IN_UTF_8, for_children
     from daemon.system.commands import run_to_end
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
@@ -160,13 +160,13 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "answer.json")
         command = [sys.executable, "-P", "-m", "handlers.convert", str(source), str(staging), "--answer", str(answer)]
-        code = run_to_end(command, heard, environment={**for_children(os.environ), "HF_HUB_OFFLINE": "1"})
+        code = run_to_end(command, heard, environment={**for_children(os.environ), **IN_UTF_8, "HF_HUB_OFFLINE": "1"})
         if not answer.is_file():
             cause = (
                 f"the process that converts it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
             )
             raise Retryable(FaultCode.KILLED, OPERATION, cause, "try again; if memory is short, on a machine with more", path=source)
-        return answer.read_text()
+        return answer.read_text(encoding="utf-8")
 
 
 def _publish(staging: Path, target: Path) -> None:

@@ -29,15 +29,18 @@ from daemon.cli.common import (
     for_somebody_who_waits,
     load_settings,
     no_access,
+    of_surrogates,
     print_json,
     refuse_second_journal,
+    refuse_undecodable,
 )
 from daemon.cli.filter import STATES, Filter
 from daemon.cli.mistakes import mistake_of
-from daemon.cli.views.markup import say, say_error
+from daemon.cli.views.markup import replace_unencodable, say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import is_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -141,6 +144,9 @@ def export(
             FaultCode.NO_CHECKPOINT, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
         )
     configuration.make_only(to or (), deploy or ())
+    for path in (checkpoint, output, base, *map(Path, add or ())):
+        if path is not None:
+            refuse_undecodable(path, "export")
     settings = for_somebody_who_waits(load_settings(config, own_state=True))
     from daemon.cli.export import export_now
 
@@ -159,6 +165,7 @@ def explain(
     """Show the files of a checkpoint, what is missing and since when, and what ckptd did with it. Exit code 1: not complete."""
     from daemon.operating.monitoring.explain import explain as look
 
+    refuse_undecodable(path, "explain")
     settings = load_settings(config, of_daemon=True, own_state=True)
     try:
         value = ask(str(path), lambda: look(settings, path), EXPLAIN_SECONDS)
@@ -397,6 +404,7 @@ def exit_code_of(error: CkptdError) -> int:
 def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
+    replace_unencodable()
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
     except SystemExit as leaving:  # completion ends so
@@ -408,6 +416,11 @@ def main() -> int:
     except CkptdError as error:
         say_error(f"ckptd: {error}")
         return exit_code_of(error)
+    except UnicodeEncodeError as error:
+        if is_text(error.object):
+            raise
+        say_error(f"ckptd: {of_surrogates(error)}")
+        return EXIT_USAGE
     except PermissionError as error:
         say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
         return EXIT_USAGE

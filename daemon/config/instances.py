@@ -195,9 +195,9 @@ def _sweep(folder: Path) -> None:
 
 def _started(pid: int) -> int:
     """When a process was started, in clock ticks after boot. Raises OSError where there is none."""
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace", encoding="utf-8")
     return int(text.rpartition(")")[2].split()[_START_FIELD])
 
 
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

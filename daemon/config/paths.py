@@ -215,7 +215,7 @@ def prepare(state: Path, output: Path) -> Paths:
     marker = state / "instance"
     if not marker.exists():
         write_atomic(marker, secrets.token_hex(4), mode=0o600)
-    paths = Paths(state, output, marker.read_text().strip(), tuple(closed))
+    paths = Paths(state, output, marker.read_text(encoding="utf-8").strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
         try:
             folder.mkdir(parents=True, exist_ok=True)

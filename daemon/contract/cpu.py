@@ -95,7 +95,7 @@ def doubt(arithmetic: str, cpu: Cpu) -> str | None:
 def here() -> Cpu:
     """The processor that this process runs on."""
     try:
-        return described(CPU_INFO.read_text(), platform.machine())
+        return described(CPU_INFO.read_text(encoding="utf-8"), platform.machine())
     except OSError:
         return Cpu(platform.machine(), "", None, ())
 

@@ -18,7 +18,7 @@ def point(name: str) -> None:
     """Die here without a chance to clean up if this point is the one that the environment names."""
     trace = os.environ.get("CKPTD_FAULT_TRACE")
     if trace:
-        with open(trace, "a") as stream:
+        with open(trace, "a", encoding="utf-8") as stream:
             stream.write(name + "\n")
     if os.environ.get("CKPTD_FAULT") == name and _is_first():
         os.kill(os.getpid(), signal.SIGKILL)

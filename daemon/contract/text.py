@@ -36,6 +36,15 @@ def one_line(text: str) -> str:
     return "".join(said)
 
 
+def is_text(name: str) -> bool:
+    """Whether a path can be written into a journal and a report: Python marks bytes that it can't decode as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _code(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
 

@@ -144,7 +144,9 @@ def carry_out(actions: Sequence[Action], path: Path, told: Told) -> None:
 def _run(argv: Sequence[str], stdin: str | None = None) -> str:
     """What is wrong, as a clause; "" where it was done."""
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False, timeout=600
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"could not be run: {error}"
     said = (done.stderr.strip() or done.stdout.strip()).splitlines()
@@ -189,7 +191,7 @@ def _owned(one: Undo, removed: Collection[str]) -> str | None:
 
 
 def _number(passwd: Path, name: str) -> int:
-    rows = [row.split(":") for row in passwd.read_text().splitlines()]
+    rows = [row.split(":") for row in passwd.read_text(encoding="utf-8").splitlines()]
     return next((int(row[2]) for row in rows if row[0] == name), -1)
 
 

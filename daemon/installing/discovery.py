@@ -163,7 +163,7 @@ def _cached(name: str, homes: Sequence[Path]) -> Iterator[Path]:
         repository = hub / f"models--{name.replace('/', '--')}"
         try:
             main = repository / "refs" / "main"
-            first = [main.read_text().strip()] if main.is_file() else []
+            first = [main.read_text(encoding="utf-8").strip()] if main.is_file() else []
             commits = [*first, *sorted(os.listdir(repository / "snapshots"))]
         except (OSError, ValueError):
             continue

@@ -49,7 +49,7 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
             os.setgid(groups[0])
             os.setuid(user)
             found = [_tried(folder, descriptors) for folder, descriptors in zip(wanted, opened, strict=True)]
-            with os.fdopen(writing, "w") as stream:
+            with os.fdopen(writing, "w", encoding="utf-8") as stream:
                 json.dump([asdict(one) for one in found], stream)
             status = 0
         finally:
@@ -58,7 +58,7 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
     for descriptors in opened:
         for number in descriptors:
             os.close(number)
-    with os.fdopen(reading) as stream:
+    with os.fdopen(reading, encoding="utf-8") as stream:
         answer = stream.read()
     _, code = os.waitpid(child, 0)
     if code:

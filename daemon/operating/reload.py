@@ -97,7 +97,7 @@ def ask_for_reload(settings: Settings, config: Path | None = None) -> bool:
 
 def _daemon_of(lock: Path) -> int:
     """The pid in a lock that is held. Raises UsageError where it is not a process of the file's owner: nobody else's gets a signal."""
-    text, owner = lock.read_text(), lock.stat().st_uid
+    text, owner = lock.read_text(encoding="utf-8"), lock.stat().st_uid
     try:
         pid = int(text)
         if pid > 1 and os.stat(f"/proc/{pid}").st_uid == owner:

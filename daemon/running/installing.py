@@ -136,7 +136,7 @@ class Installing:
 
     def _doing(self) -> str:
         try:
-            return self._file("doing").read_text(errors="replace").strip() or "starting"
+            return self._file("doing").read_text(errors="replace", encoding="utf-8").strip() or "starting"
         except OSError:
             return "starting"
 

@@ -21,10 +21,10 @@ def human(count: float) -> str:
 def cgroup_memory() -> tuple[int, int] | None:
     """(limit, used) in bytes of this process's cgroup v2, None without a limit."""
     try:
-        line = next(row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::"))
+        line = next(row for row in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines() if row.startswith("0::"))
         folder = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
-        limit = (folder / "memory.max").read_text().strip()
-        return None if limit == "max" else (int(limit), int((folder / "memory.current").read_text()))
+        limit = (folder / "memory.max").read_text(encoding="utf-8").strip()
+        return None if limit == "max" else (int(limit), int((folder / "memory.current").read_text(encoding="utf-8")))
     except (OSError, StopIteration, ValueError):
         return None
 

@@ -64,7 +64,7 @@ def holder(lock: Path) -> tuple[int | None, float]:
 def is_locked(lock: Path) -> bool:
     """Whether a daemon holds the lock now."""
     try:
-        with open(lock) as stream:
+        with open(lock, encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -38,7 +38,7 @@ def locked(requirements: Path) -> tuple[Path, ...]:
 
 def digested(requirements: Path) -> list[object]:
     """What of them counts into the toolchain's digest: the meaning of the files, not how they are written."""
-    return [json.loads(path.read_text()) for path in locked(requirements)]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in locked(requirements)]
 
 
 def install(requirements: Path, folder: Path, scratch: Path, log: Path, operation: str, run: Run) -> None:
@@ -75,7 +75,7 @@ def _failed(operation: str, log: Path, text: str) -> CkptdError:
 def packages(folder: Path) -> dict[str, str]:
     """`npm:NAME` → version of all that npm has installed in a toolchain, as it lies there now."""
     try:
-        known = json.loads((folder / INSTALLED).read_text())["packages"]
+        known = json.loads((folder / INSTALLED).read_text(encoding="utf-8"))["packages"]
     except (OSError, ValueError, KeyError):
         return {}
     return {PREFIX + place.removeprefix("node_modules/"): _version(folder / place) for place in sorted(known)}
@@ -83,6 +83,6 @@ def packages(folder: Path) -> dict[str, str]:
 
 def _version(place: Path) -> str:
     try:
-        return str(json.loads((place / "package.json").read_text())["version"])
+        return str(json.loads((place / "package.json").read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError):
         return "gone"

@@ -60,7 +60,7 @@ class Definition(Frozen):
     @property
     def lines(self) -> list[str]:
         """The lines of `requirements` that say something: options of pip, which begin with a dash, and packages with their versions."""
-        lines = [line.split(" #")[0].strip() for line in self.requirements.read_text().splitlines()]
+        lines = [line.split(" #")[0].strip() for line in self.requirements.read_text(encoding="utf-8").splitlines()]
         return [line for line in lines if line and not line.startswith("#")]
 
     @property
@@ -126,7 +126,7 @@ def definitions(folder: Path = DEFINITIONS) -> dict[str, Definition]:
     """Name → definition of every toolchain that the project knows."""
     found = {}
     for path in sorted(folder.glob("*.toml")):
-        value = tomllib.loads(path.read_text())
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
         found[path.stem] = Definition(name=path.stem, requirements=path.with_suffix(".txt"), **value)
     return found
 

@@ -59,7 +59,7 @@ def _stand_back(order: Order) -> None:
     if order.idle:
         with contextlib.suppress(OSError, psutil.Error):
             psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as stream:
         stream.write(str(order.oom_score_adj))
 
 

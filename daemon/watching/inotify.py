@@ -208,6 +208,6 @@ def _can_open() -> bool:
 
 def _sysctl(name: str) -> int | None:
     try:
-        return int(Path("/proc/sys", *name.split(".")).read_text())
+        return int(Path("/proc/sys", *name.split(".")).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

@@ -25,6 +25,7 @@ from daemon.config.settings import WatchSettings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import is_text
 from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
 from daemon.watching.intake import Intake, digest_of_fingerprint
@@ -184,7 +185,7 @@ class Tracker:
 
     def look(self, path: Path, now: float) -> None:
         """Look at one directory: has it come to rest, is it whole, and is it to be taken."""
-        if not _is_text(str(path)):
+        if not is_text(str(path)):
             self.say_once(f"name:{path!r}", Event.CHECKPOINT_NAME, f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
             self._settler.forget(str(path))
             return
@@ -425,12 +426,3 @@ def _is_as_known(path: Path, known: str | None) -> bool:
         return known is not None and digest_of_fingerprint(fingerprint(path)) == known
     except OSError:
         return False
-
-
-def _is_text(name: str) -> bool:
-    """Whether a path can be written into a journal and a report: Python marks bytes that are no UTF-8 as surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

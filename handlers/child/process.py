@@ -79,7 +79,7 @@ def bind(limits: ChildLimits) -> None:
     if limits.nice and os.getsid(0) == os.getpid():  # the group is the whole session's: never that of somebody's shell
         # A session of its own is a scheduling group of its own (sched(7), autogroup), and the groups share the processor by the
         # groups' nice values alone: without this line an idle child takes half of what a busy training would have.
-        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as stream:
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="utf-8") as stream:
             stream.write(str(limits.nice))
     if limits.idle:
         with contextlib.suppress(OSError, AttributeError):
@@ -88,7 +88,7 @@ def bind(limits: ChildLimits) -> None:
             import psutil
 
             psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as stream:
         stream.write(str(limits.oom_score_adj))
 
 
@@ -209,7 +209,7 @@ def peak_rss() -> int:
 
     VmHWM of proc(5), since Linux carries ru_maxrss of the parent across fork and exec.
     """
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -183,7 +183,7 @@ def _start(order: dict[str, Any], descriptors: list[int], run: Callable[[str], i
         os.close(descriptor)
     if order["group"]:
         try:
-            Path(order["group"]).write_text("0")
+            Path(order["group"]).write_text("0", encoding="utf-8")
         except OSError as error:
             print(f"could not enter the control group: {error}", file=sys.stderr, flush=True)
             return EXIT_NO_GROUP

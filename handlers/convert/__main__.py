@@ -41,7 +41,7 @@ def main() -> int:
             remedy="report it with the details", details=traceback.format_exc()[-4000:],
         )  # fmt: skip
         answer = Answer(fault=fault)
-    options.answer.write_text(answer.model_dump_json())
+    options.answer.write_text(answer.model_dump_json(), encoding="utf-8")
     return 0 if answer.fault is None else 1
 
 

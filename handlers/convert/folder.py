@@ -161,5 +161,5 @@ def _rewrite(source: Path, path: Path, targets: dict[Path, Path], holds: dict[Pa
     stem = re.sub(r"^pytorch_model", "model", path.name.removesuffix(INDEX).removesuffix(".bin"))
     renamed = {name: targets[path.with_name(str(file))].name for name, file in known.items()}
     new = target / path.with_name(f"{stem}.safetensors{INDEX}")
-    new.write_text(json.dumps({**said, "weight_map": renamed}, indent=2) + "\n")
+    new.write_text(json.dumps({**said, "weight_map": renamed}, indent=2) + "\n", encoding="utf-8")
     fsync_file(new)

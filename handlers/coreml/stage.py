@@ -160,7 +160,7 @@ def _finite(path: Path) -> bool:
 
 def _tokens(folder: Path) -> np.ndarray:
     """Some token ids that every part of the model of a folder knows."""
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [size for key in ("vocab_size", "decoder_vocab_size") if isinstance(size := setting(config, key), int)]
     return np.arange(min([1, *sizes]) - 1, min([64, *sizes]))
 

@@ -196,4 +196,4 @@ def _convert(model: ModelFolder, output: Path) -> None:
         size += sum(value.numel() * value.element_size() for value in table.values())
     if len(names) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(mapping.items()))}
-        (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (output / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -43,7 +43,9 @@ def take_along(pin: Path, base: Path | None, merged: Path, figures: MergeFigures
         return figures, warnings
     # The library reads the model without its head, and so must everything that reads this folder by its architecture.
     bare = _bare(str(config["architectures"][0]))
-    (merged / "config.json").write_text(json.dumps({**config, "architectures": [bare]}, indent=2, ensure_ascii=False) + "\n")
+    (merged / "config.json").write_text(
+        json.dumps({**config, "architectures": [bare]}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     warnings.append(
         f"config.json names {bare} instead of {config['architectures'][0]}: sentence-transformers reads the model without a head"
     )

@@ -151,7 +151,7 @@ def copy_config(model: ModelFolder, target: Path, edits: Edits | None = None) ->
     """
     config, source = model.config, model.path
     if edits:
-        (target / "config.json").write_text(json.dumps(edited(config, edits), indent=2, ensure_ascii=False) + "\n")
+        (target / "config.json").write_text(json.dumps(edited(config, edits), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     else:
         shutil.copyfile(source / "config.json", target / "config.json")
     copy_generation(source, target)

@@ -45,7 +45,15 @@ def verify(folder: Path, threads: int) -> None:
     try:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False, env=environment
+            command,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise Permanent(

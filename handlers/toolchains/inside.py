@@ -43,6 +43,6 @@ def main(parser: argparse.ArgumentParser, work: Work) -> None:
     except Exception as error:
         traceback.print_exc()
         said = {"error": {"type": type(error).__name__, "message": str(error)[:4000]}}
-    options.answer.write_text(json.dumps(said))
+    options.answer.write_text(json.dumps(said), encoding="utf-8")
     sys.stderr.flush()
     os._exit("error" in said)  # libraries that are taken down in order may hang or crash doing so

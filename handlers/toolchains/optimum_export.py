@@ -34,7 +34,7 @@ def _load(source: Path, auto: str) -> Any:
     import torch
     import transformers
 
-    wanted = json.loads((source / "config.json").read_text())
+    wanted = json.loads((source / "config.json").read_text(encoding="utf-8"))
     model, info = getattr(transformers, auto).from_pretrained(
         source, dtype=torch.float32, output_loading_info=True, local_files_only=True, trust_remote_code=False
     )

@@ -75,7 +75,7 @@ def _quiet(cxx: str, folder: Path) -> str:
     wrapper.parent.mkdir(exist_ok=True)
     places = {folder: "compiled", Path(torch.__file__).parent: "torch"}
     flags = [f"-ffile-prefix-map={place}={name}" for place, name in places.items()]
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([cxx, *flags])} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([cxx, *flags])} "$@"\n', encoding="utf-8")
     wrapper.chmod(0o700)
     return str(wrapper)
 

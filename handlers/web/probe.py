@@ -40,7 +40,7 @@ def probe(options: argparse.Namespace) -> Probed:
         (folder / "onnx").mkdir()
         (folder / "onnx" / "model.onnx").write_bytes(base64.b64decode(GRAPH))
         config = {"model_type": "bert", "architectures": ["BertModel"], "transformers.js_config": {"dtype": "fp32"}}
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         page = Page(folder, packages)
         try:
             told = page.ask("open", kind="AutoModel")

@@ -35,6 +35,7 @@ def ckptd(
         [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
         capture_output=True,
         text=True,
+        errors="replace",
         cwd=folder,
         env=names,
         timeout=240,

@@ -16,8 +16,7 @@ import pytest
 from daemon.contract.jobs.messages import StageContext
 from daemon.running.executor import Bounds, Order
 from daemon.running.workers import cgroup, containment, warm
-from daemon.running.workers.environment import for_children
-from daemon.running.workers.worker import Worker
+from daemon.running.workers.worker import Worker, environment_of
 from daemon.toolchains.registry import HANDLERS
 from tests.workers.helpers import BOUNDS, HAS_GROUPS, SCRIPT, UNIFIED, Start, leftovers, make_context, wait
 
@@ -91,7 +90,7 @@ def start(way: str, few_objects: None, tmp_path: Path) -> Iterator[Start]:
             if case != "real":
                 context = context.model_copy(update={"entry": case})
             if not warm._all:
-                make_ready(context, {**for_children(os.environ), "PYTHONUNBUFFERED": "1"})
+                make_ready(context, environment_of(BOUNDS))
         bound = Bounds(**{**vars(BOUNDS), "warm": 60 * (way == "forked"), **bounds})
         made.append(Worker(Order(context, tmp_path / "attempt", bound), command))
         assert isinstance(made[-1].process, warm.Forked) == (way == "forked")

@@ -19,15 +19,14 @@ from daemon.contract.jobs.messages import ChildLimits, Outcome
 from daemon.contract.jobs.plan import all_specs
 from daemon.running.executor import Order
 from daemon.running.workers import procfs, warm
-from daemon.running.workers.environment import for_children
 from daemon.running.workers.executor import LocalExecutor
-from daemon.running.workers.worker import Worker, _job_file
+from daemon.running.workers.worker import Worker, _job_file, environment_of
 from tests.workers.conftest import make_ready
 from tests.workers.helpers import BOUNDS, SCRIPT, fault_of, make_context, until, wait
 
 
 def environment() -> dict[str, str]:
-    return {**for_children(os.environ), "PYTHONUNBUFFERED": "1"}
+    return environment_of(BOUNDS)
 
 
 @pytest.fixture

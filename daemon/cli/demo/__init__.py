@@ -186,7 +186,9 @@ class Demo:
         """What the base wrote and what the artifact writes after the same prompt; 1 when it can't be run."""
         command = [sys.executable, "-m", "handlers.validate.generate", str(artifact), "--prompt", PROMPT, "--tokens", "40"]
         command += ["--repetition-penalty", PENALTY]  # small models go round in circles without one
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL, timeout=120
+        )
         if self.base.sample:
             self.console.rule(f"the base, after {self.base.sample[0]!r}", align="left")
             self.say(self.base.sample[1])

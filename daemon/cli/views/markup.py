@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 
 from rich import markup
@@ -18,6 +20,13 @@ STATE_STYLE = {
     "pending": "dim", "skipped": "dim", "superseded": "dim", "cancelled": "dim",
 }  # fmt: skip
 """State of an export or a stage, or verdict of an artifact → its style."""
+
+
+def replace_unencodable() -> None:
+    """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
 
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:

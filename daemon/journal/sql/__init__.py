@@ -15,7 +15,7 @@ SCHEMA_VERSION = 6
 
 def statements(number: int) -> Iterator[str]:
     """The statements of one script, one by one, so that they can be part of a transaction that the caller began."""
-    text = importlib.resources.files(__name__).joinpath(f"{number:04}.sql").read_text()
+    text = importlib.resources.files(__name__).joinpath(f"{number:04}.sql").read_text(encoding="utf-8")
     statement = ""
     for line in text.splitlines(keepends=True):
         statement += line

@@ -246,13 +246,13 @@ def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
             os.setgroups(os.getgrouplist(entry.pw_name, entry.pw_gid) if entry else [])
             os.setgid(entry.pw_gid if entry else 65534)
             os.setuid(user)
-            with os.fdopen(writing, "w") as stream:
+            with os.fdopen(writing, "w", encoding="utf-8") as stream:
                 json.dump(asdict(work()), stream)
             status = 0
         finally:
             os._exit(status)  # nothing of the parent's is to be flushed or cleaned up twice
     os.close(writing)
-    with os.fdopen(reading) as stream:
+    with os.fdopen(reading, encoding="utf-8") as stream:
         answer = stream.read()
     _, code = os.waitpid(child, 0)
     if code:

@@ -76,7 +76,7 @@ class Scene:
 def paths_of(state: Path, output: Path) -> Paths:
     """The paths of a state directory that may never have been used; nothing is made."""
     try:
-        instance = (state / "instance").read_text().strip()
+        instance = (state / "instance").read_text(encoding="utf-8").strip()
     except OSError:
         instance = ""
     return Paths(state, output, instance or f"no-{STAGING}")

@@ -145,7 +145,7 @@ class Children:
         """The page of a measurement. Raises Permanent or Retryable."""
         folder = self._scratch / "page"
         folder.mkdir()
-        (folder / PAGE_INPUT).write_text(value.model_dump_json())
+        (folder / PAGE_INPUT).write_text(value.model_dump_json(), encoding="utf-8")
         order = self._order(PAGE_STAGE, PAGE_ENTRY, {STAGE: str(folder)}, None)
         attempt = self._start(order)
         while (result := attempt.poll()) is None:

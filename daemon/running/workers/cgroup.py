@@ -29,7 +29,7 @@ class Group:
         found: set[int] = set()
         for folder, _, _ in os.walk(self.path):
             with contextlib.suppress(OSError):
-                found |= {int(row) for row in Path(folder, "cgroup.procs").read_text().split()}
+                found |= {int(row) for row in Path(folder, "cgroup.procs").read_text(encoding="utf-8").split()}
         return found
 
     def limit(self, memory: int, tasks: int) -> bool:
@@ -50,7 +50,7 @@ class Group:
         if not table:
             return None
         with contextlib.suppress(OSError, ValueError):
-            return table.get("anon", 0) + table.get("shmem", 0) + int((self.path / "memory.swap.current").read_text())
+            return table.get("anon", 0) + table.get("shmem", 0) + int((self.path / "memory.swap.current").read_text(encoding="utf-8"))
         return table.get("anon", 0) + table.get("shmem", 0)
 
     def events(self) -> Mapping[str, int]:
@@ -67,14 +67,15 @@ class Group:
 
     def _table(self, name: str) -> dict[str, int]:
         try:
-            rows = (self.path / name).read_text().splitlines()
+            rows = (self.path / name).read_text(encoding="utf-8").splitlines()
         except OSError:
             return {}
         return {row.split()[0]: int(row.split()[1]) for row in rows if len(row.split()) == 2}
 
     def _write(self, name: str, value: str) -> bool:
         try:
-            with open(self.path / name, "r+") as stream:  # never makes a file, which would hide that there is no such control
+            # never makes a file, which would hide that there is no such control
+            with open(self.path / name, "r+", encoding="utf-8") as stream:
                 stream.write(value)
             return True
         except OSError:
@@ -94,8 +95,8 @@ def make(root: Path, name: str) -> Group | None:
 def delegated(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Path | None:
     """The group below which this process may make its own; None where nobody has handed one over."""
     try:
-        row = next(row for row in own.read_text().splitlines() if row.startswith("0::"))
-        mount = next(row.split() for row in mounts.read_text().splitlines() if " - cgroup2 " in row)
+        row = next(row for row in own.read_text(encoding="utf-8").splitlines() if row.startswith("0::"))
+        mount = next(row.split() for row in mounts.read_text(encoding="utf-8").splitlines() if " - cgroup2 " in row)
     except (OSError, StopIteration):
         return None
     top = Path(mount[4])
@@ -128,17 +129,17 @@ def enable(root: Path) -> None:
     own = root / f"{_PREFIX}daemon-{os.getpid()}"
     with contextlib.suppress(OSError):
         own.mkdir(exist_ok=True)
-        (own / "cgroup.procs").write_text(str(os.getpid()))
+        (own / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
     _hand_down(root)
 
 
 def _hand_down(root: Path) -> bool:
     control = root / "cgroup.subtree_control"
     try:
-        there = set((root / "cgroup.controllers").read_text().split())
+        there = set((root / "cgroup.controllers").read_text(encoding="utf-8").split())
         for name in _CONTROLLERS:
-            if name in there and name not in control.read_text().split():
-                control.write_text(f"+{name}")
+            if name in there and name not in control.read_text(encoding="utf-8").split():
+                control.write_text(f"+{name}", encoding="utf-8")
     except OSError:
         return False
     return True

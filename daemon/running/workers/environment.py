@@ -28,6 +28,10 @@ PREFIXES = (
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
+IN_UTF_8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
+"""What every child gets beside it: libraries read templates and print texts in the encoding of the locale, whatever that is."""
+
+
 def for_children(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
     """What of `environment` a child gets. `more`: names that the configuration adds (`limits.pass_environment`), whatever they are."""
     return {name: value for name, value in environment.items() if name in NAMES or name in more or _is_harmless(name)}

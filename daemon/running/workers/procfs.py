@@ -113,7 +113,7 @@ def exact_memory(pids: Iterable[int]) -> int:
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't tell."""
     try:
-        rows = Path("/proc/vmstat").read_text().splitlines()
+        rows = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)

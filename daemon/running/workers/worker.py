@@ -28,7 +28,7 @@ from daemon.running.workers import procfs, warm
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
 from daemon.running.workers.cpu_meter import CpuMeter
-from daemon.running.workers.environment import for_children
+from daemon.running.workers.environment import IN_UTF_8, for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib
 from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
@@ -49,7 +49,7 @@ _ID = re.compile(r"local:(\d+):(\d+(?:\.\d+)?)")
 def environment_of(bounds: Bounds) -> dict[str, str]:
     """The variables that every child gets."""
     passed = for_children(os.environ, bounds.pass_environment)
-    return {**passed, large_pages.NAME: large_pages.added(passed.get(large_pages.NAME, "")), "PYTHONUNBUFFERED": "1"}
+    return {**passed, **IN_UTF_8, large_pages.NAME: large_pages.added(passed.get(large_pages.NAME, "")), "PYTHONUNBUFFERED": "1"}
 
 
 class Worker:

@@ -94,7 +94,7 @@ class Downloads:
 
     def _told(self) -> list[Fetched]:
         try:
-            lines = self._record.read_text(errors="replace").splitlines()
+            lines = self._record.read_text(errors="replace", encoding="utf-8").splitlines()
         except FileNotFoundError:
             return []
         found = []
@@ -116,7 +116,7 @@ class Downloads:
         fsync_file(found)
         os.replace(found, self.wheels / found.name)
         fsync_directory(self.wheels)
-        with open(self._record, "a") as stream:
+        with open(self._record, "a", encoding="utf-8") as stream:
             stream.write("\n" + json.dumps(vars(one)))
             stream.flush()
             os.fsync(stream.fileno())
@@ -127,5 +127,5 @@ class Downloads:
     def write(self, name: str, lines: Sequence[str]) -> Path:
         """A file of lines in the folder."""
         path = self.folder / name
-        path.write_text("".join(f"{line}\n" for line in lines))
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return path

@@ -123,7 +123,7 @@ class _Fetching:
         remove_tree(part)  # of a try before
         part.mkdir()
         asked = part / "wanted.txt"
-        asked.write_text("\n".join([*options, requirement]) + "\n")
+        asked.write_text("\n".join([*options, requirement]) + "\n", encoding="utf-8")
         command = [*self._build.pip, "wheel", "--no-deps", "--progress-bar", "off", *self._resuming]
         return [*command, "--wheel-dir", str(part), "--requirement", str(asked)]
 

@@ -64,7 +64,11 @@ class PipSettings:
     def digest(self) -> str:
         """Of what decides which packages come, the contents of local constraints included."""
         choosing = {key: value for key, value in self.values.items() if key not in _OF_THE_WAY | _INDIFFERENT}
-        contents = [path.read_text(errors="replace") for path in map(Path, self.values.get("constraint", "").split()) if path.is_file()]
+        contents = [
+            path.read_text(errors="replace", encoding="utf-8")
+            for path in map(Path, self.values.get("constraint", "").split())
+            if path.is_file()
+        ]
         return digest_of([choosing, contents])
 
     def for_pip(self) -> dict[str, str]:
@@ -86,8 +90,8 @@ class PipSettings:
 def read(build: Build) -> PipSettings:
     """Ask the new environment's pip. Raises Permanent where its configuration can't be read."""
     done = subprocess.run(
-        [*build.pip, "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment(), timeout=READ_SECONDS,
-        check=False,
+        [*build.pip, "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
+        errors="replace", env=environment(), timeout=READ_SECONDS, check=False,
     )  # fmt: skip
     if done.returncode != 0:
         raise Permanent(

@@ -71,7 +71,14 @@ def find() -> Uv:
     command = (path,) if path else (sys.executable, "-m", "uv")
     try:
         done = subprocess.run(
-            [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=VERSION_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnlikePip(f"the uv of this box can't be run ({error})") from error
@@ -120,7 +127,7 @@ def _installed(build: Build, one: _Resolved) -> dict[str, str]:
     for path in build.folder.glob("lib/python*/site-packages/*.dist-info/WHEEL"):
         name, _, version = path.parent.name.removesuffix(".dist-info").partition("-")
         if (re.sub(r"[-_.]+", "_", name).lower(), version) == (normal, one.version):
-            tags = set(re.findall(r"^Tag: (\S+)", path.read_text(errors="replace"), re.MULTILINE))
+            tags = set(re.findall(r"^Tag: (\S+)", path.read_text(errors="replace", encoding="utf-8"), re.MULTILINE))
             return {file: digest for file, digest in one.files.items() if _tags(file) == tags} or one.files
     return one.files
 
@@ -158,7 +165,7 @@ class _AtWork:
         code, said = self.run(*command, *bounds)
         if code != 0 or not answer.is_file():
             raise UnlikePip(f"uv can't resolve its packages ({line_of(said)})")
-        found = [_resolved(one) for one in tomllib.loads(answer.read_text())["packages"]]
+        found = [_resolved(one) for one in tomllib.loads(answer.read_text(encoding="utf-8"))["packages"]]
         if incomplete := [one.name for one in found if not one.files]:
             raise UnlikePip(f"uv does not say what {incomplete[0]} is installed from")
         return found

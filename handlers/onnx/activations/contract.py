@@ -77,7 +77,7 @@ class Contract(Frozen):
 
     def write(self, folder: Path) -> None:
         """Write activations.json."""
-        (folder / FILE).write_text(self.model_dump_json(indent=1) + "\n")
+        (folder / FILE).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def hosted(path: Path) -> HostedFile:

@@ -126,7 +126,7 @@ def write(target: Path, source: Path, failures: Sequence[StrategyFailure], opset
     strategy = table[failure.strategy]
     config = read_json(source / "config.json", OPERATION)
     target.mkdir(parents=True, exist_ok=True)
-    (target / "config.json").write_text(json.dumps(shrunk(config), indent=2) + "\n")
+    (target / "config.json").write_text(json.dumps(shrunk(config), indent=2) + "\n", encoding="utf-8")
     head = _HEAD.format(
         architecture=(config.get("architectures") or ["the model"])[0], script=SCRIPT, strategy=failure.strategy,
         reason=failure.reason.replace("\\", "/").replace('"""', "'''"), versions=versions,
@@ -136,7 +136,7 @@ def write(target: Path, source: Path, failures: Sequence[StrategyFailure], opset
         exporter=strategy.name.split("-")[0], attention=strategy.attention, experts=strategy.experts, opset=strategy.opset(opset),
         strategy=strategy.name,
     )  # fmt: skip
-    (target / SCRIPT).write_text(head + body)
+    (target / SCRIPT).write_text(head + body, encoding="utf-8")
     return target / SCRIPT
 
 

@@ -39,7 +39,7 @@ def finish(folder: Path) -> Json:
             config["search"][name] = value
     if not _has_first_token(folder, generation):
         config["model"].pop("bos_token_id", None)
-    (folder / FILE).write_text(json.dumps(config, indent=4) + "\n")
+    (folder / FILE).write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
     return config
 
 

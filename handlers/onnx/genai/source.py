@@ -92,7 +92,7 @@ def prepare(context: StageContext) -> Path:
     for name in ModelFolder(source).weight_names:
         (folder / name).symlink_to((source / name).resolve())
     config = read_json(source / "config.json", OPERATION)
-    (folder / "config.json").write_text(json.dumps(edited(config, _edits(config)), indent=2))
+    (folder / "config.json").write_text(json.dumps(edited(config, _edits(config)), indent=2), encoding="utf-8")
     if (source / "generation_config.json").is_file():
         shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
     copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, folder)

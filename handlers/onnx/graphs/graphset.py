@@ -75,7 +75,7 @@ class GraphSet(Frozen):
 
     def write(self, folder: Path) -> None:
         """Write graphs.json."""
-        (folder / FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+        (folder / FILE).write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> GraphSet:

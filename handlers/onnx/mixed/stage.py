@@ -83,7 +83,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     else:
         output.figures["accuracy_level"] = level
     keep_in_int8(context, reporter, source, made, output)
-    (Path(context.staging) / FILE).write_text(json.dumps(_described(choice, groups, schemes), indent=1) + "\n")
+    (Path(context.staging) / FILE).write_text(json.dumps(_described(choice, groups, schemes), indent=1) + "\n", encoding="utf-8")
     output.figures |= counts.figures | _figures(choice, made.size(Path(context.staging)), source.size(folder), notes.taken)
     output.figures["texts"] = tokens.figures
     for more, names in choice.raised.items():

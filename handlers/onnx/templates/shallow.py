@@ -84,7 +84,7 @@ def write(weights: Weights, target: Path, stacks: Sequence[Stack], *, fewer_toke
         text.update({key: TOKENS for key in _VOCABULARY if key in text})
         _replace_tokens(config, text)
     target.mkdir(parents=True)
-    (target / "config.json").write_text(json.dumps(config))
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for path in source.rglob("*.json"):
         if path.parent != source or path.name in ("modules.json", "sentence_bert_config.json"):
             (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)

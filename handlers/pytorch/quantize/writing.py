@@ -91,7 +91,7 @@ class WeightFiles:
             left = [name for name, count in self._missing.items() if count]
             assert not left, f"{len(left)} tensors are not written as declared, for example {left[0]}"
             if self._index is not None:
-                (self._folder / INDEX).write_text(json.dumps(self._index, indent=2) + "\n")
+                (self._folder / INDEX).write_text(json.dumps(self._index, indent=2) + "\n", encoding="utf-8")
 
     def _close(self) -> None:
         for descriptor in self._descriptors:

@@ -31,7 +31,7 @@ class ExportedFolder:
 
     def _json(self, name: str) -> Json:
         path = self._folder / name
-        value: Json = json.loads(path.read_text()) if path.is_file() else {}
+        value: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return value
 
     def encode(self, text: str) -> list[int]:

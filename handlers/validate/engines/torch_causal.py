@@ -50,7 +50,7 @@ class TorchModel:
         """Import the module of the model's class, which transformers would otherwise do inside the timed loading."""
         with contextlib.suppress(Exception):  # whatever is wrong with the folder, loading it will say so
             file = Path(spec.folder, "config.json")
-            config = json.loads((file if file.is_file() else Path(spec.base or "", file.name)).read_text())
+            config = json.loads((file if file.is_file() else Path(spec.base or "", file.name)).read_text(encoding="utf-8"))
             getattr(transformers, config["architectures"][0])
 
     def __init__(self, spec: EngineSpec) -> None:

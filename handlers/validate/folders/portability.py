@@ -64,6 +64,6 @@ def _asked(words: list[str]) -> subprocess.CompletedProcess[str]:
     if toolchain is None and warm.is_forked():  # which has its libraries
         return warm.called(lambda: int(pkgutil.resolve_name(f"{MODULE}:main")(words)), SECONDS)
     return subprocess.run(
-        use.command(toolchain, MODULE, *words), env=use.environment(toolchain), capture_output=True, text=True, timeout=SECONDS,
-        stdin=subprocess.DEVNULL, check=False,
+        use.command(toolchain, MODULE, *words), env=use.environment(toolchain), capture_output=True, text=True, encoding="utf-8",
+        errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip

@@ -102,7 +102,15 @@ def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, 
     command = [sys.executable, "-I", "-c", _ALONE, " ".join(_absent(folder)), str(folder / NAME), *words]
     try:
         done = subprocess.run(
-            command, env={**os.environ, **limits}, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
+            command,
+            env={**os.environ, **limits},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"its {NAME} took longer than {SECONDS} seconds", None

@@ -84,7 +84,7 @@ class EngineWorker:
             "formats": [entry.model_dump() for entry in catalog().entries],
         }
         spec_file = folder / f"worker-{name}.json"
-        spec_file.write_text(json.dumps(job))
+        spec_file.write_text(json.dumps(job), encoding="utf-8")
         self._stderr = folder / f"worker-{name}.log"
         with open(self._stderr, "wb") as errors:
             # One that runs without PyTorch must not have it in memory, as in its users' programs.

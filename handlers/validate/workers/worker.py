@@ -169,7 +169,7 @@ def _missing(error: Exception) -> protocol.Failure:
 
 def main(spec_file: str) -> int:
     """Answer requests until standard input ends."""
-    job = json.loads(Path(spec_file).read_text())
+    job = json.loads(Path(spec_file).read_text(encoding="utf-8"))
     catalog.use(FormatEntry.model_validate(entry) for entry in job["formats"])
     limits = ChildLimits.model_validate(job["limits"])
     process.bind(limits)

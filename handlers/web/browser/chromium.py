@@ -112,7 +112,7 @@ class Chromium:
 
     def _ended(self) -> BrowserError:
         code = self.process.wait()
-        said = [line.strip() for line in self._log.read_text(errors="replace")[-_TAIL:].splitlines() if line.strip()]
+        said = [line.strip() for line in self._log.read_text(errors="replace", encoding="utf-8")[-_TAIL:].splitlines() if line.strip()]
         why = next((line for line in said if ":FATAL:" in line), said[-1] if said else "")
         return BrowserError(f"the browser ended with code {code}" + (f"; it last said: {why[:300]}" if why else ""))
 

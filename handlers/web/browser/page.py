@@ -151,7 +151,7 @@ def _reason(details: Json) -> str:
 
 def _high_water(process: psutil.Process) -> int:
     with contextlib.suppress(OSError, psutil.Error):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
