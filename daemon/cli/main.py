@@ -36,7 +36,7 @@ from daemon.cli.common import (
 )
 from daemon.cli.filter import STATES, Filter
 from daemon.cli.mistakes import mistake_of
-from daemon.cli.views.markup import replace_unencodable, say, say_error
+from daemon.cli.views.markup import say, say_error, set_up_outputs
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -404,7 +404,7 @@ def exit_code_of(error: CkptdError) -> int:
 def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
-    replace_unencodable()
+    set_up_outputs()
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
     except SystemExit as leaving:  # completion ends so

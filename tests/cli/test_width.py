@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.table import Table
 from rich.text import Text
 
 from daemon.cli.configuration import show
 from daemon.cli.views.benchmark import print_bench
 from daemon.cli.views.details import print_job
 from daemon.cli.views.explanation import print_explanation
-from daemon.cli.views.markup import say
+from daemon.cli.views.markup import say, set_up_outputs, terminal
 from daemon.cli.views.status import print_jobs, print_status
 from daemon.cli.views.tables import print_check, print_formats, print_log
 from daemon.operating.diagnosis.doctor import Diagnosis, formats_here
@@ -31,6 +32,7 @@ from daemon.operating.monitoring.live import RootState
 from daemon.operating.monitoring.status import AttemptStatus, JobDetails
 from daemon.operating.wrapping import fold
 from tests.bench.made import BENCH
+from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import LONG, job, stage, status
 
 SENTENCE = (
@@ -110,6 +112,25 @@ def test_no_word_is_broken_by_the_terminal(name: str, printed: Callable[..., lis
 def test_where_there_is_no_terminal_each_line_is_whole(printed: Callable[..., list[str]]) -> None:
     assert any(SENTENCE.strip() in line for line in printed("check", None))
     assert any("roots={'/tmp/a b': 'inotify'" in line and "id=local:15086:62082.13" in line for line in printed("logs", None))
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "39", "-80", "wide"])
+def test_a_width_that_makes_no_sense_is_as_good_as_none(columns: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f'[state]\ndirectory = "{tmp_path}/s"\n')
+    asked = (tmp_path, "status", "--config", tmp_path / "config.toml")
+    answer = ckptd(*asked, COLUMNS=columns)
+    assert "no checkpoint has been taken yet" in answer.stdout and answer.returncode == 0
+    assert answer.stdout == ckptd(*asked, COLUMNS="").stdout
+
+
+def test_the_artifacts_of_an_export_are_shown_at_such_a_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    set_up_outputs()
+    shown = Table(box=None)
+    shown.add_column("variant")
+    shown.add_row("onnx-int8-weight")
+    terminal().print(shown)
+    assert "onnx-int8-weight" in capsys.readouterr().out
 
 
 def test_the_log_on_a_terminal_is_words(printed: Callable[..., list[str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 
 from rich import markup
@@ -22,8 +23,16 @@ STATE_STYLE = {
 """State of an export or a stage, or verdict of an artifact → its style."""
 
 
-def replace_unencodable() -> None:
-    """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words."""
+_NO_WIDTH = 40
+
+
+def set_up_outputs() -> None:
+    """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words.
+
+    A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none.
+    """
+    if not (columns := os.environ.get("COLUMNS", "")).isdecimal() or int(columns) < _NO_WIDTH:
+        os.environ.pop("COLUMNS", None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
