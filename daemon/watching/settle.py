@@ -40,6 +40,10 @@ class Settler:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def moving(self) -> list[str]:
+        """The directories that have not come to rest, or that rest and were not forgotten."""
+        return list(self._pending)
+
     def hint(self, path: str, now: float) -> None:
         """Something may have changed at `path`: look soon, however often this is said."""
         pending = self._pending.setdefault(path, _Pending())

@@ -28,6 +28,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.text import is_text
 from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
+from daemon.system.births import Identity, identity_of
 from daemon.watching.intake import Intake, digest_of_fingerprint
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
@@ -61,6 +62,8 @@ class Sighting:
     first: str
     last: str
     since: float
+    marks: frozenset[Identity] = frozenset()
+    """By what it is known again where it was renamed."""
 
 
 class Tracker:
@@ -190,10 +193,11 @@ class Tracker:
             self._settler.forget(str(path))
             return
         try:
+            itself = identity_of(path)  # before its files: it may be renamed meanwhile
             seen = fingerprint(path)
             known = None if str(path) in self._undecided else self._intake.journal.sightings.fingerprint(str(path))
             if known is None and seen:
-                self._note_sighting(path, now)
+                self._note_sighting(path, _marks(path, itself, seen), now)
             if known is not None and known == digest_of_fingerprint(seen):
                 self._forget(path)
             elif self._settler.looked(str(path), seen, now) is Quiet.QUIET:
@@ -308,14 +312,20 @@ class Tracker:
                 since_seconds=round(now - entry.since),
             )
 
-    def _note_sighting(self, path: Path, now: float) -> None:
+    def _note_sighting(self, path: Path, marks: frozenset[Identity], now: float) -> None:
         told = wall_clock()
-        self._sighted.setdefault(path, Sighting(told, told, now)).last = told
+        sighting = self._sighted.setdefault(path, Sighting(told, told, now))
+        sighting.last, sighting.marks = told, marks
 
     def _note_gone(self, path: Path, now: float) -> None:
         """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
         entry = self._sighted.get(path)
         if entry is None or path in self._runs or not any(root in path.parents and os.path.isdir(root) for root in self._settings.roots):
+            return
+        if (elsewhere := self._renamed(path, entry.marks)) is not None:
+            known = self._sighted.setdefault(elsewhere, entry)
+            known.first, known.since = min((known.first, known.since), (entry.first, entry.since), key=lambda one: one[1])
+            self._settler.hint(str(elsewhere), now)  # what was decided upon there is forgotten again
             return
         lived = round(now - entry.since, 3)
         log.warning(
@@ -324,6 +334,28 @@ class Tracker:
             path=str(path), code=FaultCode.CHECKPOINT_LOST,
         )  # fmt: skip
         self._intake.journal.sightings.add_lost(str(path), entry.first, entry.last, lived)
+
+    def _renamed(self, path: Path, marks: Collection[Identity]) -> Path | None:
+        """Where a directory that is gone lives on under another name that is watched, as one that is renamed when it is finished does.
+
+        Looked for beside it, and among what moves: a renaming is followed by a hint at the new name.
+        """
+        beside: list[str] = []
+        with suppress(OSError), os.scandir(path.parent) as entries:
+            beside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for other in map(Path, dict.fromkeys([*beside, *self._settler.moving(), *map(str, self._sighted)])):
+            with suppress(OSError):
+                if (
+                    other != path
+                    and not _marks(other, identity_of(other), fingerprint(other)).isdisjoint(marks)
+                    and self._is_watched(other)
+                ):
+                    return other
+        return None
+
+    def _is_watched(self, path: Path) -> bool:
+        root = next((root for root in self._settings.roots if root in path.parents), None)
+        return root is not None and is_text(str(path)) and self._scanner.why_not(root, path) is None
 
     def _forget(self, path: Path) -> None:
         if path in self._unpinned:
@@ -410,6 +442,23 @@ def _state_of(path: Path) -> int | None:
 
 def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _marks(path: Path, itself: Identity | None, seen: Fingerprint) -> frozenset[Identity]:
+    """What a directory keeps when it is renamed: itself; where its file system does not tell that, its files and when they last changed.
+
+    No inode alone: that of a deleted file is given out again at once. Nobody can set either time.
+    """
+    if itself is not None:
+        return frozenset({itself})
+    found = set()
+    for name, *_ in seen:
+        if name.startswith("../"):
+            continue  # the run's, which all its checkpoints have
+        with suppress(OSError):
+            status = os.lstat(path / name)
+            found.add((status.st_dev, status.st_ino, status.st_ctime_ns))
+    return frozenset(found)
 
 
 def _no_memory() -> OSError:

@@ -7,7 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from daemon.cli.views.status import print_status
+from daemon.watching import tracker
 from tests.detection.helpers import change_weights
 from tests.selection.conftest import Desks
 
@@ -69,6 +72,78 @@ def test_an_incomplete_one_that_goes_without_an_event_is_noticed_by_the_next_sca
     shutil.rmtree(checkpoint)
     here.look(seconds=0.5)
     assert here.tracker.incomplete == {}
+    assert [row.path for row in here.status().lost] == [str(checkpoint)]
+
+
+@pytest.mark.parametrize("births", [True, False])
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+@pytest.mark.parametrize("name", ["run/incoming", "run/checkpoint-4.part", "other/incoming"])
+def test_one_that_is_renamed_when_it_is_finished_is_no_loss(
+    name: str, seconds: float, births: bool, desk: Desks, add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    if not births:
+        monkeypatch.setattr(tracker, "identity_of", lambda _: None)
+    here = desk()
+    checkpoint = add(here, 4)
+    incoming = here.root / name
+    incoming.parent.mkdir(exist_ok=True)
+    checkpoint.rename(incoming)
+    here.look(seconds=seconds)
+    assert list(here.tracker._sighted) == [incoming]
+    incoming.rename(checkpoint)
+    here.look()
+    assert (here.steps(), here.status().lost, here.told("The checkpoint")) == ([4], (), [])
+    assert [job.checkpoint.path for job in here.jobs()] == [str(checkpoint)]
+
+
+def test_one_that_grows_until_it_is_renamed_is_no_loss(desk: Desks, add: Add) -> None:
+    here = desk()
+    checkpoint = add(here, 4)
+    incoming, weights = checkpoint.with_name("incoming"), "adapter_model.safetensors"
+    incoming.mkdir()
+    (incoming / weights).write_bytes((checkpoint / weights).read_bytes()[:100])
+    here.look(seconds=0.5)
+    shutil.copytree(checkpoint, incoming, dirs_exist_ok=True)
+    shutil.rmtree(checkpoint)
+    here.tracker._forget(checkpoint)
+    incoming.rename(checkpoint)
+    here.look()
+    assert (here.steps(), here.status().lost) == ([4], ())
+
+
+def test_with_the_inodes_of_the_one_before_a_new_one_is_no_renaming(desk: Desks, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = desk()
+    for births in (True, False):
+        if not births:
+            monkeypatch.setattr(tracker, "identity_of", lambda _: None)
+        checkpoint = add(here, 4 + births)
+        here.look(seconds=1.0)
+        shutil.rmtree(checkpoint)
+        add(here, 10 + births)
+        here.look(seconds=0.5)
+    assert len(here.status().lost) == 2
+
+
+def test_one_that_is_renamed_and_then_deleted_is_a_loss_of_the_new_name(desk: Desks, add: Add) -> None:
+    here = desk()
+    checkpoint = add(here, 4)
+    incoming = checkpoint.with_name("incoming")
+    checkpoint.rename(incoming)
+    here.look(seconds=2.0)
+    incoming.rename(checkpoint)
+    here.look(seconds=1.0)
+    shutil.rmtree(checkpoint)
+    here.look(seconds=0.5)
+    (lost,) = here.status().lost
+    assert (lost.path, lost.lived) == (str(checkpoint), 3.0)
+
+
+def test_one_that_is_renamed_out_of_sight_is_a_loss(desk: Desks, add: Add) -> None:
+    here = desk()
+    checkpoint = add(here, 4)
+    here.look(seconds=1.0)
+    checkpoint.rename(checkpoint.with_name(".trash"))
+    here.look(seconds=0.5)
     assert [row.path for row in here.status().lost] == [str(checkpoint)]
 
 

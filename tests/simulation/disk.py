@@ -50,6 +50,8 @@ class Disk:
         self._hint = hint
         self._unheard: set[Path] = set()
         self.versions: dict[Path, list[Version]] = {}
+        self.renamed: dict[Path, tuple[Path, int]] = {}
+        """Staging directory → the checkpoint that it became, and its inode."""
         self.trace: list[str] = []
 
     def write(self, path: Path, data: bytes, *, at: int | None = None, size: int | None = None, silent: bool = False) -> None:
@@ -95,9 +97,15 @@ class Disk:
     def rename_directory(self, source: Path, target: Path) -> None:
         """A staging directory becomes the checkpoint."""
         os.rename(source, target)
+        self.renamed[source] = target, _stat(target).st_ino
         self.trace.append(f"{self._clock():9.3f} renamed {source} to {target}")
         self._announce(source)
         self._announce(target)
+
+    def lives_on(self, path: Path) -> bool:
+        """Whether a directory was renamed, and is there under its new name."""
+        target, inode = self.renamed.get(path, (path, 0))
+        return os.path.isdir(target) and _stat(target).st_ino == inode
 
     def finished(self, checkpoint: Path, files: dict[str, bytes]) -> None:
         """The writer holds this checkpoint to be complete with these contents of exported files."""

@@ -48,6 +48,11 @@ def test_a_detection_that_never_scans_is_found_out(monkeypatch: pytest.MonkeyPat
     assert any("was missed" in line for said in play(range(10)).failed.values() for line in said)
 
 
+def test_a_detection_that_takes_a_renaming_for_a_loss_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tracker, "_renamed", lambda *_: None)
+    assert any("was called lost" in line for said in play(range(10)).failed.values() for line in said)
+
+
 @pytest.mark.slow
 def test_a_detection_that_believes_the_first_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = Settler.__init__

@@ -82,8 +82,9 @@ class Trainer:
 
     def _save(self, target: Path, step: int) -> Iterator[Pause]:
         whole = self._claims_to_be_whole(target)
-        staged = not target.exists() and self.rng.random() < 0.15
-        folder = target.with_name(f"tmp-{target.name}") if staged else target
+        staged = not target.exists() and self.rng.random() < 0.3
+        seen = staged and self.rng.random() < 0.5  # under a name that is watched, so that it must not stand there
+        folder = target.with_name(f"incoming-{step}" if seen else f"tmp-{target.name}") if staged else target
         files = make_checkpoint(self.rng, step)
         standing = self.disk.standing(target)
         if standing is not None and self.rng.random() < 0.3:  # a deterministic run comes to the same weights again
@@ -93,13 +94,13 @@ class Trainer:
             for name in late:
                 self.disk.unlink(folder / name)
         self.disk.make_directory(folder)
-        calm = whole and not self.reckless
+        calm = seen or (whole and not self.reckless)
         for name in ORDER:
-            yield Pause(self._moment(0.07 if name in NOT_EXPORTED else 0.3) if calm else self._pause(), broken=not whole)
-            for pause in self._write(folder / name, files[name], calm=calm):
-                yield Pause(pause.seconds, broken=pause.broken or not whole)
+            yield Pause(self._moment(0.07 if name in NOT_EXPORTED else 0.3) if calm else self._pause(), broken=not whole and not seen)
+            for pause in self._write(folder / name, files[name], calm=calm, brief=seen):
+                yield Pause(pause.seconds, broken=(pause.broken or not whole) and not seen)
         if staged:
-            yield Pause(self._pause(), broken=True)
+            yield Pause(self._moment() if seen else self._pause(), broken=not seen)
             self.disk.rename_directory(folder, target)
         present = {path.name for path in target.iterdir()} - set(NOT_EXPORTED)
         left = {name: (target / name).read_bytes() for name in present - set(files) if not name.startswith(".tmp")}
@@ -112,8 +113,8 @@ class Trainer:
             return False
         return True
 
-    def _write(self, path: Path, data: bytes, *, calm: bool) -> Iterator[Pause]:
-        """One file. `calm`: pause only for moments where the directory looks whole."""
+    def _write(self, path: Path, data: bytes, *, calm: bool, brief: bool = False) -> Iterator[Pause]:
+        """One file. `calm`: pause only for moments where the directory looks whole. `brief`: and between the pieces of a file."""
         ways = ["at once", "pieces", "rename"] + (["hole", "zeros", "mmap"] if path.name == WEIGHTS else [])
         way = self.rng.choice(ways)
         rest = self._moment if calm else self._pause
@@ -128,7 +129,7 @@ class Trainer:
         elif way == "pieces":
             cut = self.rng.randrange(len(data))
             self.disk.write(path, data[:cut])
-            yield Pause(rest() if path.name in NOT_EXPORTED else self._pause(), broken=path.name not in NOT_EXPORTED)
+            yield Pause(rest() if brief or path.name in NOT_EXPORTED else self._pause(), broken=path.name not in NOT_EXPORTED)
             self.disk.write(path, data[cut:], at=cut)
         else:
             yield from self._fill(path, data, way)

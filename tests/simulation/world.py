@@ -127,6 +127,8 @@ class World:
         self._settings = Settings(watch=watch, output={"directory": self.folder / "exports"}, state={"directory": self.folder / "state"})
         self.paths: Paths = prepare(self._settings.state_directory, self._settings.output.directory)
         self.journal = Journal(self.paths.journal)
+        self._add_lost = self.journal.sightings.add_lost
+        self.journal.sightings.add_lost = self._note_lost  # type: ignore[method-assign]
         self._actors = [self._actor(self.root / f"run-{number}") for number in range(self.runs)]
 
     def _actor(self, folder: Path) -> _Actor:
@@ -187,6 +189,11 @@ class World:
         self._decided.add((checkpoint, fingerprint))
         if job is not None:
             self._note_pins()
+
+    def _note_lost(self, path: str, first: str, last: str, lived: float) -> None:
+        if self.disk.lives_on(Path(path)):
+            self.violations.append(f"{path} was called lost, and is there under the name that it was given")
+        self._add_lost(path, first, last, lived)
 
     def _note_pins(self) -> None:
         """Read the pins of jobs that are new; those that were read before must hold the same still."""
