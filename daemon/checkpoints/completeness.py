@@ -7,9 +7,11 @@ unpickles anything.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 from daemon.contract.files import open_plain, read_bounded
 from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
 from daemon.contract.sharded.archives import BoundedReader
+from daemon.contract.text import printable
 from daemon.contract.values import Json
 
 MOST_JSON = 128 << 20
@@ -29,6 +32,39 @@ MODULES = "modules.json"
 MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
 _CONFIGURED = frozenset({"Pooling", "Dense", "LayerNorm", "Dropout"})
 """Classes that write a config.json into their folder."""
+
+
+_NOT_THERE = (errno.ENOENT, errno.ELOOP)
+
+
+def absent(path: Path, *names: str, why: str = " is not there yet") -> str:
+    """Why there is no file of these names in a directory, as a sentence: the first and `why`, unless one names what is no file."""
+    return no_file(path, *names) or f"{names[0]}{why}"
+
+
+def no_file(path: Path, *names: str) -> str | None:
+    """What has one of these names in a directory and is no file, as a sentence; None where nothing has."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            mode = os.lstat(path / name).st_mode
+            if not stat.S_ISREG(mode):
+                return f"{name} is {_what_it_is(path / name, mode)}"
+    return None
+
+
+def _what_it_is(file: Path, mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a directory, not a file"
+    if not stat.S_ISLNK(mode):
+        return "not a regular file"
+    target = printable(os.readlink(file))
+    try:
+        os.stat(file)
+    except OSError as error:
+        return (
+            f"a link to {target}, which leads back to itself" if error.errno == errno.ELOOP else f"a link to {target}, which is not there"
+        )
+    return f"a link to {target}, and links are not followed: put the file itself there"
 
 
 def read_json(path: Path) -> Any:
@@ -49,8 +85,10 @@ def read_object(path: Path, name: str, missing: list[str], read: Callable[[Path]
 def _read_json(path: Path, name: str, missing: list[str], read: Callable[[Path], Any] = read_json) -> Any:
     try:
         return read(path / name)
-    except FileNotFoundError:
-        missing.append(f"{name} is not there yet")
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        missing.append(absent(path, name))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         missing.append(f"{name} is not valid JSON ({error})")
     except ValueError as error:
@@ -71,10 +109,12 @@ def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> l
             return [f"{name} ends with zeros in the middle of a tensor: it is not completely written"]
     except ValueError as error:
         return [f"{name}: {error}"]
-    except FileNotFoundError:
-        return [f"{name} is not there yet"]
-    absent = sorted((tensors or set()) - set(header))
-    return [f"{name} lacks {len(absent)} tensors that the index maps to it, the first {absent[0]!r}"] if absent else []
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        return [absent(path, name)]
+    lacking = sorted((tensors or set()) - set(header))
+    return [f"{name} lacks {len(lacking)} tensors that the index maps to it, the first {lacking[0]!r}"] if lacking else []
 
 
 def hollow_adapters(path: Path, names: Iterable[str]) -> list[str]:
@@ -97,8 +137,10 @@ def archive_problems(path: Path, name: str) -> list[str]:
         return [f"{name}: {error}"]
     except (zipfile.BadZipFile, NotImplementedError) as error:
         return [f"{name}: it is truncated, or is not a file of torch.save ({error})"]
-    except FileNotFoundError:
-        return [f"{name} is not there yet"]
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        return [absent(path, name)]
 
 
 def module_problems(path: Path, names: Collection[str], folders: Collection[str]) -> list[str]:

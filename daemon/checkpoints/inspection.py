@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.checkpoints import training_log
-from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapters, read_object
+from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, absent, hollow_adapters, no_file, read_object
 from daemon.checkpoints.layouts import (
     ADAPTER_CONFIG,
     NO_ADAPTER_YET,
@@ -226,7 +226,8 @@ def _nothing_yet(path: Path) -> str:
         some = ", ".join(files[:4]) + (f" and {len(files) - 4:,} more" if len(files) > 4 else "")
         if files:
             return f"the pieces that its {METADATA} names are not there yet: {some}"
-    return "no adapter and no model weights in it yet"
+    wrong = no_file(path, *ADAPTERS, "model.safetensors", "pytorch_model.bin")
+    return "no adapter and no model weights in it yet" + (f": {wrong}" if wrong else "")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -265,7 +266,7 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json
     """The parsed state, its step, and whether the trainer claims to be done. What has a last file must have it."""
     if TRAINER_STATE not in look.names:
         if layout.last_file or ((layout.refusal or layout.in_pieces) and look.of_trainer):
-            missing.append(f"{TRAINER_STATE}, which the trainer writes last, is not there yet")
+            missing.append(absent(look.path, TRAINER_STATE, why=", which the trainer writes last, is not there yet"))
         return None, None, False
     state = read_object(look.path, TRAINER_STATE, missing, training_log.read)
     if state is None:

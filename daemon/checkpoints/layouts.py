@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import archive_problems, module_problems, read_object, side_file_problems, weight_problems
+from daemon.checkpoints.completeness import absent, archive_problems, module_problems, read_object, side_file_problems, weight_problems
 from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, is_staging_name, run_of
 from daemon.checkpoints.unsupported import (
     refuse_deepspeed,
@@ -176,7 +176,7 @@ def _adapter(look: Look) -> Weights:
         _describe(found, config, look.path)
     weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
     if weights is None:
-        found.missing.append(NO_ADAPTER_YET)
+        found.missing.append(absent(look.path, *ADAPTERS))
     else:
         found.missing += weight_problems(look.path, weights)
     found.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})
@@ -222,7 +222,8 @@ def _full(look: Look) -> Weights:
     else:
         single = next((name for name in ("model.safetensors", "pytorch_model.bin") if name in look.names), None)
         if single is None:
-            missing.append("model.safetensors or its index is not there yet")
+            why = " or its index is not there yet"
+            missing.append(absent(look.path, "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", why=why))
         else:
             missing += weight_problems(look.path, single)
     missing += side_file_problems(look.path, look.names - {"config.json", TRAINER_STATE, index or ""})
@@ -242,7 +243,9 @@ def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
             problems += weight_problems(look.path, name, tensors)
         else:
             label = name[:200] if name.isprintable() else ascii(name[:200])[1:-1]
-            problems.append(f"{label}, which {index} names, is not there yet")
+            why = f", which {index} names, is not there yet"
+            plain = label == name and os.sep not in name  # nothing outside of the directory is asked for
+            problems.append(absent(look.path, name, why=why) if plain else f"{label}{why}")
     return problems
 
 

@@ -137,7 +137,43 @@ def test_an_adapter_stored_by_torch_save_is_complete_unless_it_is_cut(checkpoint
 def test_files_that_are_links_are_not_followed(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / ADAPTER).rename(tmp_path / "elsewhere.safetensors")
     (checkpoint / ADAPTER).symlink_to(tmp_path / "elsewhere.safetensors")
-    assert f"{ADAPTER} is not there yet" in missing(checkpoint)
+    assert f"{ADAPTER} is a link to {tmp_path}/elsewhere.safetensors, and links are not followed: put the file" in missing(checkpoint)
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a loop": (lambda file: file.symlink_to(file.name), "is a link to NAME, which leads back to itself"),
+    "a dangling link": (lambda file: file.symlink_to("gone"), "is a link to gone, which is not there"),
+    "a directory": (lambda file: file.mkdir(), "is a directory, not a file"),
+    "a pipe": (os.mkfifo, "is not a regular file"),
+}
+
+
+@pytest.mark.parametrize("name", [ADAPTER, "trainer_state.json"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_in_the_place_of_a_file_is_said(checkpoint: Path, name: str, wrong: str) -> None:
+    make, said = WRONG[wrong]
+    (checkpoint / name).unlink()
+    make(checkpoint / name)
+    assert f"{name} {said.replace('NAME', name)}" in missing(checkpoint)
+
+
+def test_what_is_in_the_place_of_the_configuration_is_said(checkpoint: Path) -> None:
+    (checkpoint / "adapter_config.json").unlink()
+    (checkpoint / "adapter_config.json").symlink_to("adapter_config.json")
+    assert "adapter_config.json is a link to adapter_config.json, which leads back to itself" in missing(checkpoint)
+
+
+def test_what_is_in_the_place_of_a_whole_models_weights_is_said(checkpoint: Path) -> None:
+    for name in (ADAPTER, "adapter_config.json"):
+        (checkpoint / name).unlink()
+    (checkpoint / "config.json").write_text("{}")
+    assert "no adapter and no model weights in it yet" in missing(checkpoint)
+    (checkpoint / "model.safetensors").mkdir()
+    assert "no adapter and no model weights in it yet: model.safetensors is a directory, not a file" in missing(checkpoint)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "../b"}}))
+    assert "model.safetensors is a directory, not a file; ../b, which model.safetensors.index.json names, is not there yet" in (
+        "; ".join(sorted(inspect(checkpoint).missing, reverse=True))
+    )
 
 
 def test_a_loss_that_is_not_a_number_keeps_nothing_back(checkpoint: Path) -> None:
