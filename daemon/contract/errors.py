@@ -8,6 +8,7 @@ they are raised where the failure is understood and nowhere else.
 from __future__ import annotations
 
 import errno
+import re
 import unicodedata
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 
 from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.text import printable, printable_lines
+
+_FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
+"""At the end of a text; the dots of a path are none."""
 
 
 class Fault(BaseModel):
@@ -49,12 +53,22 @@ class Fault(BaseModel):
             return value
         return "".join(ascii(one)[1:-1] if unicodedata.category(one)[0] == "C" and one not in "\n\t" else one for one in value)
 
+    @field_validator("cause", "remedy", mode="after")
+    @classmethod
+    def _open_ended(cls, value: str) -> str:
+        """Words that a sentence goes on after: what a library says often ends with a full stop of its own."""
+        return _FULL_STOP.sub("", value)
+
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show."""
         where = f" ({printable(self.path)})" if self.path else ""
         # After a list, which alone has line ends, it begins a line of its own.
-        cause = printable_lines(self.cause) if self.cause.endswith("\n") else f"{printable(self.cause)}. "
-        return f"Could not {printable(self.operation)}{where}: {cause}Fix: {printable(self.remedy)}."
+        cause = printable_lines(self.cause) if self.cause.endswith("\n") else f"{_ended(printable(self.cause))} "
+        return f"Could not {printable(self.operation)}{where}: {cause}Fix: {_ended(printable(self.remedy))}"
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(("?", "!", "…", "...")) else f"{text}."
 
 
 class CkptdError(Exception):

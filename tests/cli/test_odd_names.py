@@ -131,6 +131,22 @@ def test_the_sentence_of_a_fault_is_one_line_whatever_is_named_in_it(parts: tupl
     assert listed.endswith(": 2 things are wrong:\n  one\n  two\nFix: change those.") and listed.count("\n") == 3
 
 
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("Please check the target modules and try again.", "Please check the target modules and try again. Fix:"),
+        ("an 'adapter'.. ", "an 'adapter'. Fix:"),
+        ("there is none; did you mean 'onnx'?", "there is none; did you mean 'onnx'? Fix:"),
+        ("it is not below ..", "it is not below ... Fix:"),
+        ("a list:\n  one.\n", "a list:\n  one.\nFix:"),
+    ],
+)
+def test_the_sentence_of_a_fault_has_one_full_stop_after_its_cause(cause: str, said: str) -> None:
+    error = Permanent(FaultCode.OS_ERROR, "use it", cause, "save it again.")
+    assert str(error) == f"Could not use it: {said} save it again."
+    assert error.fault.remedy == "save it again"
+
+
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_the_daemons_own_log_on_a_terminal_shows_controls(form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
