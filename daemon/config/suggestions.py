@@ -25,6 +25,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {match[0]!r}?" if match else f"the names are {', '.join(names)}"
 
 
+def _in_a_section(name: str, model: type[BaseModel]) -> str | None:
+    """A half-sentence for a key at the top level that names a section and a key of it, as `state_directory`; None for any other."""
+    for section, field in model.model_fields.items():
+        for key in _keys(field.annotation):
+            if _letters(name) == _letters(f"{section}_{key}"):
+                return f"did you mean {key!r} in [{section}]?"
+    return None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """The model class at a location, or None where the location is inside a free-form value."""
     current: Any = model
@@ -48,6 +61,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         if item["type"] == "extra_forbidden":
             parent = _model_at(model, location[:-1])
             hint = nearest(str(location[-1]), parent.model_fields) if parent else "remove it"
+            if parent is model:
+                hint = _in_a_section(str(location[-1]), model) or hint
             lines.append(f"{dotted}: is not a known key; {hint}")
             continue
         message = _plain(item)

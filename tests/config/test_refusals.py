@@ -48,6 +48,18 @@ def test_everything_that_is_wrong_is_said_in_one_error(refusal: Refusal, monkeyp
         assert expected in said
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("state_directory", "directory' in [state]"), ('"state.directory"', "directory' in [state]"),
+        ("output-directory", "directory' in [output]"),
+        ("limits_threads", "threads' in [limits]"), ("limitsThreads", "threads' in [limits]"), ("watch_roots", "roots' in [watch]"),
+    ],
+)  # fmt: skip
+def test_a_key_that_names_its_section_too_is_answered_with_both(key: str, meant: str, refusal: Refusal) -> None:
+    assert f"is not a known key; did you mean '{meant}?" in refusal(f'{key} = "x"\n')
+
+
 def test_a_wrong_item_of_a_list_does_not_hide_conflicts_elsewhere(refusal: Refusal) -> None:  # R5.4
     said = refusal('[notify]\non = ["won"]\n[select]\npolicy = "every"\n')
     assert "notify.on.0: " in said
