@@ -48,6 +48,16 @@ def test_what_the_configuration_names_is_passed_whatever_it_is() -> None:
     assert for_children(SECRETS, ["HF_TOKEN"]) == {"HF_TOKEN": "x"}
 
 
+def test_a_child_reads_and_prints_utf_8_whatever_the_locale_is(adopting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}.items():
+        monkeypatch.setenv(name, value)
+    seen = tmp_path / "seen.json"
+    script = f"import json, locale, sys; json.dump([locale.getpreferredencoding(), sys.stdout.encoding], open({str(seen)!r}, 'w'))"
+    (tmp_path / "attempt").mkdir()
+    wait(Worker(Order(make_context(tmp_path), tmp_path / "attempt", BOUNDS), [sys.executable, "-c", script]))
+    assert [one.lower() for one in json.loads(seen.read_text())] == ["utf-8", "utf-8"]
+
+
 PAGES = """
 import json, os, resource, sys
 from daemon.contract.jobs.messages import ChildLimits
