@@ -206,8 +206,8 @@ class FaultCode(StrEnum):
     DISK_FULL = "disk-full"
     """A write failed because the disk is full or a quota is used up.
 
-    To do: Free space on the file system that the message names, or set `output.directory` to a larger one; the work continues
-    automatically.
+    To do: Free space on the file system that the message names, or set `output.directory` or `state.directory`, whichever lies there, to a
+    larger one; the work continues automatically.
     """
     DISK_LOW = "disk-low"
     """A file system that ckptd writes to has too little free space; work waits until there is enough.

@@ -126,10 +126,9 @@ class HeadDoor(Door):
                 source.rows(first, len(block), block)
                 for visit, answer, place in zip(visits, answers, places, strict=True):
                     hidden, bias = visit.payload
-                    found = torch.nn.functional.linear(
-                        hidden[..., place, :], block, None if bias is None else bias[first : first + len(block)]
-                    )  # fmt: skip
-                    answer[..., place, first : first + len(block)] = found.numpy()
+                    # All positions, as the model itself would: of fewer rows the kernels give other last bits.
+                    found = torch.nn.functional.linear(hidden, block, None if bias is None else bias[first : first + len(block)])
+                    answer[..., place, first : first + len(block)] = found[..., place, :].numpy()
         for visit, answer in zip(visits, answers, strict=True):
             visit.enter(torch.from_numpy(answer))
 
