@@ -424,8 +424,11 @@ class Runner:
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
         self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
-        self._forget(job.id)
-        self.waits.refused(self._resumption.keep(job, stages, int(self.settings.output.kept_size)))
+        try:
+            refused = self._resumption.keep(job, stages, int(self.settings.output.kept_size))
+        finally:
+            self._forget(job.id)
+        self.waits.refused(refused)
         self.wake()  # the next one need not wait for the end of a pause
         self.changed()
         self._tidy_left()

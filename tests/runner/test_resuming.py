@@ -208,6 +208,24 @@ def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
     assert artifacts(Path(job["target"])) == artifacts(Path(wanted["target"])), "what is kept was made of what its key says"
 
 
+@pytest.mark.parametrize("changes", [True, False])
+def test_nothing_is_kept_of_a_job_whose_base_was_changed_in_the_end(
+    make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path, changes: bool
+) -> None:  # R6.1
+    base, mapped = with_base(pico_base, tmp_path)
+    changed = tmp_path / "changed"
+    changed.write_bytes((base / "model.safetensors").read_bytes()[:-4] + b"\1\2\3\4")
+    toy = make_toy(extra=mapped)
+    toy.environment |= {"TOY_SWAP": f"{'report' if changes else 'none'}:{changed}"}
+    add(toy)
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded" and changed.exists() is not changes
+    assert sorted(toy.stages_begun()) == sorted(STAGES_OF_ONE)
+    assert any(path.is_file() for path in (toy.exports / ".kept").rglob("*")) is not changes
+
+
 def test_files_beside_a_base_that_belong_to_no_model_change_nothing(
     make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from handlers.__main__ import EXIT_DISK_FULL, main
+from tests.runner.toy_stages import swap
 
 if __name__ == "__main__":
     job_file = Path(sys.argv[1])
@@ -25,4 +26,5 @@ if __name__ == "__main__":
     if log := os.environ.get("TOY_LOG"):
         with open(log, "a") as stream:
             stream.write(f"{job['job']} {job['stage']} {job['attempt']}\n")
+    swap(job["stage"], job["base"])
     sys.exit(main(str(job_file)))

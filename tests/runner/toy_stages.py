@@ -36,10 +36,14 @@ PERPLEXITY: dict[str, float] = json.loads(os.environ.get("TOY_PERPLEXITY", "{}")
 """Step → what the checks measure."""
 
 
+def swap(stage: str, base: str | None) -> None:
+    """Put the file of SWAP in the place of the base's weights if the stage is the one."""
+    if stage == SWAP[0] and base and os.path.exists(SWAP[2]):
+        os.replace(SWAP[2], Path(base, WEIGHTS))
+
+
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage that the context names."""
-    if context.stage == SWAP[0] and os.path.exists(SWAP[2]):
-        os.replace(SWAP[2], Path(str(context.base), WEIGHTS))
     if context.stage == "merged" or context.stage.startswith("check-"):
         return _check(context, reporter)
     return {"merge": _merge, "reference": _ask, "speed": _ask}.get(context.stage, _export)(context, reporter)

@@ -21,7 +21,7 @@ SECRETS = {
     "HF_HUB_TOKEN": "x", "WANDB_API_KEY": "x", "OPENAI_API_KEY": "x", "MYSQL_PASSWORD": "x", "GOOGLE_APPLICATION_CREDENTIALS": "x",
     "HTTPS_PROXY": "http://user:password@proxy", "PIP_INDEX_URL": "https://user:password@index", "PYTHON_KEYRING_PASSWORD": "x",
     "NVIDIA_API_KEY": "x", "TORCH_HUB_TOKEN": "x", "NOTIFY_SOCKET": "/run/systemd/notify", "SSH_AUTH_SOCK": "/tmp/agent",
-    "DATABASE_URL": "x",
+    "DATABASE_URL": "x", "PYTHONWARNINGS": "x", "PYTHONINSPECT": "x",
 }  # fmt: skip
 NEEDED = {
     "PATH": os.environ["PATH"], "HOME": "/home/somebody", "LC_ALL": "C.UTF-8", "HF_HOME": "/cache", "HF_HUB_CACHE": "/cache/hub",

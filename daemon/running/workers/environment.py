@@ -25,6 +25,8 @@ PREFIXES = (
     "MALLOC_", "MIMALLOC_", "RUST_",
 )  # fmt: skip
 """Beginnings of names of variables that children get, unless one of `_SECRET` is in the name."""
+_NOT = frozenset({"PYTHONWARNINGS", "PYTHONINSPECT"})
+"""For whoever works on a program: a warning of a library would end a stage, or its process not end at all."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -38,4 +40,4 @@ def for_children(environment: Mapping[str, str], more: Collection[str] = ()) -> 
 
 
 def _is_harmless(name: str) -> bool:
-    return name.startswith(PREFIXES) and not _SECRET.search(name)
+    return name.startswith(PREFIXES) and name not in _NOT and not _SECRET.search(name)
