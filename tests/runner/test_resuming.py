@@ -169,19 +169,18 @@ def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[...
     sound(toy)
 
 
-def with_base(pico_base: Path, folder: Path) -> tuple[Path, str]:
-    """A base of the test's own, and the configuration by which it is found."""
-    base = Path(shutil.copytree(pico_base, folder / "own-base"))
-    return base, f"[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(base))}\n"
+def with_base(pico_base: Path, folder: Path) -> tuple[Path, str, Path]:
+    """A base of the test's own, the configuration by which it is found, and other weights for it."""
+    base, other = Path(shutil.copytree(pico_base, folder / "own-base")), folder / "changed"
+    other.write_bytes((base / "model.safetensors").read_bytes()[:-4] + b"\1\2\3\4")
+    return base, f"[base.map]\n{json.dumps(str(pico_base))} = {json.dumps(str(base))}\n", other
 
 
 @pytest.mark.parametrize("stage", ["reference", *(pytest.param(name, marks=pytest.mark.slow) for name in ("merge", "onnx", "check-onnx"))])
 def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
     make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path, stage: str
 ) -> None:  # R6.1
-    base, mapped = with_base(pico_base, tmp_path)
-    changed = tmp_path / "changed"
-    changed.write_bytes((base / "model.safetensors").read_bytes()[:-4] + b"\1\2\3\4")
+    _, mapped, changed = with_base(pico_base, tmp_path)
     toy, fresh = (make_toy(variants=("pytorch", "onnx"), extra=mapped) for _ in range(2))
     toy.environment |= {"TOY_SWAP": f"{stage}:{changed}"}
     add(toy)
@@ -212,9 +211,7 @@ def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
 def test_nothing_is_kept_of_a_job_whose_base_was_changed_in_the_end(
     make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path, changes: bool
 ) -> None:  # R6.1
-    base, mapped = with_base(pico_base, tmp_path)
-    changed = tmp_path / "changed"
-    changed.write_bytes((base / "model.safetensors").read_bytes()[:-4] + b"\1\2\3\4")
+    _, mapped, changed = with_base(pico_base, tmp_path)
     toy = make_toy(extra=mapped)
     toy.environment |= {"TOY_SWAP": f"{'report' if changes else 'none'}:{changed}"}
     add(toy)
@@ -229,7 +226,7 @@ def test_nothing_is_kept_of_a_job_whose_base_was_changed_in_the_end(
 def test_files_beside_a_base_that_belong_to_no_model_change_nothing(
     make_toy: Callable[..., Toy], add: Add, pico_base: Path, tmp_path: Path
 ) -> None:
-    base, mapped = with_base(pico_base, tmp_path)
+    base, mapped, _ = with_base(pico_base, tmp_path)
     toy = make_toy(extra=mapped)
     toy.held.touch()
     add(toy)
