@@ -45,6 +45,7 @@ from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
 from daemon.publishing.closing import REJECTED
 from daemon.running.waits import SOON, Waiting
+from daemon.system.lock import holder
 from daemon.system.private import private_files
 from daemon.system.threads import Supervised
 from daemon.toolchains.overview import lacking_for
@@ -97,7 +98,7 @@ def export_now(
             )  # fmt: skip
         settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
     state = foreground_state(settings.state_directory, checkpoint)
-    with _alone(checkpoint), _opened(settings, state) as parts:
+    with _opened(settings, state, checkpoint) as parts:
         logs.say_closed(parts.paths.closed)
         job, finished = _enter(parts, found, force=force)
         view = ExportView(found, parts.paths.log, quiet=quiet)
@@ -116,26 +117,23 @@ def export_now(
 
 
 @contextmanager
-def _opened(settings: Settings, state: Path) -> Iterator[Engine]:
-    """The engine of one export, whose log goes to its file alone: also what is said while an interrupted export is taken up."""
+def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engine]:
+    """The engine of one export, whose log goes to its file alone: also what is said while an interrupted export is taken up.
+
+    Retryable where the same checkpoint is being exported by another command.
+    """
+    paths = prepare(state, settings.output.directory)
     with private_files():
-        logs.set_up(settings.log, prepare(state, settings.output.directory).log, stderr=False)
-    with engine(settings, state, work_of=lambda now, job: now.work) as parts:
-        yield parts
-
-
-@contextmanager
-def _alone(checkpoint: Path) -> Iterator[None]:
-    """Retryable where the same checkpoint is being exported by another command."""
+        logs.set_up(settings.log, paths.log, stderr=False)
     try:
-        yield
+        with engine(settings, state, work_of=lambda now, job: now.work) as parts:
+            yield parts
     except UsageError as error:
         if error.fault.code != FaultCode.ALREADY_RUNNING:
             raise
-        cause = error.fault.cause.replace("another ckptd", "another `ckptd export`").replace(" uses it", " exports it just now")
-        raise Retryable(
-            FaultCode.ALREADY_RUNNING, "export", cause, "wait until that has ended, or stop it; then run the command again", path=checkpoint
-        ) from None
+        cause = f"another `ckptd export` (pid {holder(paths.lock)[0] or 'unknown'}) exports it just now"
+        remedy = "wait until that has ended, or stop it; then run the command again"
+        raise Retryable(FaultCode.ALREADY_RUNNING, "export", cause, remedy, path=checkpoint) from None
 
 
 def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: Path | None) -> Settings:

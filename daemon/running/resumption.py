@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -26,15 +25,13 @@ from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
 from daemon.publishing.lending import take_back
 from daemon.running.fallbacks import added_to
 from daemon.running.output_cache import OutputCache, is_whole
-from daemon.running.rules.resume_keys import keys_of, sources_of
+from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
 from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("runner")
 
 SETTLED_SECONDS = 5.0
 """A base that was changed must stay as it is for so long before anything is made of it: copying one takes a while."""
-Sources = dict[str, list[Any]]
-"""Where a thing lies that stages are made of → its stamp."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +130,12 @@ class Resumption:
         self._changing.pop(job.id, None)
         self._sources[job.id] = sources_of(job, self._journal.stages.of(job.id))
 
-    def changed(self, job: JobRow, stages: Iterable[str]) -> Change | None:
+    def changed(self, job: JobRow, now: Sources) -> Change | None:
         """What has changed of the things that finished stages were made of, since the job was prepared; None where nothing has.
 
-        A later stage would be made of other things than they, and its output would lie under a key that says otherwise. Raises OSError.
+        A later stage would be made of other things than they, and its output would lie under a key that says otherwise.
         """
-        known, now = self._sources.get(job.id), sources_of(job, stages)
+        known = self._sources.get(job.id)
         if known is None or known == now:
             self._changing.pop(job.id, None)
             return None
@@ -197,7 +194,7 @@ class Resumption:
     def _are_others_now(self, job: JobRow, stages: Iterable[str]) -> bool:
         """Whether what the job was made of changed in the end, so that nobody knows which of it an output was made of."""
         try:
-            return self.changed(job, stages) is not None
+            return self.changed(job, sources_of(job, stages)) is not None
         except OSError:
             return True
 
@@ -240,8 +237,8 @@ class Resumption:
         """Stages that have `ended` so and whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
         if not any(stage.key for stage in self._journal.stages.of(job.id).values()):
             return
-        stages = self._journal.stages.of(job.id)
-        keys = keys_of(job, stages, self._device)
+        stages, sources = self._journal.stages.of(job.id), self._sources[job.id]
+        keys = keys_of(job, stages, self._device, sources)
         for name in list(stages):
             stage = stages[name]
             other = stage.key != keys[name] if stage.key else stage.state == "skipped" and _may_be_made(stages, name)
@@ -251,7 +248,7 @@ class Resumption:
                 )
                 self._journal.stages.reopen(job.id, name)
                 stages = self._journal.stages.of(job.id)
-                keys = keys_of(job, stages, self._device)
+                keys = keys_of(job, stages, self._device, sources)
 
 
 def _may_be_made(stages: Mapping[str, StageRow], name: str) -> bool:

@@ -44,7 +44,7 @@ from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
-from daemon.running.rules.resume_keys import keys_of
+from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.running.rules.suitable import unsuited, useless
 from daemon.running.starter import Starter, sized_by
 from daemon.running.waits import FOR_ROOM, Waits
@@ -217,7 +217,8 @@ class Runner:
         made = next((stage for stage in stages.values() if stage.key), None)
         if folder is None or made is None:
             return folder is not None and job.base is not None and folder != job.base
-        return keys_of(replace(job, base=folder), {made.name: made}, self.settings.limits.device)[made.name] != made.key
+        now, stages = replace(job, base=folder), {made.name: made}
+        return keys_of(now, stages, self.settings.limits.device, sources_of(now, stages))[made.name] != made.key
 
     # Work
 

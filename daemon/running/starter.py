@@ -46,7 +46,7 @@ from daemon.running.rules.ready import (
     waiting_for_turn,
     waiting_to_time,
 )  # fmt: skip
-from daemon.running.rules.resume_keys import keys_of
+from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
 from daemon.running.waits import Waits
 from daemon.system import box
 from daemon.toolchains.registry import Toolchains
@@ -92,12 +92,14 @@ class Starter:
         # Only what could start now waits to be alone: not what is to be tried again later, nor what builds on a stage that is made again.
         self.forget(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
         # Once for all that are ready: it looks at every file of the base.
-        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device))
-        moved = [self._step(job, spec, stages, keys, len(ready), may_start) for spec in ready]
+        sources = functools.cache(lambda: sources_of(job, stages))
+        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources()))
+        moved = [self._step(job, spec, stages, sources, keys, len(ready), may_start) for spec in ready]
         return bool(lost) or any(moved)
 
     def _step(
-        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], keys: Callable[[], dict[str, str]], ready: int, may_start: bool
+        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], sources: Callable[[], Sources], keys: Callable[[], dict[str, str]],
+        ready: int, may_start: bool,
     ) -> bool:  # fmt: skip
         broken = [need for need in spec.needs if need in stages and stages[need].state in ("failed", "skipped")]
         if broken:
@@ -108,10 +110,9 @@ class Starter:
         if not stages[spec.name].due(time.time()):
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
-        key = keys()[spec.name]
-        change = self._resumption.changed(job, stages)
-        if change is not None:
+        if (change := self._resumption.changed(job, sources())) is not None:
             return self._begin_again(job, change)
+        key = keys()[spec.name]
         reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
         if reused is None:
             self._waits.add(job.id, verifying(), 0.0)

@@ -27,7 +27,7 @@ def locked(lock: Path) -> Iterator[None]:
         try:
             _lock(stream.fileno())
         except BlockingIOError:
-            owner = stream.read(100).decode(errors="replace").strip() or "unknown"
+            owner = holder(lock)[0] or "unknown"
             raise UsageError(
                 FaultCode.ALREADY_RUNNING, "start on this journal", f"another ckptd (pid {owner}) uses it",
                 "stop that one; a second daemon needs a configuration with watch.roots, output.directory and state.directory of its own",

@@ -115,12 +115,6 @@ def small_pages() -> Iterator[None]:
         library.prctl(_PR_SET_THP_DISABLE, max(0, before), 0, 0, 0)
 
 
-def give_back_memory() -> None:
-    """Return to the kernel what was freed and the allocator keeps for later (malloc_trim(3)): beside what comes next it would add up."""
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def with_room(call: Callable[[], Result]) -> Result:
     """Call a function with a piece of Python's stack of its own, in which all further calls find room.
 

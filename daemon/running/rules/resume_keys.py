@@ -51,11 +51,12 @@ def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
-def sources_of(job: JobRow, stages: Iterable[str]) -> dict[str, list[Any]]:
-    """Where each thing that a job reads beside its checkpoint lies → its stamp: the base, and files that settings of its `stages` name.
+Sources = dict[str, list[Any]]
+"""Where each thing lies that stages are made of beside the checkpoint ("base", or a setting that names files) → its stamp."""
 
-    Raises OSError where the base can't be looked at.
-    """
+
+def sources_of(job: JobRow, stages: Iterable[str]) -> Sources:
+    """Of a job's base, and of the files that settings of its `stages` name. Raises OSError where the base can't be looked at."""
     names = {path for name in stages for path in TEXTS if path in spec_of(name).settings}
     texts = {path: data_files.stamp(job.work.setting(path)) for path in sorted(names)}
     return {"base": stamp(job.base), **{path: found for path, found in texts.items() if found}}
@@ -92,13 +93,13 @@ def _stamps_of_texts(spec: StageSpec, job: JobRow, stamp_of: Stamp) -> dict[str,
     return {path: stamp for path, stamp in stamps.items() if stamp}
 
 
-def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str) -> dict[str, str]:
-    """Stage → key, for the stages of a job as they stand. Raises OSError where the base can't be looked at."""
-    base, texts = stamp(job.base), functools.cache(data_files.stamp)  # several stages depend on the same files
+def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources) -> dict[str, str]:
+    """Stage → key, for the stages of a job as they stand. `sources`: of these stages."""
+    texts = {job.work.setting(path): found for path, found in sources.items() if path in TEXTS}
     keys: dict[str, str] = {}
     for name in stages:
         spec = spec_of(name)
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         inputs = {other: keys.get(other) if stages[other].state not in ("failed", "skipped") else None for other in before}
-        keys[name] = stage_key(spec, job, inputs, base, device, texts)
+        keys[name] = stage_key(spec, job, inputs, sources["base"], device, lambda files: texts.get(files, []))
     return keys

@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.child.process import give_back_memory
 from handlers.onnx.folder.playback import GraphRun, run
 from handlers.onnx.graphs import pages
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
@@ -139,7 +138,6 @@ def measure(
             times.append(time.perf_counter() - started)
         found[level] = LevelMeasurement(error, agreement, 1000 * min(times))
         del sessions
-        give_back_memory()
     return found
 
 

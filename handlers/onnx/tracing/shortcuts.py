@@ -1,10 +1,11 @@
 """Spares torch's ONNX exporter what it computes twice or for nothing. The graphs are the same.
 
-Four things: the cache of fake tensors, which takes longer to ask than such tensors take to compute where sizes are symbols; the lines of
-the model's code, which are looked up for each operator; a second run of the whole program for the types of its operators, which the program
-tells already; and the source of each of torchlib's five hundred functions, which is parsed for a name that nobody reads. All reach into
-torch or onnxscript, so each is left out where it is not as expected, and the exporters translate without any if a translation with them
-fails. Without the cache, torch numbers the values inside of a graph in another way: it records and drops more of what computes sizes.
+Five things: the cache of fake tensors, which takes longer to ask than such tensors take to compute where sizes are symbols; the lines of
+the model's code, which are looked up for each operator; the Python code of a graph, which is compiled after each change; a second run of
+the whole program for the types of its operators, which the program tells already; and the source of each of torchlib's five hundred
+functions, which is parsed for a name that nobody reads. All reach into torch or onnxscript, so each is left out where it is not as
+expected, and the exporters translate without any if a translation with them fails. Without the cache, torch numbers the values inside of a
+graph in another way: it records and drops more of what computes sizes.
 """
 
 from __future__ import annotations
