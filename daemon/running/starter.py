@@ -46,7 +46,7 @@ from daemon.running.rules.ready import (
     waiting_for_turn,
     waiting_to_time,
 )  # fmt: skip
-from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
+from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.running.waits import Waits
 from daemon.system import box
 from daemon.toolchains.registry import Toolchains
@@ -94,12 +94,14 @@ class Starter:
         # Once for all that are ready: it looks at every file of the base.
         sources = functools.cache(lambda: sources_of(job, stages))
         keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources()))
-        moved = [self._step(job, spec, stages, sources, keys, len(ready), may_start) for spec in ready]
+        # One answer for all of them: those after the first would start on the rows of before its outputs were given up.
+        change = functools.cache(lambda: self._resumption.changed(job, sources()))
+        moved = [self._step(job, spec, stages, change, keys, len(ready), may_start) for spec in ready]
         return bool(lost) or any(moved)
 
     def _step(
-        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], sources: Callable[[], Sources], keys: Callable[[], dict[str, str]],
-        ready: int, may_start: bool,
+        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], change: Callable[[], Change | None],
+        keys: Callable[[], dict[str, str]], ready: int, may_start: bool,
     ) -> bool:  # fmt: skip
         broken = [need for need in spec.needs if need in stages and stages[need].state in ("failed", "skipped")]
         if broken:
@@ -110,8 +112,8 @@ class Starter:
         if not stages[spec.name].due(time.time()):
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
-        if (change := self._resumption.changed(job, sources())) is not None:
-            return self._begin_again(job, change)
+        if (other := change()) is not None:
+            return self._begin_again(job, other)
         key = keys()[spec.name]
         reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
         if reused is None:
