@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.files import files_below
-from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.operating.integrity.fsck import examine
 from daemon.running import output_cache as kept
 from tests.runner.conftest import ALL, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, read_json
+from tests.runner.desk import Desks, done
 from tests.service import Service
 
 Add = Callable[..., Path]
@@ -205,6 +206,27 @@ def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
         service.stop()
     assert sorted(toy.stages_begun()) == ["check-onnx", "onnx", "report"]
     assert artifacts(Path(job["target"])) == artifacts(Path(wanted["target"])), "what is kept was made of what its key says"
+
+
+def test_no_other_stage_that_is_ready_starts_on_what_is_given_up_for_a_changed_base(
+    make_desk: Desks, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R6.1
+    monkeypatch.setattr("daemon.running.resumption.SETTLED_SECONDS", 0.0)
+    base, _, changed = with_base(pico_base, tmp_path)
+    desk = make_desk(limits={"threads": 4, "stages": 3})
+
+    def script(context: StageContext) -> StageResult:
+        if context.stage == "merge" and changed.exists():
+            changed.rename(base / "model.safetensors")
+        return done(context)
+
+    desk.script = script
+    job = desk.add("run", 1, variants=("pytorch", "onnx"), base=str(base))
+    desk.tick(40)
+    assert desk.state(job) == "succeeded" and not changed.exists()
+    again = desk.started.index("run-1 merge", 1)
+    assert not {"run-1 pytorch", "run-1 onnx", "run-1 merged"} & {*desk.started[:again]}, desk.started
+    assert desk.order("onnx") == desk.order("pytorch") == ["run-1"]
 
 
 @pytest.mark.parametrize("changes", [True, False])
