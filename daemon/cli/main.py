@@ -48,18 +48,31 @@ if TYPE_CHECKING:
     from daemon.config.instances import Instance
     from daemon.operating.monitoring.status import Snapshot
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED = 1, 2, 3, 70, 75, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED, EXIT_READER_LEFT = 1, 2, 3, 70, 75, 130, 141
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
+
+
+class _ReaderLeft(Exception):
+    """Who reads the output (`| head`) has ended. Not an OSError: typer ends with 1 for that, which says "unwell" or "failed"."""
 
 
 class _Verbs(TyperGroup):
     """All verbs. Ctrl-C at a question ends the command as Ctrl-C elsewhere does, and not as one that failed."""
 
+    def make_context(self, *rest: Any, **more: Any) -> Any:
+        """What the command line means; help is shown here."""
+        try:
+            return super().make_context(*rest, **more)
+        except BrokenPipeError:
+            raise _ReaderLeft from None
+
     def invoke(self, ctx: Any) -> Any:
         """The verb of the command line."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderLeft from None
         except typer.Abort:
             say_error("\nckptd: interrupted; nothing more is done.")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -402,9 +415,24 @@ def exit_code_of(error: CkptdError) -> int:
 
 
 def main() -> int:
-    """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
+    """Entry of the console script; gives the exit code. Our own errors end in one sentence.
+
+    A reader of the output that leaves (`| head`) ends it as SIGPIPE ends other commands: neither 0 nor 1, which would be a verdict.
+    """
     journald.set_up()
     set_up_outputs()
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except (_ReaderLeft, BrokenPipeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what is still to be written when Python ends
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        return EXIT_READER_LEFT
+    return code
+
+
+def _run() -> int:
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
     except SystemExit as leaving:  # completion ends so
@@ -427,8 +455,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
-        return 0
+        raise
     except OSError as error:
         fault = from_oserror(error, "go on")
         say_error(f"ckptd: {fault}")

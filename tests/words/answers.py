@@ -46,6 +46,7 @@ ALWAYS = {
     70: "a thread of ckptd failed and could not be restarted; start ckptd again",
     75: "temporary failure: not enough memory or disk, the journal can't be used now, or a network problem; try again later",
     130: "interrupted by Ctrl-C",
+    141: "the program that read the output ended first, as `head` does; says nothing about what was asked",
 }
 """What a code means for every verb."""
 EXITS: dict[Verb, dict[int, str]] = {

@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+from typing import NoReturn
 
 from rich import markup
 from rich.cells import cell_len
@@ -29,13 +30,19 @@ _NO_WIDTH = 40
 def set_up_outputs() -> None:
     """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words.
 
-    A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none.
+    A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none. A console whose reader
+    has left raises BrokenPipeError as `print` does; rich's own way, also in typer's help, is to end with 1.
     """
+    Console.on_broken_pipe = _raise_again  # type: ignore[assignment, method-assign]
     if not (columns := os.environ.get("COLUMNS", "")).isdecimal() or int(columns) < _NO_WIDTH:
         os.environ.pop("COLUMNS", None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
+
+
+def _raise_again(_: Console) -> NoReturn:
+    raise  # rich calls it where it has caught the error
 
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
