@@ -1,4 +1,4 @@
-"""How much a real training slows down while an export runs beside it, on all cores of this box: the worst case there is.
+"""How much a real training slows down while an export runs beside it: one on all cores of this box, the worst case, or one on its GPU.
 
 One Trainer (transformers + PEFT, LoRA) trains without a pause and writes down when each step ends. Meanwhile short
 phases alternate, in a random order each round: nothing beside it (twice, which gives the noise); our export (the merge and ONNX
@@ -35,7 +35,7 @@ from daemon.contract.jobs.plan import spec_of
 
 SETTLE_SECONDS = 0.4
 """Of the beginning of a phase that do not count: the step in which the phases changed."""
-IDLE, NORMAL = ChildLimits(threads=1), ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
+IDLE, NORMAL = ChildLimits(), ChildLimits(nice=0, idle=False, oom_score_adj=0)
 PRIORITIES = {"ours": IDLE, "slice": IDLE, "normal": NORMAL}
 """`slice`: as the unit starts it, in a control group of the lowest weight beside the training's; `ours`: as the daemon starts it where
 there is no such group; `normal`: neither group nor idle class."""
@@ -62,7 +62,7 @@ class Log(TrainerCallback):
         stream.flush()
 stream = open(steps, "a")
 arguments = TrainingArguments(folder, max_steps=10**6, per_device_train_batch_size=2, save_strategy="no", report_to=[], logging_steps=10**6,
-                              disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True)
+                              disable_tqdm=True, dataloader_pin_memory=False, use_cpu=sys.argv[5] == "cpu", bf16=sys.argv[5] != "cpu")
 Trainer(model, arguments, train_dataset=[{"input_ids": ids, "labels": ids}] * 64, callbacks=[Log()]).train()
 """
 CHECKPOINT = """
@@ -138,11 +138,12 @@ def light_group() -> Iterator[Path | None]:
 class Exports:
     """The same stages over and over in one way, running only while it is let; stopped by signal in between."""
 
-    def __init__(self, name: str, folder: Path, base: Path, checkpoint: Path, group: Path | None) -> None:
+    def __init__(self, name: str, folder: Path, base: Path, checkpoint: Path, group: Path | None, threads: int) -> None:
         self._name, self._folder, self._base, self._checkpoint, self._group = name, folder, base, checkpoint, group
+        self._limits = PRIORITIES[name].model_copy(update={"threads": threads})
         self._may_run, self._over = threading.Event(), False
         self._child: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._loop, name=name)
+        self._thread = threading.Thread(target=self._guarded, name=name)
         self.cpu_seconds = 0.0
         self.fault = ""
 
@@ -175,6 +176,13 @@ class Exports:
                 os.killpg(self._child.pid, signal.SIGKILL)
         self._thread.join()
 
+    def _guarded(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # else the figures would be those of a training with nothing beside it
+            self.fault = f"{type(error).__name__}: {error}"
+            raise
+
     def _loop(self) -> None:
         number = 0
         while not self._over:
@@ -184,7 +192,7 @@ class Exports:
                 self._may_run.wait()
                 if self._over:
                     return
-                job = job_file(home / stage, self._base, self._checkpoint, stage, PRIORITIES[self._name], inputs)
+                job = job_file(home / stage, self._base, self._checkpoint, stage, self._limits, inputs)
                 self._child = start_stage(job, self._group if self._name == "slice" else None)
                 _, status, usage = os.wait4(self._child.pid, 0)
                 self._child.returncode = os.waitstatus_to_exitcode(status)
@@ -198,12 +206,12 @@ class Exports:
 
 
 @contextmanager
-def training(folder: Path, base: Path, threads: int) -> Iterator[Path]:
-    """A Trainer in a process of its own; gives the file with the times at which its steps ended."""
+def training(folder: Path, base: Path, threads: int, device: str) -> Iterator[Path]:
+    """A Trainer in a process of its own, on "cpu" or "cuda"; gives the file with the times at which its steps ended."""
     steps = folder / "steps.txt"
     with open(folder / "training.log", "wb") as log:
         child = subprocess.Popen(
-            _common.python("-c", TRAINING, str(base), str(folder / "run"), str(steps), str(threads)), stdout=log, stderr=log
+            _common.python("-c", TRAINING, str(base), str(folder / "run"), str(steps), str(threads), device), stdout=log, stderr=log
         )
     try:
         while not steps.exists() or len(steps.read_text().splitlines()) < 20:
@@ -252,6 +260,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a phase")
     parser.add_argument("--without", nargs="*", default=[], choices=list(PRIORITIES), help="ways not to measure")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the training computes on; on a GPU, in bf16")
+    parser.add_argument("--threads", type=int, default=1, help="of an export")
     options = parser.parse_args()
     cores = len(psutil.Process().cpu_affinity() or [0])
     taken_on = _common.machine()
@@ -259,9 +269,9 @@ def main() -> None:
         base, checkpoint = folder / "base", folder / "checkpoint"
         _common.run_child(_common.python("-c", BASE, str(base), json.dumps(SIZE)))
         _common.run_child(_common.python("-c", CHECKPOINT, str(base), str(checkpoint)))
-        with light_group() as group, training(folder, base, cores) as steps, ExitStack() as stack:
+        with light_group() as group, training(folder, base, cores, options.device) as steps, ExitStack() as stack:
             ways = {
-                name: Exports(name, folder / name, base, checkpoint, group)
+                name: Exports(name, folder / name, base, checkpoint, group, options.threads)
                 for name in PRIORITIES
                 if name not in options.without and (name != "slice" or group is not None)
             }
@@ -276,6 +286,9 @@ def main() -> None:
         for name in (*ways, "again")
     }  # fmt: skip
     figures: dict[str, Any] = {
+        "device": options.device,
+        "export_threads": options.threads,
+        "cores": cores,
         "step_ms_alone": round(1000 * statistics.median(found["none"]), 1),
         "rounds": options.rounds,
         "phase_seconds": options.seconds,

@@ -40,6 +40,7 @@ from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now, told_state
 from daemon.operating import logs
+from daemon.operating.diagnosis import packages
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
@@ -110,6 +111,9 @@ def export_now(
                     view.say(f"{told}.")  # now, and not when the other variants are made
             _work(parts, job, view)
         status = next(row for row in snapshot(state).jobs if row.id == job)
+        if status.state != "succeeded":
+            for told in packages.unsuitable():
+                view.say(f"{told}.")
     report = Path(status.target) / "report.json"
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)

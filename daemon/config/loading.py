@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,12 +153,23 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
     return conflicts(settings, need_roots=need_roots, need_variants=told)
 
 
+def _no_formats() -> str:
+    """What is wrong where not even ckptd's own formats are known."""
+    here = Path(__file__).parents[2]
+    return (
+        f"export.variants: there is nothing to make, since no format is registered with this Python; ckptd in {here} was not installed by"
+        f" pip, only found there. Install it: {sys.executable} -m pip install -e {here}"
+    )
+
+
 def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bool = True) -> list[str]:
     """Values that are each right but do not go together, each with a value that would. `need_variants`: something must be made."""
     problems = [
         f"{key}: is {value}, which is no number to count with; write one, for example 1e9 for no limit"
         for key, value in _not_finite(settings.model_dump())
     ]
+    if not variant_names():
+        return [_no_formats(), *catalog().problems]
     for name in settings.export.variants:
         if name not in variant_names():
             left_out = "".join(f"; {problem}" for problem in catalog().problems)

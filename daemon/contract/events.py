@@ -18,7 +18,7 @@ class Event(StrEnum):
     DAEMON_STARTED = "daemon.started"
     """The daemon watches its roots."""
     DAEMON_LACKS = "daemon.lacks"
-    """A variant of the configuration can't be made, or not be checked, with what is installed."""
+    """A variant can't be made, or not be checked, with what is installed, or a package has another version than ckptd needs."""
     DAEMON_PAUSED = "daemon.paused"
     """The daemon starts while all exports are paused, so that none begins."""
     DAEMON_STOPPING = "daemon.stopping"

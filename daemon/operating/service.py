@@ -33,6 +33,7 @@ from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, OPEN_JOB, JobRow, now
 from daemon.operating import last_end, logs, systemd
+from daemon.operating.diagnosis import packages
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
 from daemon.operating.monitoring import metrics
@@ -270,6 +271,8 @@ class Daemon:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
         log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
                  state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
+        for told in packages.unsuitable():
+            log.warning(told, event_id=Event.DAEMON_LACKS)
         settings = self._parts.settings
         if not settings.toolchains.auto_install:
             for told in lacking_for(settings.variants, Toolchains(settings.state_directory)):

@@ -20,6 +20,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
+from daemon.operating.diagnosis import packages
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.readability import tried
@@ -116,7 +117,7 @@ class Diagnosis:
 
 def formats_here(state: Path) -> FormatsHere:
     """What can be made with the toolchains of a state directory."""
-    chains, rows, here, packages = Toolchains(state), {}, cpu.here(), _packages()
+    chains, rows, here, brought_by = Toolchains(state), {}, cpu.here(), _packages()
     for spec in catalog().variants.values():
         missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
         wrong = list(flaws(spec))
@@ -135,7 +136,7 @@ def formats_here(state: Path) -> FormatsHere:
         unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
         rows[spec.name] = VariantHere(
             available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
-            needs=tuple(needs), package=packages[spec.name],
+            needs=tuple(needs), package=brought_by[spec.name],
             check_toolchain=(check.toolchain or None) if check else None,
             check_needs=(f"{unchecked.cause}{_costs(chains, check.toolchain)}; {unchecked.remedy}",) if unchecked and check else (),
             wrong=tuple(wrong),
@@ -328,6 +329,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
             problems.append(f"watch.roots: {root} {NO_DIRECTORY}; give the directory below which trainings write")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
+    warnings += packages.unsuitable()
     warnings += catalog().problems
     warnings += _same_names()
     warnings += _bases(settings)

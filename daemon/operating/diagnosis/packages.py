@@ -1,0 +1,39 @@
+"""The packages that ckptd builds on: whether those of this environment are the versions that its own metadata asks for.
+
+pip sees to that when ckptd is installed, and not when another package is installed after it, nor in a copy that was put on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+from packaging.requirements import Requirement
+
+from daemon.contract.version import __version__
+
+
+def unsuitable() -> tuple[str, ...]:
+    """What is installed in other versions than ckptd needs, as one sentence without its end; nothing is imported to find out."""
+    try:
+        needed = [Requirement(line) for line in importlib.metadata.requires("ckptd") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    found = []
+    for one in needed:
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(one.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # each variant that can't be made without it says so
+        if not one.specifier.contains(version, prereleases=True):
+            found.append((one, version))
+    if not found:
+        return ()
+    installed = ", ".join(f"{one.name} {version}" for one, version in found)
+    wanted = " ".join(f"'{one.name}{one.specifier}'" for one, _ in found)
+    return (
+        f"ckptd {__version__} needs other versions than the installed {installed}, and stages may fail with errors that do not say so;"
+        f" install them: {sys.executable} -m pip install {wanted}",
+    )
