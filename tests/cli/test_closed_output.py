@@ -1,8 +1,12 @@
-"""A reader of the output that leaves (`ckptd list | head -1`) ends a verb as it ends other commands, and without a word."""
+"""A reader of the output that leaves (`ckptd list | head -1`) ends a verb as it ends other commands, and without a word.
+
+An output that the caller has closed (`>&-`) changes nothing of what a verb gives.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +38,13 @@ def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_pat
     config.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n[state]\ndirectory = "{tmp_path}/state"\n')
     needs = ["--config", str(config)] if verb.split()[0] in ("status", "list") else []
     assert code_and_errors([*verb.split(), *needs], tmp_path, errors_too=errors_too) == (SIGPIPE_AS_CODE, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(("verb", "code"), [("config preset edge", 0), ("formats --json", 0), ("nothing-like-a-verb", 2)])
+def test_a_closed_output_is_no_verdict(verb: str, code: int, closed: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    command = f"exec {shlex.quote(sys.executable)} -m ckptd {verb} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment, cwd=tmp_path, timeout=120)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr

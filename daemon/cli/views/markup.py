@@ -30,15 +30,27 @@ _NO_WIDTH = 40
 def set_up_outputs() -> None:
     """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words.
 
+    What the caller has closed (`>&-`) leads nowhere: there is no stream then, and its number would be that of the next file that is opened.
     A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none. A console whose reader
     has left raises BrokenPipeError as `print` does; rich's own way, also in typer's help, is to end with 1.
     """
+    _open_closed()
     Console.on_broken_pipe = _raise_again  # type: ignore[assignment, method-assign]
     if not (columns := os.environ.get("COLUMNS", "")).isdecimal() or int(columns) < _NO_WIDTH:
         os.environ.pop("COLUMNS", None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
+
+
+def _open_closed() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
 
 def _raise_again(_: Console) -> NoReturn:
