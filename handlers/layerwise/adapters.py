@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import TrainableTokensWrapper
 
 from handlers.layerwise.skeleton import Skeleton, refuse
+from handlers.merge.adapters.keys import without_wrappers
 
 _PREPARES = (True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights that leave the base as it is; all others compute with its weights when PEFT loads the adapter."""
@@ -41,7 +42,7 @@ def release(skeleton: Skeleton, saved: Mapping[str, tuple[int, ...]], replaced: 
     """
     parameters = dict(skeleton.model.named_parameters(remove_duplicate=False))
     for key, shape in saved.items():
-        name = key.replace(".base_layer.", ".")
+        name = without_wrappers(key)
         if name not in parameters:
             continue
         old = parameters[name]

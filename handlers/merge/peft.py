@@ -17,7 +17,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.adapters.keys import doubles
+from handlers.merge.adapters.keys import doubles, without_wrappers
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.adapters.patterns import bound
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
@@ -95,7 +95,7 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
 
 def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
     """Give the base as many embedding rows as the adapter saved, when training added tokens."""
-    full = {key.replace(".base_layer.", "."): shape for key, shape in adapter.shapes.items() if len(shape) == 2}
+    full = {without_wrappers(key): shape for key, shape in adapter.shapes.items() if len(shape) == 2}
     rows = {shape[0] for key, shape in full.items() if key.endswith(EMBEDDINGS)}
     have = model.get_input_embeddings().weight.shape[0]
     if len(rows) == 1 and rows != {have}:
@@ -147,7 +147,9 @@ def _attach(model: Any, adapter: Adapter) -> Any:
             f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
             path=adapter.folder,
         ) from error
-    unexpected = sorted(set(result.unexpected_keys) - doubles(adapter.shapes))
+    # The rows of trained tokens of a tied head are those of the embedding; PEFT saves them twice where the vocabulary was resized.
+    tied = {f"{name}.trainable_tokens_delta" for name, module in wrapped.named_modules() if getattr(module, "tied_adapter", None)}
+    unexpected = sorted(set(result.unexpected_keys) - doubles(adapter.shapes) - tied)
     if unexpected:
         modules = sorted({key.removeprefix(PREFIX).partition(".lora_")[0].removesuffix(".weight") for key in unexpected})
         raise nothing_matches(adapter, modules, names)

@@ -83,3 +83,26 @@ def test_each_weight_has_the_bits_that_peft_merges(name: str, dtype: str, tmp_pa
     assert theirs.keys() == mine.keys()
     different = [key for key, value in theirs.items() if not torch.equal(value, mine[key])]
     assert different == []
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "qwen3", "gemma", "gpt2"])
+def test_only_some_rows_trained_of_a_resized_vocabulary(name: str, tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    base = zoo.make(name, tmp_path / "base", "float32")
+    targets, task = list(zoo.FAMILIES[name].targets), zoo.FAMILIES[name].task
+    new = list(range(zoo.VOCABULARY, ROWS))
+    live = get_peft_model(
+        resized(name, base, "float32"), LoraConfig(r=4, lora_alpha=6, target_modules=targets, task_type=task, trainable_token_indices=new)
+    )
+    zoo.randomize(live)
+    adapter = tmp_path / "adapter"
+    live.save_pretrained(adapter)
+    assert any(".token_adapter.base_layer.weight" in key for key in keys_of(adapter)), "PEFT no longer writes what this is about"
+    merge(adapter, base, tmp_path / "out")
+    got, wanted = zoo.logits(name, zoo.load(name, tmp_path / "out", "float32")), zoo.logits(name, live)
+    assert got.shape[-1] == ROWS
+    assert (got - wanted).abs().max() < 2e-4 * wanted.abs().max()
+    theirs = PeftModel.from_pretrained(resized(name, base, "float32"), adapter).merge_and_unload().state_dict()
+    mine = zoo.load(name, tmp_path / "out", "float32").state_dict()
+    assert [key for key, value in theirs.items() if not torch.equal(value, mine[key])] == []

@@ -252,7 +252,8 @@ def test_a_mixture_of_experts_is_refused_and_not_run_with_made_up_weights(tmp_pa
     assert "mixtures of experts" in refused(Direct("torch", EngineSpec(engine="torch-layerwise", folder=str(folder)))).cause
 
 
-def test_an_adapter_that_changes_the_vocabulary_is_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"target_modules": ["q_proj", "embed_tokens"]}, {"trainable_token_indices": [320, 327]}], ids=str)
+def test_an_adapter_that_changes_the_vocabulary_is_refused(options: dict[str, Any], bases: Callable[[str], Path], tmp_path: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -260,9 +261,10 @@ def test_an_adapter_that_changes_the_vocabulary_is_refused(bases: Callable[[str]
     base = bases("qwen3, tied")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.resize_token_embeddings(328, mean_resizing=False)
-    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    config = LoraConfig(**{"r": 2, "target_modules": ["q_proj"], **options})
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
     spec = EngineSpec(engine="live-layerwise", folder=str(tmp_path / "adapter"), base=str(base))
-    assert "changes the size of lm_head.weight from [320, 64] to [328, 64]" in refused(Direct("live", spec)).cause
+    assert "weight from [320, 64] to [328, 64]" in refused(Direct("live", spec)).cause
 
 
 @pytest.mark.parametrize("factor", [1.0, -0.5])

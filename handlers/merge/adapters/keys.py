@@ -18,7 +18,8 @@ _LORA = re.compile(
 _TOKENS = re.compile(r"^(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.(?P<adapter>[^.]+))?$")
 _SAVED = re.compile(r"^(?P<module>.+?)\.modules_to_save(\.(?!(weight|bias)$)(?P<adapter>[^.]+))?\.(?P<leaf>.+)$")
 _ORIGINAL = re.compile(r"^(?P<module>.+?)\.original_module\.(?P<leaf>.+)$")
-_INNER = re.compile(r"^(?P<module>.+?)\.base_layer\.(?P<leaf>[^.]+)$")
+_KEPT_INSIDE = re.compile(r"(\.token_adapter)?\.base_layer\.")
+_INNER = re.compile(rf"^(?P<module>.+?){_KEPT_INSIDE.pattern}(?P<leaf>[^.]+)$")
 
 
 @dataclass
@@ -51,6 +52,11 @@ def without_prefixes(key: str) -> str:
     key = WRAPPERS.sub("", key).lstrip(".")
     key = key.removeprefix("module.") if key.startswith("module.base_model.") else key
     return key.removeprefix("base_model.model.") if key.startswith("base_model.model.") else key.removeprefix("base_model.")
+
+
+def without_wrappers(key: str) -> str:
+    """A key of the base's own value under its name in the base: PEFT's wrappers of LoRA and of trained tokens keep it inside of them."""
+    return _KEPT_INSIDE.sub(".", key)
 
 
 def parse(keys: Iterable[str]) -> Keys:

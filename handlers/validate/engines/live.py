@@ -22,6 +22,7 @@ from transformers import GenerationConfig
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.merge.adapters.keys import without_wrappers
 from handlers.merge.adapters.patterns import bound
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines import live_base
@@ -161,7 +162,8 @@ def _saved_shapes(pin: Path) -> dict[str, tuple[int, ...]]:
     if not weights.is_file():
         return {}
     with safe_open(weights, framework="pt") as stream:
-        return {key.removeprefix(_WRAPPER): tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+        shapes = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+    return {without_wrappers(key.removeprefix(_WRAPPER)): shape for key, shape in shapes.items()}
 
 
 def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
