@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from daemon.checkpoints.layouts import (
     recognize,
     refusal_by_config,
 )
-from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
+from daemon.checkpoints.names import ADAPTERS, REFERENCE, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.checkpoints.trainer_state import step_in, training_metadata
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.files import sha256_file
@@ -227,7 +228,20 @@ def _nothing_yet(path: Path) -> str:
         if files:
             return f"the pieces that its {METADATA} names are not there yet: {some}"
     wrong = no_file(path, *ADAPTERS, "model.safetensors", "pytorch_model.bin")
+    if wrong is None and is_checkpoint_name(path.name) and (named := _named_adapters(path)):
+        return (
+            f"no adapter and no model weights in it itself, but in {', '.join(f'{name}/' for name in named)}, where PEFT writes an adapter"
+            f" that is not named default: name it default in the training, or run `ckptd export {shlex.quote(str(path / named[0]))}`"
+        )
     return "no adapter and no model weights in it yet" + (f": {wrong}" if wrong else "")
+
+
+def _named_adapters(path: Path) -> list[str]:
+    """The folders in a directory that hold an adapter, but for the one that an adapter is trained against."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        names = sorted(entry.name for entry in entries if entry.name != REFERENCE and entry.is_dir(follow_symlinks=False))
+        return [name for name in names if any(os.path.isfile(path / name / file) for file in ADAPTERS)]
+    return []
 
 
 @functools.lru_cache(maxsize=1024)

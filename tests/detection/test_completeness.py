@@ -163,6 +163,18 @@ def test_what_is_in_the_place_of_the_configuration_is_said(checkpoint: Path) -> 
     assert "adapter_config.json is a link to adapter_config.json, which leads back to itself" in missing(checkpoint)
 
 
+def test_an_adapter_that_is_not_named_default_is_named_with_the_command_that_exports_it(checkpoint: Path) -> None:
+    for folder in ("policy", "ref"):
+        (checkpoint / folder).mkdir()
+        for name in (ADAPTER, "adapter_config.json"):
+            shutil.copy2(checkpoint / name, checkpoint / folder / name)
+    for name in (ADAPTER, "adapter_config.json"):
+        (checkpoint / name).unlink()
+    said = missing(checkpoint)
+    assert "but in policy/, where PEFT writes an adapter that is not named default" in said
+    assert f"`ckptd export {checkpoint / 'policy'}`" in said
+
+
 def test_what_is_in_the_place_of_a_whole_models_weights_is_said(checkpoint: Path) -> None:
     for name in (ADAPTER, "adapter_config.json"):
         (checkpoint / name).unlink()

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.figures import MergeFigures
 from handlers.merge import Execution, MergeOptions, merge_adapter, stage
+from handlers.merge.weights.model_structure import model_class
 from handlers.models import folder as module
 from handlers.models.folder import ModelFolder
 from tests.merge import helpers
@@ -94,3 +95,10 @@ def test_figures_of_another_version_can_be_read() -> None:
     older = {"base_bytes": 1, "parameters": 2, "base_dtype": "float32", "method": "LORA", "changed_modules": 3, "changed_parameters": 4}
     read = MergeFigures.model_validate({**older, "merge_seconds": 5, "of_another_version": 6})
     assert (read.changed_parameters, read.ranks, read.output_dtype, read.task) == (4, (), "", None)
+
+
+def test_a_model_that_names_no_class_is_not_blamed_on_the_release_of_transformers(model: ModelFolder) -> None:
+    with pytest.raises(Permanent) as raised:
+        model_class(model)
+    assert raised.value.fault.cause == "config.json names no architecture"
+    assert "name the model's class there" in raised.value.fault.remedy

@@ -41,7 +41,15 @@ def model_class(model: ModelFolder) -> Any:
     """The transformers class that config.json names first; Permanent when transformers has none of that name."""
     import transformers
 
-    names = model.config.get("architectures") or ["none"]
+    names = model.config.get("architectures")
+    if not names:
+        raise Permanent(
+            FaultCode.UNKNOWN_ARCHITECTURE,
+            "load the base model",
+            "config.json names no architecture",
+            'name the model\'s class there, for example "architectures": ["Qwen3ForCausalLM"]',
+            path=model.path,
+        )
     found = getattr(transformers, str(names[0]), None)
     if found is None or not hasattr(found, "from_pretrained"):
         raise Permanent(
