@@ -104,8 +104,9 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         )  # fmt: skip
     candidates = [Path(os.path.normpath(name))] if os.path.isabs(name) else []
     below = os.path.normpath(name).lstrip("/") if ".." not in name.split("/") else ""
+    parts = [part for part in name.split("/") if part not in ("", ".")]  # a trainer's path ends in NAME or ORG/NAME, wherever it begins
     for folder in search:
-        candidates += [folder / inner for inner in (below, name.rstrip("/").rsplit("/", 1)[-1]) if _is_plain(inner)]
+        candidates += [folder / inner for inner in (below, "/".join(parts[-2:]), parts[-1] if parts else "") if _is_plain(inner)]
     if not os.path.isabs(name):
         candidates += _cached_snapshots(name, revision)
     strange = [one for one in candidates if (home := _searched(one, search)) is not None and not _stays_inside(home, one)]

@@ -43,6 +43,12 @@ def test_the_last_part_of_a_trainers_path_is_still_found_by_its_name(bases: Path
     assert find_base(name, None, [bases], {}) in (bases / "org" / "good", bases / "good")
 
 
+@pytest.mark.parametrize("name", ["models/org/good", "./models/org/good", "../models/org/good", "/elsewhere/models/org/good/"])
+def test_the_last_two_parts_of_a_trainers_path_are_found_as_folder_org_name(bases: Path, name: str) -> None:
+    model(bases / "good")
+    assert find_base(name, None, [bases], {}) == bases / "org" / "good"
+
+
 def test_what_the_configuration_maps_may_lie_anywhere(bases: Path) -> None:
     secret = bases.parent / "secretbase" / "m"
     assert find_base("../secretbase/m", None, [bases], {"../secretbase/m": secret}) == secret
