@@ -13,9 +13,10 @@ import string
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
@@ -37,6 +38,18 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_is_no_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for a number, which would be taken for 1 and 0."""
+        kind = _NUMBERS.get(cls.model_fields[info.field_name or ""].annotation)
+        if isinstance(value, bool) and kind:
+            raise PydanticCustomError(f"{kind}_type", "is no number")
+        return value
+
+
+_NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}
+"""Types of settings that are numbers → what pydantic's errors about them begin with."""
 
 OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value == "" else value)]
 """A path, or "" for none: TOML has no null."""

@@ -63,6 +63,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
             hint = nearest(str(location[-1]), parent.model_fields) if parent else "remove it"
             if parent is model:
                 hint = _in_a_section(str(location[-1]), model) or hint
+            elif location[-1] in model.model_fields and isinstance(item["input"], Mapping):
+                hint = f"[{location[-1]}] is a section of its own: write {next(iter(item['input']), 'its keys')!r} below that line"
             lines.append(f"{dotted}: is not a known key; {hint}")
             continue
         message = _plain(item)

@@ -60,6 +60,23 @@ def test_a_key_that_names_its_section_too_is_answered_with_both(key: str, meant:
     assert f"is not a known key; did you mean '{meant}?" in refusal(f'{key} = "x"\n')
 
 
+def test_a_dotted_key_in_the_wrong_section_is_answered_with_its_own_section(refusal: Refusal) -> None:
+    said = refusal('[base]\nsearch = ["/models"]\n[metrics]\nbase.map."org/name" = "/models/name"\n')
+    assert "metrics.base: is not a known key; [base] is a section of its own: write 'map' below that line" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("watch.settle_seconds", "a number"), ("limits.jobs", "a whole number"), ("output.kept_size", "a size"),
+        ("merge.weight", "a number"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_true_and_false_are_no_numbers(refusal: Refusal, key: str, kind: str, value: str) -> None:
+    assert f"{key}: must be {kind}; for example " in refusal(f"{key} = {value}\n")
+
+
 def test_a_wrong_item_of_a_list_does_not_hide_conflicts_elsewhere(refusal: Refusal) -> None:  # R5.4
     said = refusal('[notify]\non = ["won"]\n[select]\npolicy = "every"\n')
     assert "notify.on.0: " in said
