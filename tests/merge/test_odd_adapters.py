@@ -158,6 +158,7 @@ def test_a_classification_head_that_the_adapter_brings_makes_the_output_a_classi
     assert error < 1e-5
     assert report.strategy == "streaming"
     assert any(f"with {labels} labels" in warning for warning in report.warnings)
+    assert any("LABEL_0" in warning and "config.json next to the adapter" in warning for warning in report.warnings)
     assert config(tmp_path / "out")["architectures"] == [type(merged).__name__]
     assert not {name for name in helpers.stored(tmp_path / "out") if name.startswith(("lm_head", "cls."))}
 

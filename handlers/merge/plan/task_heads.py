@@ -99,6 +99,8 @@ def new_head(
     said = f"the adapter brings the head of a {cls.__name__} with {count} labels, so the merged model is one"
     if names_said:
         said += f"; {', '.join(names_said)} are those of the config.json next to the adapter"
+    if "id2label" not in names_said:
+        said += "; they have no names (LABEL_0 …): for names, put the trained model's config.json next to the adapter and export again"
     if drop:
         said += f"; {', '.join(sorted(drop)[:3])} of the base's own head {'are' if len(drop) > 1 else 'is'} left out"
     return Head(tuple(missing), drop, edits, [said])
