@@ -357,6 +357,8 @@ def retry_job(settings: Settings, job: str) -> None:
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
                 remedy = "retry an export that failed, is partial or was cancelled, or one whose configuration has changed since"
+                if row is not None and row.state in ("pending", "running"):  # one that failed still has its report to write
+                    remedy = "wait until it has ended, which `ckptd status` shows, or cancel it; then retry it"
                 raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, told_state(row.state if row else "unknown"), remedy)
             if row.untidy:
                 raise _not_yet(operation)

@@ -1042,7 +1042,8 @@ class FaultCode(StrEnum):
     TOKENIZER_MISMATCH = "tokenizer-mismatch"
     """The tokenizer gives token ids that the model does not have.
 
-    To do: Give the base the tokenizer that belongs to the model.
+    To do: Give the base the tokenizer that belongs to the model. If the training added tokens, let it resize the embeddings too
+    (model.resize_token_embeddings).
     """
     TOKENIZER_NOT_FOUND = "tokenizer-not-found"
     """No tokenizer files were found.

@@ -137,3 +137,15 @@ def test_without_a_retry_the_pin_goes(failed: Desk, clear_up: ClearUp) -> None:
     row.pin.mkdir(parents=True)
     clear_up(failed, "job")
     assert not row.pin.exists()
+
+
+def test_an_export_that_has_not_ended_is_to_be_waited_for(make_desk: Desks) -> None:
+    desk = make_desk()
+    desk.script = lambda context: None
+    job = desk.add("run", 1)
+    for state in ("pending", "running"):
+        assert desk.state(job) == state
+        with pytest.raises(UsageError) as raised:
+            export.retry_job(desk.runner.settings, job)
+        assert raised.value.fault.remedy == "wait until it has ended, which `ckptd status` shows, or cancel it; then retry it"
+        desk.tick()

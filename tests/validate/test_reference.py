@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import Likeness, ReferenceFigures, figures_of
 from daemon.contract.jobs.messages import Outcome, Verdict
@@ -122,3 +124,23 @@ def test_the_live_model_has_the_vocabulary_that_was_resized_in_training(options:
         wanted = trained(input_ids=torch.tensor(ids)).logits.numpy()
     assert got.shape[-1] == 328
     assert np.abs(got - wanted[:, -got.shape[1] :]).max() < 1e-4
+
+
+def test_a_tokenizer_with_tokens_that_the_model_has_no_embedding_for_is_named(pico_base: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from handlers.validate.engines.torch_causal import TorchEngine
+
+    folder = Path(shutil.copytree(pico_base, tmp_path / "base"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sound = tokenizer("return")["input_ids"]
+    tokenizer.add_tokens(["<|tool|>"])
+    tokenizer.save_pretrained(folder)
+    engine = TorchEngine(EngineSpec(engine="torch", folder=str(folder)))
+    assert engine.encode("return") == sound
+    for refused in (lambda: engine.encode("<|tool|> f"), lambda: engine.encode_pair("return", "<|tool|> f")):
+        with pytest.raises(Permanent) as raised:
+            refused()
+        assert raised.value.fault.code == FaultCode.TOKENIZER_MISMATCH
+        assert f"the tokenizer gives it token {len(tokenizer) - 1}, but the model has embeddings for" in raised.value.fault.cause
+        assert "resize_token_embeddings" in raised.value.fault.remedy

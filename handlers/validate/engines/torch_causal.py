@@ -99,13 +99,28 @@ class TorchModel:
         return load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else ())
 
     def encode(self, text: str) -> list[int]:
-        return list(self._loaded_tokenizer()(text)["input_ids"])
+        ids = list(self._loaded_tokenizer()(text)["input_ids"])
+        self._refuse_unknown(ids)
+        return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """See `Loaded.encode_pair`; all tokens are of segment 0 where the tokenizer makes no segments."""
         encoded = self._loaded_tokenizer()(first, second, return_token_type_ids=True)
         ids = list(encoded["input_ids"])
+        self._refuse_unknown(ids)
         return ids, list(encoded.get("token_type_ids", [0] * len(ids)))
+
+    def _refuse_unknown(self, ids: list[int]) -> None:
+        """Permanent where the tokenizer gives tokens that the model has no embedding for: torch would say "index out of range"."""
+        rows = getattr(getattr(self._plain().get_input_embeddings(), "weight", None), "shape", (None,))[0]
+        highest = max(ids, default=0)
+        if rows is not None and highest >= rows:
+            raise Permanent(
+                FaultCode.TOKENIZER_MISMATCH, "encode a text",
+                f"the tokenizer gives it token {highest}, but the model has embeddings for tokens 0 to {rows - 1} only",
+                "if the training added tokens, let it call model.resize_token_embeddings(len(tokenizer)); else give the model its own"
+                " tokenizer",
+            )  # fmt: skip
 
     def text(self, ids: list[int]) -> str:
         return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
