@@ -231,16 +231,18 @@ def _nothing_yet(path: Path) -> str:
     if wrong is None and is_checkpoint_name(path.name) and (named := _named_adapters(path)):
         return (
             f"no adapter and no model weights in it itself, but in {', '.join(f'{name}/' for name in named)}, where PEFT writes an adapter"
-            f" that is not named default: name it default in the training, or run `ckptd export {shlex.quote(str(path / named[0]))}`"
+            f" that is not named default: name it default in the training, or run `ckptd export {shlex.quote(str(path / named[0]))}` before"
+            " the trainer deletes it"
         )
     return "no adapter and no model weights in it yet" + (f": {wrong}" if wrong else "")
 
 
 def _named_adapters(path: Path) -> list[str]:
-    """The folders in a directory that hold an adapter, but for the one that an adapter is trained against."""
+    """The folders in a directory that hold an adapter, last those that others are trained against; TRL's `ref` is none."""
     with contextlib.suppress(OSError), os.scandir(path) as entries:
-        names = sorted(entry.name for entry in entries if entry.name != REFERENCE and entry.is_dir(follow_symlinks=False))
-        return [name for name in names if any(os.path.isfile(path / name / file) for file in ADAPTERS)]
+        names = (entry.name for entry in entries if entry.name != REFERENCE and entry.is_dir(follow_symlinks=False))
+        ordered = sorted(names, key=lambda name: (name.startswith(REFERENCE), name))
+        return [name for name in ordered if any(os.path.isfile(path / name / file) for file in ADAPTERS)]
     return []
 
 

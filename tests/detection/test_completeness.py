@@ -164,14 +164,14 @@ def test_what_is_in_the_place_of_the_configuration_is_said(checkpoint: Path) -> 
 
 
 def test_an_adapter_that_is_not_named_default_is_named_with_the_command_that_exports_it(checkpoint: Path) -> None:
-    for folder in ("policy", "ref"):
+    for folder in ("policy", "ref", "reference"):
         (checkpoint / folder).mkdir()
         for name in (ADAPTER, "adapter_config.json"):
             shutil.copy2(checkpoint / name, checkpoint / folder / name)
     for name in (ADAPTER, "adapter_config.json"):
         (checkpoint / name).unlink()
     said = missing(checkpoint)
-    assert "but in policy/, where PEFT writes an adapter that is not named default" in said
+    assert "but in policy/, reference/, where PEFT writes an adapter that is not named default" in said
     assert f"`ckptd export {checkpoint / 'policy'}`" in said
 
 
