@@ -228,7 +228,7 @@ def _nothing_yet(path: Path) -> str:
         if files:
             return f"the pieces that its {METADATA} names are not there yet: {some}"
     wrong = no_file(path, *ADAPTERS, "model.safetensors", "pytorch_model.bin")
-    if wrong is None and is_checkpoint_name(path.name) and (named := _named_adapters(path)):
+    if wrong is None and is_checkpoint_name(path.name) and (named := named_adapters(path)):
         return (
             f"no adapter and no model weights in it itself, but in {', '.join(f'{name}/' for name in named)}, where PEFT writes an adapter"
             f" that is not named default: name it default in the training, or run `ckptd export {shlex.quote(str(path / named[0]))}` before"
@@ -237,7 +237,7 @@ def _nothing_yet(path: Path) -> str:
     return "no adapter and no model weights in it yet" + (f": {wrong}" if wrong else "")
 
 
-def _named_adapters(path: Path) -> list[str]:
+def named_adapters(path: Path) -> list[str]:
     """The folders in a directory that hold an adapter, last those that others are trained against; TRL's `ref` is none."""
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         names = (entry.name for entry in entries if entry.name != REFERENCE and entry.is_dir(follow_symlinks=False))

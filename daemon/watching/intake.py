@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import structlog
 
 from daemon.checkpoints.additions import Added, Settling, pin_additions, unpinned
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
-from daemon.checkpoints.names import run_of
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify, named_adapters
+from daemon.checkpoints.names import REFERENCE, is_checkpoint_name, run_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
 from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
@@ -155,7 +156,8 @@ class Intake:
         mixed = {"weight": wanted.weight, "additions": added.additions}
         reference = _reference(root, run, inspection, digest).model_copy(update=mixed)
         name = job_id(reference, mine.settings)
-        return Candidate(name, reference, incoming, digest_of_fingerprint(fingerprint), mine, fault, added.warnings)
+        warnings = (*added.warnings, *_left_out(inspection))
+        return Candidate(name, reference, incoming, digest_of_fingerprint(fingerprint), mine, fault, warnings)
 
     @property
     def places(self) -> Places:
@@ -302,6 +304,16 @@ def _holds(checkpoint: Path, known: str) -> bool:
         return digest_of_fingerprint(fingerprint(checkpoint)) == known
     except OSError:
         return False
+
+
+def _left_out(inspection: Inspection) -> list[str]:
+    """What is told of other adapters in folders of the checkpoint; not of those that its own one was trained against."""
+    path = inspection.path
+    names = [name for name in named_adapters(path) if not name.startswith(REFERENCE)] if is_checkpoint_name(path.name) else []
+    if not names:
+        return []
+    commands = " and ".join(f"`ckptd export {shlex.quote(str(path / name))}`" for name in names)
+    return [f"{', '.join(f'{name}/' for name in names)} in the checkpoint: another adapter, which this export leaves out; run {commands}"]
 
 
 def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> CheckpointRef:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.inspection import fingerprint, inspect
+from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of, set_state
 
 ADAPTER = "adapter_model.safetensors"
@@ -299,3 +300,16 @@ def test_the_modules_of_sentence_transformers_are_waited_for(checkpoint: Path) -
     assert problem.startswith("2_Dense/model.safetensors")
     (checkpoint / "2_Dense" / "model.safetensors").write_bytes(weights)
     assert inspect(checkpoint).complete
+
+
+def test_adapters_that_an_export_leaves_out_are_told(station: Stations, pico_run: Path) -> None:
+    here = station()
+    made = copy_of(pico_run / "checkpoint-4", here.home / "made" / "checkpoint-4")
+    for folder in ("style", "reference", "notes"):
+        (made / folder).mkdir()
+        for name in (ADAPTER, "adapter_config.json") if folder != "notes" else ():
+            shutil.copy2(made / name, made / folder / name)
+    made.parent.rename(here.root / "run")
+    (job,) = here.wait_for_jobs(1)
+    path = here.root / "run" / "checkpoint-4" / "style"
+    assert job.warnings == (f"style/ in the checkpoint: another adapter, which this export leaves out; run `ckptd export {path}`",)
