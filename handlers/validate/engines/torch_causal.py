@@ -112,9 +112,11 @@ class TorchModel:
 
     def _refuse_unknown(self, ids: list[int]) -> None:
         """Permanent where the tokenizer gives tokens that the model has no embedding for: torch would say "index out of range"."""
-        rows = getattr(getattr(self._plain().get_input_embeddings(), "weight", None), "shape", (None,))[0]
-        highest = max(ids, default=0)
-        if rows is not None and highest >= rows:
+        weight = None
+        with contextlib.suppress(NotImplementedError, AttributeError):  # a model's own code may have no such method
+            weight = self._plain().get_input_embeddings().weight
+        rows, highest = 0 if weight is None else int(weight.shape[0]), max(ids, default=0)
+        if rows and highest >= max(rows, self.vocabulary or 0):
             raise Permanent(
                 FaultCode.TOKENIZER_MISMATCH, "encode a text",
                 f"the tokenizer gives it token {highest}, but the model has embeddings for tokens 0 to {rows - 1} only",
