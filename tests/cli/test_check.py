@@ -77,3 +77,11 @@ def test_a_mistake_in_the_file_is_a_problem_in_json_too(tmp_path: Path) -> None:
     assert done.returncode == 2
     (problem,) = json.loads(done.stdout)["problems"]
     assert "watch.rots" in problem and "did you mean 'roots'" in problem
+
+
+def test_without_a_file_it_says_that_only_the_defaults_were_checked(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(f'[state]\ndirectory = "{tmp_path}/state"\n[output]\ndirectory = "{tmp_path}/exports"\n')
+    state = {"CKPTD_STATE__DIRECTORY": str(tmp_path / "state"), "CKPTD_OUTPUT__DIRECTORY": str(tmp_path / "exports"), "HOME": str(tmp_path)}
+    for more, said in (([], True), (["--config", tmp_path / "my.toml"], False)):
+        told = json.loads(ckptd(tmp_path, "check", "--json", *more, **state).stdout)["warnings"]
+        assert any("no configuration file was found" in one for one in told) is said

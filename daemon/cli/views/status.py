@@ -122,7 +122,8 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
     daemon = value.daemon
     if not daemon.running:
         file = value.config or (daemon.configuration and daemon.configuration.file)
-        start = f"start it with `ckptd run --config {shlex.quote(file) if file else 'FILE'}`; the state is {value.state_directory}"
+        run = f"`ckptd run --config {shlex.quote(file) if file else 'FILE'}`"
+        start = f"start it with {run}{'' if file else ' (`ckptd init` writes FILE)'}; the state is {value.state_directory}"
         if not daemon.killed:
             return [("not running:", start, "yellow")]
         ended = "the daemon did not shut down cleanly: it was killed or it crashed, or the machine stopped"

@@ -290,7 +290,9 @@ def _same_names() -> list[str]:
 def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
-    warnings: list[str] = []
+    warnings = [] if config is not None else [
+        "no configuration file was found: only the defaults, CKPTD_ variables and --set were checked; `ckptd init` writes a file"
+    ]  # fmt: skip
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
     problems += _without_room(settings)
