@@ -164,12 +164,12 @@ def _no_formats() -> str:
 
 def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bool = True) -> list[str]:
     """Values that are each right but do not go together, each with a value that would. `need_variants`: something must be made."""
+    if not variant_names():
+        return [_no_formats(), *catalog().problems]
     problems = [
         f"{key}: is {value}, which is no number to count with; write one, for example 1e9 for no limit"
         for key, value in _not_finite(settings.model_dump())
     ]
-    if not variant_names():
-        return [_no_formats(), *catalog().problems]
     for name in settings.export.variants:
         if name not in variant_names():
             left_out = "".join(f"; {problem}" for problem in catalog().problems)

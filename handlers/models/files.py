@@ -33,6 +33,11 @@ TOKENIZER = (
 )  # fmt: skip
 _WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 """Tokenizers of bytes or characters, which are a tokenizer_config.json alone."""
+FOREIGN_TOKENIZER = (
+    "give the model the tokenizer that belongs to it; if the training added tokens, let it call"
+    " model.resize_token_embeddings(len(tokenizer))"
+)
+"""What is to be done where a tokenizer gives tokens that the model does not have."""
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "chat_templates", "additional_chat_templates")
 PROCESSORS = (
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor_config.json",

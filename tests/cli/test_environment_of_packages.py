@@ -7,14 +7,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.operating.diagnosis.packages import unsuitable
+from daemon.running.rules.resume_keys import library_version
 from tests.cli.test_bad_input import ckptd
 from tests.service import Service
+
+
+@pytest.fixture(autouse=True)
+def looked_up_anew() -> Iterator[None]:
+    """No version that this process knows from before, and none of these for what runs in it later."""
+    library_version.cache_clear()
+    yield
+    library_version.cache_clear()
 
 
 def other_version(folder: Path, name: str, version: str) -> Path:
@@ -31,7 +40,8 @@ def test_what_is_installed_here_suits() -> None:
 
 @pytest.mark.parametrize(("name", "version", "suits"), [
     ("onnx-ir", "1.0.0", False), ("onnx-ir", "99.0", True), ("watchdog", "8.0.1", False), ("torch", "2.9.0+cu130", True),
-    ("transformers", "5.9.0.dev0", True), ("pytest", "1.0", True),
+    ("transformers", "5.9.0.dev0", True), ("pytest", "1.0", True), ("onnx-ir", "", True),
+    ("onnx-ir", "1.0-of our own", True),
 ])  # fmt: skip
 def test_a_version_that_does_not_suit_is_named_with_the_way_out(
     name: str, version: str, suits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.monitoring.live import read_live
 from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
+from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, human, memory
 from daemon.system.disks import nearest_existing, short_of_room
 from daemon.system.lock import is_locked
@@ -39,13 +40,6 @@ from daemon.toolchains.registry import Toolchains
 NO_DIRECTORY = "is a file, not a directory"
 CHAIN = "the toolchain "
 """How a clause begins that names a toolchain which is not there."""
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ def formats_here(state: Path) -> FormatsHere:
     """What can be made with the toolchains of a state directory."""
     chains, rows, here, brought_by = Toolchains(state), {}, cpu.here(), _packages()
     for spec in catalog().variants.values():
-        missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
+        missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if not library_version(name)})
         wrong = list(flaws(spec))
         lacks, needs = [*missing], [f"the packages {', '.join(missing)}; install them"] if missing else []
         if spec.programs and spec.program() is None:
@@ -370,7 +364,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         **room.facts,
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
-        **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},
+        **{name: library_version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},
     }
     # Two looks may find the same thing: a root is asked about, and then searched.
     problems = list(dict.fromkeys(problems))

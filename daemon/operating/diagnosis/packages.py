@@ -5,16 +5,19 @@ pip sees to that when ckptd is installed, and not when another package is instal
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
 
-from packaging.requirements import Requirement
-
 from daemon.contract.version import __version__
+from daemon.running.rules.resume_keys import library_version
 
 
 def unsuitable() -> tuple[str, ...]:
-    """What is installed in other versions than ckptd needs, as one sentence without its end; nothing is imported to find out."""
+    """What is installed in other versions than ckptd needs, as one sentence without its end; none of these packages is imported."""
+    from packaging.requirements import Requirement  # here: what most exports have no need of
+    from packaging.version import InvalidVersion, Version
+
     try:
         needed = [Requirement(line) for line in importlib.metadata.requires("ckptd") or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -23,12 +26,12 @@ def unsuitable() -> tuple[str, ...]:
     for one in needed:
         if one.marker is not None and not one.marker.evaluate({"extra": ""}):
             continue
-        try:
-            version = importlib.metadata.version(one.name)
-        except importlib.metadata.PackageNotFoundError:
+        version = library_version(one.name)
+        if not version:
             continue  # each variant that can't be made without it says so
-        if not one.specifier.contains(version, prereleases=True):
-            found.append((one, version))
+        with contextlib.suppress(InvalidVersion):  # of somebody's own build: nobody can tell
+            if not one.specifier.contains(Version(version), prereleases=True):
+                found.append((one, version))
     if not found:
         return ()
     installed = ", ".join(f"{one.name} {version}" for one, version in found)

@@ -18,7 +18,7 @@ import onnxruntime
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.models.files import read_json, setting
+from handlers.models.files import FOREIGN_TOKENIZER, read_json, setting
 from handlers.onnx.folder import tokenizers
 from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
@@ -87,9 +87,7 @@ def tokenize(folder: Path, texts: Sequence[str], *, longest: int = MAX_TOKENS) -
     largest = max(max(row) for row in rows)
     if largest >= vocabulary:
         cause = f"it gives the token {largest}, but the model has only {vocabulary} tokens"
-        raise Permanent(
-            FaultCode.TOKENIZER_MISMATCH, OPERATION, cause, "give the base the tokenizer that belongs to the model", path=folder
-        )
+        raise Permanent(FaultCode.TOKENIZER_MISMATCH, OPERATION, cause, FOREIGN_TOKENIZER, path=folder)
     return Tokens(rows, vocabulary)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.models import products
-from handlers.models.files import has_tokenizer
+from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
 from handlers.validate.engines.registry import EngineSpec
@@ -120,8 +120,7 @@ class TorchModel:
             raise Permanent(
                 FaultCode.TOKENIZER_MISMATCH, "encode a text",
                 f"the tokenizer gives it token {highest}, but the model has embeddings for tokens 0 to {rows - 1} only",
-                "if the training added tokens, let it call model.resize_token_embeddings(len(tokenizer)); else give the model its own"
-                " tokenizer",
+                FOREIGN_TOKENIZER,
             )  # fmt: skip
 
     def text(self, ids: list[int]) -> str:
