@@ -22,7 +22,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
-from handlers.validate import record
+from handlers.validate import findings, record
 from handlers.validate.checks import answers, base_likelihood, room, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
@@ -115,10 +115,15 @@ def _examined(
         examination.figures = examination.figures.plus(foreign=foreign)
     rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    examination.example = external.example_fault(context, variant, spec, reference, examination, rows)
-    examination.config = configs.difference(Path(folder), Path(source)) if source else None
+    if told := external.example_fault(context, variant, spec, reference, examination, rows):
+        examination.findings.append(findings.example(told))
+    if source and (told := configs.difference(Path(folder), Path(source))):
+        examination.findings.append(findings.changed("config", told))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
-    examination.portability, examination.weights = graphs.fault, next(iter(weights), graphs.weights)
+    if told := next(iter(weights), graphs.weights):
+        examination.findings.append(findings.weights(told, variant.name))
+    if graphs.fault:
+        examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
     return examination

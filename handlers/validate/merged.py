@@ -12,7 +12,7 @@ from pathlib import Path
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.validate import record
+from handlers.validate import findings, record
 from handlers.validate.checks import answers, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
@@ -61,8 +61,10 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if published:
-        examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))
-        examination.config = configs.difference(Path(folder), Path(context.inputs["merge"]))
+        if told := weights.difference(Path(folder), Path(context.inputs["merge"])):
+            examination.findings.append(findings.weights(told, published))
+        if told := configs.difference(Path(folder), Path(context.inputs["merge"])):
+            examination.findings.append(findings.changed("config", told))
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
         examination.figures = examination.figures.plus(way=taken.taken)

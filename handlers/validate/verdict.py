@@ -1,7 +1,7 @@
 """From figures to a verdict: the limits, the reasons as sentences, and the remedy. Pure.
 
-Called by the validate stage. Self-consistency (cache, padding), the tokenizer and the export's fidelity are judged by
-limits of the variant's kind; closeness to the live model by the configured thresholds.
+Called by the validate stage. Findings fail an artifact as they are; self-consistency (cache, padding) and the export's fidelity are
+judged by limits of the variant's kind; closeness to the live model by the configured thresholds.
 """
 
 from __future__ import annotations
@@ -18,40 +18,15 @@ from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
+from handlers.validate.findings import made_again
 from handlers.validate.workers.client import WorkerFailed
-
-_TOKENIZER = (
-    "give the checkpoint or the base the tokenizer that belongs to the model; where they have it, let the format's stage copy it and raise"
-    " the stage's version; then export again"
-)
 
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
     figures = examination.figures
-    reasons = [examination.tokenizer] if examination.tokenizer else []
-    remedies = [_TOKENIZER] if reasons else []
-    if examination.special:
-        reasons.append(examination.special)
-        remedies.append("export again: generation_config.json, config.json or the tokenizer's files were changed")
-    if examination.weights:
-        reasons.append(examination.weights)
-        remedies.append(_made_again(variant))
-    if examination.config:
-        reasons.append(examination.config)
-        remedies.append("export again: its config.json was changed")
-    if examination.labels:
-        reasons.append(examination.labels)
-        remedies.append("export again: id2label or the labels' thresholds in its config.json were changed")
-    if examination.example:
-        reasons.append(examination.example)
-        remedies.append("export again; if it happens again, report it with the attempt's log")
-    if examination.portability:
-        reasons.append(examination.portability)
-        remedies.append(
-            f"export {variant} again: its new weights then leave room in 16 bits; to run this graph as it is, set onnxruntime's session"
-            " option session.x64quantprecision to 1"
-        )
+    reasons = [finding.reason for finding in examination.findings]
+    remedies = [finding.remedy for finding in examination.findings]
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
@@ -68,12 +43,11 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         told.append(lost)
     written = figures.plus(notes=tuple(told)).written()
     if reasons:
-        others = (examination.tokenizer, examination.labels, examination.example, examination.special)
-        foreign = any((*others, examination.weights, examination.config))
+        foreign = any(not finding.of_precision for finding in examination.findings)
         if missing and unquantized(variant) is None:
             foreign = True  # of a smaller form, few bits may have taken it away
         return ArtifactCheck(
-            variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written,
+            variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(dict.fromkeys(remedies)), figures=written,
             of_precision=not foreign,
         )  # fmt: skip
     if thresholds is None:
@@ -221,10 +195,6 @@ def _remedy(variant: str, keys: list[str]) -> str:
     )
 
 
-def _made_again(variant: str) -> str:
-    return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"
-
-
 def unrunnable(variant: str, error: WorkerFailed, weights: str | None = None) -> ArtifactCheck:
     """The check of an artifact that could not be run. `weights`: why its weights are not those that were merged.
 
@@ -235,7 +205,7 @@ def unrunnable(variant: str, error: WorkerFailed, weights: str | None = None) ->
         return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=error.remedy)
     figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
     reasons = (*([weights] if weights else []), f"it could not be run: {error.cause}")
-    remedy = f"{_made_again(variant)}; {error.remedy}" if weights else error.remedy
+    remedy = f"{made_again(variant)}; {error.remedy}" if weights else error.remedy
     return ArtifactCheck(
         variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=remedy, figures=figures.written(),
         of_precision=error.of_precision and not weights,

@@ -13,6 +13,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
 from handlers.onnx.graphs import integer_products
+from handlers.validate import findings
 from handlers.validate.checks.examination import Examination
 from handlers.validate.folders import portability
 from handlers.validate.verdict import judge
@@ -37,7 +38,7 @@ def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_
     assert fault is not None and "overflow on processors without VNNI" in fault
     assert figures.needs == "a processor with VNNI, or one that is not x86-64"
     assert figures.integer_products is not None and figures.integer_products.overflowing_products == 1
-    examination = Examination(CheckFigures(**AT_THE_LIMITS).plus(**figures.given), portability=fault)
+    examination = Examination(CheckFigures(**AT_THE_LIMITS).plus(**figures.given), findings=[findings.portability(fault, "onnx-int8")])
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED and check.reasons == (fault,)
     assert check.remedy is not None and "export onnx-int8 again" in check.remedy and "session.x64quantprecision" in check.remedy

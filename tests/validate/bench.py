@@ -17,6 +17,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.onnx.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
+from handlers.validate import findings
 from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.examination import Examination, Merged, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
@@ -80,12 +81,14 @@ class Bench:
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
         examination = self.examine(variant, folder, against)
-        examination.weights = weights.difference(folder, self.merged) if variant == "pytorch" else self.told_of_weights(variant, folder)
-        if source is not None or variant.startswith("pytorch"):
-            examination.config = configs.difference(folder, source or self.merged)
+        told = weights.difference(folder, self.merged) if variant == "pytorch" else self.told_of_weights(variant, folder)
         if source is not None:
             pairs = ([ir.load(one / path.name) for one in (folder, source)] for path in sorted(folder.glob("*.onnx")))
-            examination.weights = next((told for pair in pairs if (told := rounded_weights.difference(*pair, nearest=True))), None)
+            told = next((text for pair in pairs if (text := rounded_weights.difference(*pair, nearest=True))), None)
+        if told:
+            examination.findings.append(findings.weights(told, variant))
+        if (source is not None or variant.startswith("pytorch")) and (other := configs.difference(folder, source or self.merged)):
+            examination.findings.append(findings.changed("config", other))
         return examination
 
     def outputs(self, folder: Path) -> Path:

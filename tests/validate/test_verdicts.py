@@ -23,6 +23,7 @@ from daemon.contract.jobs.plan import spec_of
 from handlers.texts.built_in import BUILT_IN
 from handlers.texts.rendering import Rendering
 from handlers.texts.selection import comparison_texts
+from handlers.validate import findings
 from handlers.validate.arithmetic.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import evenly
@@ -144,7 +145,8 @@ def test_a_prompts_file_that_is_no_use_is_a_clear_error(content: bytes | None, c
 
 
 def test_a_tokenizer_that_its_stage_left_behind_is_proposed_to_be_copied() -> None:
-    examination = Examination(CheckFigures(**AT_THE_LIMITS), tokenizer="its tokenizer can't be used: the folder holds no tokenizer files")
+    finding = findings.tokenizer("its tokenizer can't be used: the folder holds no tokenizer files")
+    examination = Examination(CheckFigures(**AT_THE_LIMITS), findings=[finding])
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED
     assert check.remedy is not None and "let the format's stage copy it and raise the stage's version" in check.remedy
@@ -154,11 +156,12 @@ WEIGHTS = "its weights are not those of the merge: model.norm.weight is missing.
 
 
 def test_other_weights_or_settings_fail_an_artifact_at_its_limits_and_no_less_quantized_form_is_made_for_it() -> None:
-    for told in ({"weights": WEIGHTS}, {"config": "its config.json is not that of the model that it was made of: n is 1 instead of 2"}):
-        examination = Examination(CheckFigures(**AT_THE_LIMITS | {"kl": 0.06}), **told)
+    settings = "its config.json is not that of the model that it was made of: n is 1 instead of 2"
+    for told in (findings.weights(WEIGHTS, "onnx-int8"), findings.changed("config", settings)):
+        examination = Examination(CheckFigures(**AT_THE_LIMITS | {"kl": 0.06}), findings=[told])
         check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
         assert check.verdict is Verdict.FAILED and not check.of_precision
-        assert check.reasons[0] in told.values() and len(check.reasons) == 2
+        assert check.reasons[0] == told.reason and len(check.reasons) == 2
     assert _judge(kl=0.06).of_precision
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
+from handlers.validate import findings
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
@@ -29,6 +30,7 @@ from handlers.validate.checks.reference import (
 )
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
+from handlers.validate.findings import Finding
 from handlers.validate.folders import special_tokens
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, Greedy, Padding
@@ -61,20 +63,8 @@ class Examination:
 
     figures: CheckFigures = field(default_factory=CheckFigures)
     prompts: list[PromptFigures] = field(default_factory=list)
-    tokenizer: str | None = None
-    """Why its tokenizer is not the reference's; None when it is."""
-    example: str | None = None
-    """Why the example that it brings does not work; None when it does, or when it brings none."""
-    portability: str | None = None
-    """Why it may give other answers on other processors; None when nothing says so."""
-    labels: str | None = None
-    """Why the names or the thresholds of its labels are not the live model's; None when they are."""
-    special: str | None = None
-    """Which of its special tokens are not the live model's; None when all are."""
-    weights: str | None = None
-    """Why its weights are not those that were merged; None when they are, or where nobody looked."""
-    config: str | None = None
-    """Which settings of its config.json are not those of the model that it was made of; None when all are, or where nobody looked."""
+    findings: list[Finding] = field(default_factory=list)
+    """Why it must not be used, whatever the figures say."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 
@@ -100,10 +90,9 @@ def examine(
     about = worker.load()
     result = Examination()
     subject = reference.subject
-    if tokenizer and reference.readable:
-        result.tokenizer = _tokenizer_difference(worker, reference)
-    result.labels = _label_difference(Path(worker.folder), subject.labels) or _threshold_difference(Path(worker.folder), subject)
-    result.special = special_tokens.difference(Path(worker.folder), reference.special, about.ends)
+    if tokenizer and reference.readable and (told := _tokenizer_difference(worker, reference)):
+        result.findings.append(findings.tokenizer(told))
+    result.findings += _files(Path(worker.folder), reference, about.ends)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
@@ -138,6 +127,16 @@ def examine(
     if (found := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=found)
     return result
+
+
+def _files(folder: Path, reference: Reference, ends: Sequence[int] | None) -> list[Finding]:
+    """What its files say of labels and special tokens that is not so of the live model."""
+    found = []
+    if told := _label_difference(folder, reference.subject.labels) or _threshold_difference(folder, reference.subject):
+        found.append(findings.changed("labels", told))
+    if told := special_tokens.difference(folder, reference.special, ends):
+        found.append(findings.changed("special tokens", told, "generation_config.json, config.json or tokenizer_config.json"))
+    return found
 
 
 def _draft(reference: Reference, place: int, merged: Merged | None) -> list[int]:

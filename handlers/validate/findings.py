@@ -1,0 +1,62 @@
+"""Findings: reasons why an artifact must not be used that no threshold excuses, each with what to do.
+
+Made by the checks, which add them to `Examination.findings`; `verdict` makes the check's reasons and remedies of them, in the order in
+which they were found. A check that is new needs no place there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TOKENIZER = (
+    "give the checkpoint or the base the tokenizer that belongs to the model; where they have it, let the format's stage copy it and raise"
+    " the stage's version; then export again"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason."""
+
+    aspect: str
+    """What of the artifact is wrong, in a word or two: "tokenizer", "weights"."""
+    reason: str
+    """A sentence without its full stop, about "its" file or part."""
+    remedy: str
+    """What to do, as a sentence without its full stop."""
+    of_precision: bool = False
+    """A less quantized form may not have it."""
+
+
+def tokenizer(reason: str) -> Finding:
+    """Its tokenizer is not the live model's."""
+    return Finding("tokenizer", reason, _TOKENIZER)
+
+
+def changed(aspect: str, reason: str, files: str = "config.json") -> Finding:
+    """What `files` say is not what belongs there."""
+    return Finding(aspect, reason, f"export again: what its {files} says was changed")
+
+
+def weights(reason: str, variant: str) -> Finding:
+    """Its weights are not those that were merged."""
+    return Finding("weights", reason, made_again(variant))
+
+
+def example(reason: str) -> Finding:
+    """The example that it brings does not work."""
+    return Finding("example", reason, "export again; if it happens again, report it with the attempt's log")
+
+
+def portability(reason: str, variant: str) -> Finding:
+    """It may give other answers on other processors."""
+    remedy = (
+        f"export {variant} again: its new weights then leave room in 16 bits; to run this graph as it is, set onnxruntime's session"
+        " option session.x64quantprecision to 1"
+    )
+    return Finding("portability", reason, remedy, of_precision=True)
+
+
+def made_again(variant: str) -> str:
+    """The remedy that makes a variant of the merged weights anew."""
+    return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"
