@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 from handlers.merge.adapters.adapter import SAFETENSORS, Adapter
-from handlers.merge.weights.file_io import ByteRange, copy_range
+from handlers.tensors.file_io import ByteRange, copy_range
 
 METADATA = {"format": "pt"}
 ALIGNMENT = 8

@@ -16,7 +16,7 @@ from daemon.contract.sharded.pieces import Piece, ShardedTensor
 from handlers.consolidate.adapter_names import OPERATION
 from handlers.consolidate.gather import copy_strided
 from handlers.merge.plan.output_layout import Output, build_header
-from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
+from handlers.tensors.file_io import ByteRange, copy_range, create, read_into, write_from
 
 BLOCK = 16 << 20
 """Bytes that are held at a time, where a piece's rows have to be written apart."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from daemon.contract.sharded.pieces import Piece, ShardedTensor
-from handlers.merge.weights.file_io import ByteRange, read_into, write_from
+from handlers.tensors.file_io import ByteRange, read_into, write_from
 
 CALL = 1 << 12
 """Bytes that can be moved in the time of one read or write."""

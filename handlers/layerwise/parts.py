@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from handlers.layerwise.lockstep import Door, Task, task_here
-from handlers.merge.weights.sources import Source
 from handlers.models import products
+from handlers.tensors.sources import Source
 
 BLOCK = 16 << 20
 """Elements that are read at once: 64 MiB in fp32."""

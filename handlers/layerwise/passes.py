@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from handlers.layerwise import skeleton
 from handlers.layerwise.lockstep import Lockstep, Task
 from handlers.layerwise.skeleton import Skeleton
-from handlers.merge.weights.sources import Source, StoredSource
 from handlers.models import products
+from handlers.tensors.sources import Source, StoredSource
 
 Result = TypeVar("Result")
 

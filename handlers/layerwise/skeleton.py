@@ -20,10 +20,10 @@ from daemon.contract.fault_codes import FaultCode
 from handlers.child.process import small_pages
 from handlers.layerwise.lockstep import Door
 from handlers.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, StreamedWeight, read
-from handlers.merge.weights.sources import StoredSource
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import BY_NAME
 from handlers.models.transformers_once import transformers
+from handlers.tensors.sources import StoredSource
 
 OPERATION = "run the model layer by layer"
 _SMALL = 4 << 20

@@ -117,7 +117,7 @@ def _compare(
     import torch
 
     from handlers.merge.engine.readback import rows_of, samples_of, unit_of
-    from handlers.merge.weights.sources import StoredSource, torch_dtype
+    from handlers.tensors.sources import StoredSource, torch_dtype
 
     compared, unchanged, different = 0, [], []
     floats = {name: torch_dtype(name, after.path) for name in ("F32", "F16", "BF16", "F64")}

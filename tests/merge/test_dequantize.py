@@ -15,9 +15,9 @@ from daemon.contract.errors import Permanent
 from handlers.merge.weights.dequantize import ScaledFp8Source
 from handlers.merge.weights.nf4_round_trip import BLOCK, OUTER_BLOCK, quantized_scales, quantized_tensors, round_trip
 from handlers.merge.weights.quantized_base import unpack
-from handlers.merge.weights.sources import Source, StoredSource
 from handlers.merge.weights.unpacked_base import UnpackedBase
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource
 from tests.models import make_base
 
 

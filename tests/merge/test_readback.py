@@ -18,8 +18,8 @@ from handlers.merge.engine.check_plan import misplaced
 from handlers.merge.engine.readback import ChangedTensor, Factors, WrittenTensor, contradictions, wrong
 from handlers.merge.engine.screen import not_accepted
 from handlers.merge.plan.output_layout import Output, plan
-from handlers.merge.weights.sources import CastSource, StoredSource
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import CastSource, StoredSource
 
 Table = dict[str, torch.Tensor]
 SCALE = 3.0

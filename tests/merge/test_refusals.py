@@ -283,7 +283,7 @@ def test_a_base_that_shrinks_while_it_is_read_ends_the_merge(
 ) -> None:
     # Of the base's rows alone: the adapter is read by another door.
     shrunk = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")} | {"preadv": lambda *_: 0})
-    monkeypatch.setattr("handlers.merge.weights.file_io.os", shrunk)
+    monkeypatch.setattr("handlers.tensors.file_io.os", shrunk)
     code, sentence = refusal(adapter, pico_base, output)
     assert code == "truncated-weights"
     assert "the file ends at byte" in sentence

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from handlers.merge.engine import screen
 from handlers.merge.engine.readback import ChangedTensor, Factors, WrittenTensor, samples_of
 from handlers.merge.engine.screen import not_accepted
-from handlers.merge.weights.sources import CastSource, StoredSource
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import CastSource, StoredSource
 
 COUNT, SHAPE, RANK = 12, (96, 300), 6
 

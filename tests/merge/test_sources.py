@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from daemon.contract.errors import Permanent
 from daemon.contract.safetensors import read_header
 from handlers.merge.plan.output_format import resharded
-from handlers.merge.weights.file_io import OpenFiles
-from handlers.merge.weights.sources import CastSource, Source, StoredSource
+from handlers.tensors.file_io import OpenFiles
+from handlers.tensors.sources import CastSource, Source, StoredSource
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handlers.merge.engine.work_queue import AHEAD, FileInProgress, Piece, PieceQueue, joined, run_workers
-from handlers.merge.weights.file_io import ByteRange
+from handlers.tensors.file_io import ByteRange
 
 Plan = tuple[str, int]
 Buffers = list[str]

@@ -48,7 +48,7 @@ def test_a_version_that_lists_its_models_in_another_way_is_left_alone() -> None:
 
 def test_the_merge_is_imported_when_it_is_asked_for() -> None:
     in_a_new_process(
-        "import sys, handlers.merge.weights.sources\n"
+        "import sys, handlers.tensors.sources\n"
         "assert 'handlers.merge.api' not in sys.modules\n"
         "from handlers.merge import Execution, MergeOptions, MergeReport, merge_adapter, stage\n"
         "from handlers.merge.api import merge_adapter as own\n"

@@ -17,7 +17,7 @@ from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.layerwise import parts
-from handlers.merge.weights.sources import StoredSource
+from handlers.tensors.sources import StoredSource
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import LAYERWISE, EngineSpec, engine_for

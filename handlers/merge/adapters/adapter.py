@@ -20,8 +20,8 @@ from daemon.contract.safetensors import DTYPES, TensorInfo, is_name, read_header
 from daemon.contract.values import Json
 from handlers.merge.adapters.keys import without_prefixes
 from handlers.merge.adapters.patterns import first_keys
-from handlers.merge.weights.file_io import OpenFiles
 from handlers.models.files import read_json
+from handlers.tensors.file_io import OpenFiles
 
 if TYPE_CHECKING:
     import torch

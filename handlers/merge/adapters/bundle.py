@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.weights.file_io import OpenFiles
+from handlers.tensors.file_io import OpenFiles
 
 if TYPE_CHECKING:
     import torch

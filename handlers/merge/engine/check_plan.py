@@ -21,8 +21,8 @@ from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, Writ
 from handlers.merge.engine.screen import Held, not_accepted
 from handlers.merge.plan.operations import Bias, Experts, LowRank, Operation, Rows, Sum
 from handlers.merge.plan.output_layout import FilePlan, Output, Plan
-from handlers.merge.weights.sources import Source, StoredSource, row_elements, torch_dtype
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource, row_elements, torch_dtype
 
 PIECE = 1 << 16
 """Elements that are compared in one piece: so few that their values in float64 stay near the core, and enough for the calls to pay."""

@@ -20,8 +20,8 @@ import torch
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
-from handlers.merge.weights.sources import Source, StoredSource, row_elements
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource, row_elements
 
 BLOCK = 1 << 20
 """Elements read at once."""

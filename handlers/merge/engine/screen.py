@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from handlers.merge.engine.readback import FAR, Factors, OnBytes, WrittenTensor, samples_of, tiny_of, unit_of
-from handlers.merge.weights.file_io import OpenFiles
-from handlers.merge.weights.sources import StoredSource, as_bytes, row_elements
+from handlers.tensors.file_io import OpenFiles
+from handlers.tensors.sources import StoredSource, as_bytes, row_elements
 
 MARGIN = 1.005
 """Times half the distance of two numbers beside the one that was written: within readback's 1.01 times that beside the exact sum."""

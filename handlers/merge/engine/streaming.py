@@ -28,9 +28,9 @@ from handlers.merge.engine.check_plan import FileCheck
 from handlers.merge.engine.work_queue import FileInProgress, Piece, PieceQueue, joined, run_workers
 from handlers.merge.plan.operations import Copy, Operation, Sum
 from handlers.merge.plan.output_layout import FilePlan, Output
-from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
-from handlers.merge.weights.sources import as_bytes, check_overflow
 from handlers.models.folder import ModelFolder
+from handlers.tensors.file_io import ByteRange, copy_range, create, read_into, write_from
+from handlers.tensors.sources import as_bytes, check_overflow
 
 BLOCK = 1 << 18
 """Elements of a block: enough for an efficient matrix product, and few enough to stay in a core's cache from reading to writing."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from handlers.merge.weights.file_io import ByteRange
+from handlers.tensors.file_io import ByteRange
 
 Plan = TypeVar("Plan")
 """Describes how a file is made."""

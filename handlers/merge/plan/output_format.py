@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from handlers.merge.adapters.adapter import AdapterSource
 from handlers.merge.plan.output_layout import Output
-from handlers.merge.weights.sources import StoredSource, torch_dtype
 from handlers.models.folder import SINGLE, ModelFolder
+from handlers.tensors.sources import StoredSource, torch_dtype
 
 FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Dtype in the options → in a safetensors header."""

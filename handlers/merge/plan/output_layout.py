@@ -20,7 +20,7 @@ from handlers.models.files import read_json
 from handlers.models.folder import INDEX, ModelFolder
 
 if TYPE_CHECKING:
-    from handlers.merge.weights.sources import Source
+    from handlers.tensors.sources import Source
 
 ALIGNMENT = 8
 

@@ -18,7 +18,7 @@ from handlers.merge.plan.output_layout import Output
 
 def replaced(adapter: Adapter, key: str, output: Output) -> Output:
     """The output with the values, and the shape, of the adapter's tensor `key`."""
-    from handlers.merge.weights.sources import torch_dtype
+    from handlers.tensors.sources import torch_dtype
 
     source = AdapterSource(adapter, key, torch_dtype(output.dtype, adapter.file))
     return replace(output, shape=adapter.shapes[key], source=source, module=output.module or output.name, origin=key)

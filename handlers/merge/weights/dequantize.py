@@ -18,8 +18,8 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
 from daemon.contract.values import Json
-from handlers.merge.weights.sources import Source, TensorReader, row_elements
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, TensorReader, row_elements
 
 OPERATION = "dequantize the base"
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -16,8 +16,8 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.dequantize import TransposedSource
 from handlers.merge.weights.model_structure import model_class
-from handlers.merge.weights.sources import Source, StoredSource, row_elements
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource, row_elements
 
 OPERATION = "quantize the base as the training did"
 BLOCK = 64

@@ -21,10 +21,10 @@ from handlers.merge.weights.dequantize import (
     TransposedSource,
     damaged,
 )
-from handlers.merge.weights.sources import CastSource, Source, StoredSource, torch_dtype
 from handlers.merge.weights.unpacked_base import UnpackedBase, can_unpack, header_dtype, method_of, quantization
 from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import CastSource, Source, StoredSource, torch_dtype
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 _STATE = ".quant_state.bitsandbytes__"

@@ -14,7 +14,7 @@ from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 if TYPE_CHECKING:
-    from handlers.merge.weights.sources import Source
+    from handlers.tensors.sources import Source
 
 FP8_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors")
 

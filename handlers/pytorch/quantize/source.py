@@ -15,9 +15,9 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.safetensors import TensorInfo
 from handlers.merge.plan.output_layout import Output
-from handlers.merge.weights.sources import StoredSource, row_elements
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.quantize.writing import LARGEST, WeightFiles
+from handlers.tensors.sources import StoredSource, row_elements
 
 BLOCK = 1 << 22
 """Elements that are read and rounded at once."""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from handlers.merge.weights.model_structure import model_class
-from handlers.merge.weights.sources import StoredSource
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.quantize.linears import Linear, Linears
+from handlers.tensors.sources import StoredSource
 
 SMALL = 1 << 22
 """Elements of an embedding up to which it is read as a whole."""

@@ -16,9 +16,9 @@ import torch
 
 from daemon.contract.safetensors import DTYPES
 from handlers.merge.plan.output_layout import Output, build_header
-from handlers.merge.weights.file_io import create, write_from
-from handlers.merge.weights.sources import as_bytes
 from handlers.models.folder import INDEX, SINGLE
+from handlers.tensors.file_io import create, write_from
+from handlers.tensors.sources import as_bytes
 
 LARGEST = 5 * 10**9
 """Bytes of a weight file where `merge.max_shard_size` does not say."""

@@ -17,9 +17,9 @@ from daemon.contract.errors import Permanent
 from daemon.contract.safetensors import TensorInfo
 from daemon.contract.values import Json
 from handlers.merge.weights.dequantize import FLOATS
-from handlers.merge.weights.sources import StoredSource, row_elements
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.weights.forms import EightBitRows, EightBits, FourBitGroups, FourBits, MisfitError, Packed, Place
+from handlers.tensors.sources import StoredSource, row_elements
 
 BLOCK = 1 << 20
 """Elements that are compared at once: a few megabytes in fp32, which stay in a processor's cache."""

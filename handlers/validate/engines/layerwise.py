@@ -17,8 +17,8 @@ from handlers.layerwise import adapters, skeleton
 from handlers.layerwise.lockstep import Door, Lockstep, Task, task_here
 from handlers.layerwise.parts import Wanted
 from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
-from handlers.merge.weights.sources import Source, StoredSource
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource
 from handlers.validate.engines.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.torch_causal import TorchEngine

@@ -17,8 +17,8 @@ from handlers.merge.adapters.adapter import read_adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.plan.prepare import match_all
 from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
-from handlers.merge.weights.sources import Source, StoredSource
 from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source, StoredSource
 
 _OPERATION = "give the live model the base that was merged into"
 

@@ -1,6 +1,7 @@
 """Moving bytes between files without passing through Python objects: whole reads and writes, and copies inside the operating system.
 
-Called by the streaming merge. Files are not memory-mapped: mapped pages count as resident memory of a process that should stay small.
+Called by the stages that write weights, and by `sources`. Files are not memory-mapped: mapped pages count as resident memory of a process
+that should stay small.
 """
 
 from __future__ import annotations

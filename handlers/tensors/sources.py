@@ -1,8 +1,8 @@
 """Sources: objects that give the values of one tensor row by row, whatever form it is stored in.
 
-Used by the streaming merge. A source has a shape and the dtype in which it will be written, and fills buffers that its caller owns;
-it never holds a whole tensor. Bytes are read by offset and not memory-mapped, since mapped pages count as memory of the process.
-One source is used by one thread at a time.
+Used by the merge, by stages that quantize, and where a model is run layer by layer. A source has a shape and the dtype in which it will be
+written, and fills buffers that its caller owns; it never holds a whole tensor. Bytes are read by offset and not memory-mapped, since mapped
+pages count as memory of the process. One source is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo
-from handlers.merge.weights.file_io import read_into
+from handlers.tensors.file_io import read_into
 
 
 class Source(Protocol):
