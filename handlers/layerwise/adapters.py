@@ -1,11 +1,11 @@
-"""What an adapter means for a model without its weights: which ones PEFT can put over it, and what they bring of their own.
+"""PEFT over a model without its weights: which adapters it can be, and where what they bring of their own goes.
 
 Apart from `skeleton.py`, since importing peft takes as long as importing torch, and most who read a model part by part have no adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import TrainableTokensWrapper
 
 from handlers.layerwise.skeleton import Skeleton, refuse
-from handlers.merge.adapters.keys import without_wrappers
 
 _PREPARES = (True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights that leave the base as it is; all others compute with its weights when PEFT loads the adapter."""
@@ -35,27 +34,32 @@ def check_adapter(folder: Path) -> PeftConfig:
     return config  # type: ignore[no-any-return]
 
 
-def release(skeleton: Skeleton, saved: Mapping[str, tuple[int, ...]], replaced: Collection[str]) -> None:
-    """Give real memory to the parameters that an adapter `saved` whole (name in the base → shape): PEFT writes them into the base.
+def fill_while_loading(skeleton: Skeleton) -> None:
+    """Let what PEFT writes into the base, when it loads an adapter, find memory: parameters that the adapter's file holds whole.
 
-    Not to modules whose name is among `replaced`: PEFT puts a module of its own beside these. Permanent for another vocabulary.
+    Which ones they are, torch says when it loads them: just before it writes to a placeholder, real memory takes its place, in all modules
+    that share it. Loading raises Permanent for one of another size.
     """
-    parameters = dict(skeleton.model.named_parameters(remove_duplicate=False))
-    for key, shape in saved.items():
-        name = without_wrappers(key)
-        if name not in parameters:
-            continue
-        old = parameters[name]
-        if shape != tuple(old.shape):
-            raise refuse(skeleton.folder.path, f"the adapter changes the size of {name} from {list(old.shape)} to {list(shape)}")
-        if name.split(".")[-2] in replaced:
-            continue
-        new = torch.nn.Parameter(torch.full(tuple(old.shape), float("nan")), requires_grad=False)
-        for module in skeleton.model.modules():
-            for key, value in module._parameters.items():
-                if value is old:
-                    module._parameters[key] = new
-        skeleton.stored.pop(id(old), None)
+    for module in skeleton.model.modules():
+        module.register_load_state_dict_pre_hook(_filling(skeleton))
+
+
+def _filling(skeleton: Skeleton) -> Callable[..., None]:
+    def fill(module: torch.nn.Module, state: Mapping[str, torch.Tensor], prefix: str, *_: Any) -> None:
+        for name, old in list(module._parameters.items()):
+            if old is None or id(old) not in skeleton.stored or (given := state.get(prefix + name)) is None:
+                continue
+            stored = skeleton.stored.pop(id(old))
+            if given.shape != old.shape:
+                cause = f"the adapter changes the size of {stored} from {list(old.shape)} to {list(given.shape)}"
+                raise refuse(skeleton.folder.path, cause)
+            new = torch.nn.Parameter(torch.full(tuple(old.shape), float("nan")), requires_grad=False)
+            for other in skeleton.model.modules():
+                for key, value in other._parameters.items():
+                    if value is old:
+                        other._parameters[key] = new
+
+    return fill  # not an object with a state, since PEFT copies modules with all that belongs to them
 
 
 def reads_weights(module: torch.nn.Module) -> bool:

@@ -107,7 +107,8 @@ def test_a_model_merged_into_the_base_of_a_qlora_training_equals_the_live_model_
     merge_adapter(pin, base, tmp_path / "merged", MergeOptions(dtype="float32", base=values))
     same = merged_check(base, pin, tmp_path / "merged", tmp_path / "same", live_on=values)
     assert same.verdict is Verdict.PASSED, same.reasons
-    assert same.figures["error_max"] < 1e-3
+    # For the CPU bitsandbytes rounds about one of 500 scales of scales to the neighbour of what a GPU, and so the merge, takes.
+    assert same.figures["error_max"] < (1e-3 if values == "dequantized" else 2e-2)
     if values == "dequantized":
         other = merged_check(base, pin, tmp_path / "merged", tmp_path / "other", live_on="original")
         assert other.figures["error_max"] > 0.05
@@ -219,7 +220,7 @@ def test_the_likelihood_is_that_of_the_next_token_of_the_text(trained: dict[str,
 
 @pytest.mark.parametrize(
     ("chosen", "options", "skipped"),
-    [("original", {}, None), ("original", {"bases": True}, "initializer"), ("dequantized", {}, "initializer")],
+    [("original", {}, None), ("original", {"bases": True}, "initializer")],
 )
 def test_nothing_is_compared_that_nobody_asked_for_or_that_could_not_be_merged(
     chosen: str, options: dict[str, Any], skipped: str | None, pico_base: Path, tmp_path: Path
@@ -231,6 +232,14 @@ def test_nothing_is_compared_that_nobody_asked_for_or_that_could_not_be_merged(
     if skipped:
         assert figures.chosen == chosen and skipped in figures.skipped and not figures.has("nll")
     assert any("were not compared" in warning for warning in reference.warnings) == bool(options)
+
+
+def test_an_adapter_that_changed_the_base_while_it_was_loaded_is_put_on_no_other(pico_base: Path, tmp_path: Path) -> None:
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin")
+    helpers.edit_config(pin, init_lora_weights="olora")
+    with pytest.raises(WorkerFailed, match="its initializer changed") as failed:
+        compared(pico_base, pin, tmp_path / "job", "dequantized", models.TEXTS[:1])
+    assert failed.value.code == "unknown-layout" and 'merge.base to "original"' in failed.value.remedy
 
 
 def test_what_was_measured_on_one_base_is_not_taken_for_another(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Measures which base the adapter was trained on. The likelihood of the samples' own text on each base that `merge.base` can name.
 
-Called by the stage `reference` while the live worker still holds the model, after the reference was measured; `engines.live_base` does the
-worker's part. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and, where they
-are clear, a warning. Imports numpy and nothing heavier.
+Called by the stage `reference` while the live worker still holds the model, after the reference was measured; the worker's part is
+`engines.adapters.packed_base`. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and,
+where they are clear, a warning. Imports numpy and nothing heavier.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
+from handlers.models.folder import ModelFolder
 from handlers.validate.arithmetic.comparison import Comparison, surprise
 from handlers.validate.checks.foresight import Progress
 from handlers.validate.checks.reference import Reference, teacher_forced
@@ -22,6 +23,8 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CanRebase, Rebase
 
 VALUES = ("original", "dequantized", "dequantized-double")
+STREAMED = ("LORA", "ADALORA")
+"""Methods that can be merged into another base than the original (docs/merging.md)."""
 MARGIN = 3.0
 """Standard errors by which another base must be better before a warning says so: two others are tried, and neighbours are alike."""
 
@@ -56,7 +59,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
     asked, chosen = context.work.validation.bases, taken(context)
     if context.base is None or not (asked or chosen != "original"):
         return None
-    reason = _unfit(reference, Path(context.base))
+    reason = _unfit(reference, context, Path(context.base))
     try:
         reason = reason or live.ask(CanRebase()).reason
         figures = None if reason else _measured(live, reference, chosen, folder, progress)
@@ -72,12 +75,14 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
     return figures
 
 
-def _unfit(reference: Reference, base: Path) -> str | None:
-    """Why there is nothing to compare, as a clause."""
+def _unfit(reference: Reference, context: StageContext, base: Path) -> str | None:
+    """Why there is nothing to compare, or nothing that `merge.base` could be set to, as a clause."""
     if reference.subject.kind != "causal":
         return "only a language model gives a probability of its text"
     if stored_quantized(base):
         return "the base is stored quantized, so there is only one form of it"
+    if context.checkpoint.method not in STREAMED or ModelFolder(base).pickled:
+        return "an adapter of this method, or over a base in .bin files, can be merged only into the original base"
     if not reference.readable:
         return "neither checkpoint nor base has a tokenizer, so there is no text"
     return None if any(sample.scored for sample in reference.samples) else "no prompt has a second token"

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from handlers.layerwise import adapters, skeleton
 from handlers.layerwise.lockstep import Door, Lockstep, Task, task_here
 from handlers.layerwise.parts import Wanted
-from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import Source, StoredSource
+from handlers.validate.engines.adapters import packed_base, vocabulary
 from handlers.validate.engines.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.torch_causal import TorchEngine
@@ -46,8 +47,6 @@ class Layerwise:
     final: Door
     """The last door that every pass comes to."""
     _files: ModelFolder
-    _values = "original"
-    _packed: frozenset[str] = frozenset()
     _bare = False
     _acts: contextlib.ExitStack | None = None
     _model: Any
@@ -86,16 +85,8 @@ class Layerwise:
             self._acts = None
 
     def _source(self, name: str) -> Source:
-        if name in self._packed:
-            return round_trip(self._files, name, double=self._values == "dequantized-double")
         info = self._files.headers[name]
         return StoredSource(name, self._files.path_of(info), info)
-
-    def _take(self, values: str) -> int:
-        """Give the base the values that `merge.base` names; the number of tensors that this is about."""
-        packed = frozenset(quantized_tensors(self._files))
-        self._values, self._packed = values, packed if values != "original" else frozenset()
-        return len(packed)
 
 
 class LayerwiseTorch(Layerwise, TorchEngine):
@@ -111,25 +102,44 @@ class LayerwiseLive(Layerwise, LiveEngine):
     """The base with the adapter applied at run time, by PEFT's own layers."""
 
     _made: skeleton.Skeleton
+    _packed: Mapping[str, bool] = MappingProxyType({})
+    """Stored name of each tensor that a load in 4 bits would pack → whether it packs the transpose."""
 
     def _load(self, spec: EngineSpec) -> Any:
         wrapped = super()._load(spec)
         self.final = skeleton.furnish(wrapped, self._made, self._source, adapters.reads_weights)
         if spec.base_values != "original":
-            self._take(spec.base_values)
+            self.rebase(spec.base_values)
         return wrapped
 
-    def _load_base(self, base: Path, spec: EngineSpec, saved: dict[str, tuple[int, ...]]) -> Any:
-        config: Any = adapters.check_adapter(Path(spec.folder))
-        for folder, _ in spec.additions:
+    def _load_base(self, base: Path, spec: EngineSpec, shapes: dict[str, tuple[int, ...]]) -> Any:
+        for folder in (spec.folder, *(folder for folder, _ in spec.additions)):
             adapters.check_adapter(Path(folder))
         self._made = self._begin(base, spec.task)
-        adapters.release(self._made, saved, config.modules_to_save or ())
-        return self._made.model
+        adapters.fill_while_loading(self._made)
+        model = self._made.model
+        self._names = {name: self._made.stored[id(value)] for name, value in model.named_parameters(remove_duplicate=False)}
+        return model
+
+    def _resize(self, model: Any, shapes: dict[str, tuple[int, ...]]) -> vocabulary.Resized | None:
+        """Permanent where the adapter has another vocabulary."""
+        if found := vocabulary.wanted(model, shapes):
+            wanted = [found.rows, *found.shape[1:]]
+            raise skeleton.refuse(self._files.path, f"the adapter changes the size of {found.name} from {list(found.shape)} to {wanted}")
+        return None
 
     def rebase(self, values: str) -> int:
         """See `Adapted.rebase`."""
-        return self._take(values)
+        self._values = values
+        if not self._packed:
+            self._packed = {self._names[name]: way for name, way in packed_base.packed_layers(self._made.model).items()}
+        return len(self._packed)
+
+    def _source(self, name: str) -> Source:
+        source = super()._source(name)
+        if self._values == "original" or name not in self._packed:
+            return source
+        return packed_base.PackedSource(source, double=self._values == "dequantized-double", transposed=self._packed[name])
 
 
 def _return_memory() -> None:

@@ -29,6 +29,8 @@ class Loaded(Frozen):
     """Whether many requests take little more time than one, if they are sent `Ahead`."""
     ends: tuple[int, ...] | None = None
     """Tokens at which the runtime ends a text by what its file says; None where nobody but the caller says so."""
+    findings: tuple[str, ...] = ()
+    """Of a live model, what was done beside the plain calls that load it, in sentences."""
 
 
 class Rebased(Frozen):
@@ -185,7 +187,7 @@ class Rebase(Request[Rebased]):
 
 
 class CanRebase(Request[Obstacle]):
-    """Ask why the live adapter could be merged into no other base than the original."""
+    """Ask why the live adapter can be put on no other base than the one that it was loaded over."""
 
     command = "can_rebase"
 

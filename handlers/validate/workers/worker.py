@@ -56,13 +56,14 @@ class Commands:
             adapted=bool(getattr(self._engine, "adapted", False)),
             together=hasattr(self._driver, "expect"),
             ends=getattr(self._engine, "own_ends", None),
+            findings=tuple(getattr(self._engine, "findings", ())),
         )
 
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
         return protocol.Rebased(tensors=self._engine.rebase(request.values))
 
     def can_rebase(self, request: protocol.CanRebase) -> protocol.Obstacle:
-        return protocol.Obstacle(reason=self._engine.streams())
+        return protocol.Obstacle(reason=self._engine.fixed())
 
     def compare_weights(self, request: protocol.CompareWeights) -> protocol.Obstacle:
         compare = getattr(self._engines.engine_class(self._spec), "weights_difference", None)

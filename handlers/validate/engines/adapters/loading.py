@@ -1,0 +1,154 @@
+"""PEFT's own loading of an adapter, from its folder as the trainer wrote it, and what PEFT reports of it.
+
+Called by the live model's engines. Which weight a key means, with which rank and scale, is PEFT's decision alone.
+`PeftModel.from_pretrained` drops the lists of what it did not use and did not find: here they are read, since a model that lacks a part of
+its adapter is no reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+
+OPERATION = "load the live model"
+NAME = "default"
+"""PEFT's name of an adapter that has been given none."""
+_ERRORS = (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError, AssertionError)
+"""What PEFT and torch raise for an adapter that does not fit."""
+SHOWN = 3
+"""Keys that a sentence names."""
+_INSIDE = re.compile(r"\.(base_layer|token_adapter|modules_to_save|original_module)(?=\.)")
+"""Wrappers of PEFT inside of which a file has a weight of the base itself."""
+
+
+def in_base(key: str) -> str:
+    """The name in the base of a tensor that the adapter's file holds whole."""
+    return _INSIDE.sub("", key.removeprefix("base_model.model."))
+
+
+def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Key → shape of every tensor in the adapter's file; of none where there is no file that PEFT reads."""
+    path = folder / "adapter_model.safetensors"
+    if path.is_file():
+        with safe_open(path, framework="pt") as stream:
+            return {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+    return {key: tuple(value.shape) for key, value in _tensors(folder).items()}
+
+
+def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
+    """The model with the adapter, as `PeftModel.from_pretrained` makes it, and what there is to tell of that.
+
+    Permanent where PEFT can't load the adapter, or left out a tensor of it whose values are nowhere in the model.
+    """
+    with _reports() as reports:
+        try:
+            wrapped = PeftModel.from_pretrained(model, str(folder), is_trainable=False)
+        except _ERRORS as error:
+            raise _not_loadable(folder, _first_line(error)) from error
+    report = reports[-1]
+    if lost := _lost(report.unexpected_keys, NAME, folder):
+        raise _not_loadable(folder, f"it leaves {_some(lost)} of the adapter out, for which it has no place in the model")
+    return wrapped, _missing(report.missing_keys)
+
+
+def add(wrapped: Any, folder: Path, name: str) -> None:
+    """Load one more adapter beside those that are there. Permanent where PEFT does not take it, or has no place for a tensor of it."""
+    try:
+        unplaced = _lost(wrapped.load_adapter(str(folder), name, is_trainable=False).unexpected_keys, name, folder)
+    except _ERRORS as error:
+        unplaced = [_first_line(error)]
+    if unplaced:
+        raise Permanent(
+            FaultCode.ADAPTERS_NOT_ADDITIVE, OPERATION,
+            f"PEFT can't load this adapter together with the checkpoint's: {unplaced[0]}", "leave it out of merge.add", path=folder,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _reports() -> Iterator[list[Any]]:
+    """Inside, the results of PEFT's `load_adapter` are noted."""
+    plain, found = PeftModel.load_adapter, list[Any]()
+
+    def noting(self: Any, *given: Any, **named: Any) -> Any:
+        found.append(plain(self, *given, **named))
+        return found[-1]
+
+    PeftModel.load_adapter = noting  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        PeftModel.load_adapter = plain  # type: ignore[method-assign]
+
+
+def _lost(unexpected: Collection[str], name: str, folder: Path) -> list[str]:
+    """The keys that PEFT did not use and whose values it did not take from another key either.
+
+    PEFT writes some tensors twice: an embedding of a resized vocabulary that was trained whole, and trained rows of tied weights. It reads
+    them under one name alone. A wrapper's `original_module` is the base as it was before the training.
+    """
+    if not unexpected:
+        return []
+    tensors = _tensors(folder)
+    unused = {key: key if key in tensors else key.replace(f".{name}", "", 1) for key in unexpected}
+    used = [value for key, value in tensors.items() if key not in unused.values()]
+    lost = []
+    for key in sorted(unused.values()):
+        mine = tensors.get(key)
+        taken = mine is not None and any(one.shape == mine.shape and torch.equal(one, mine) for one in used)
+        if not taken and ".original_module." not in key:
+            lost.append(key)
+    return lost
+
+
+def _missing(keys: Collection[str]) -> list[str]:
+    """What to tell of parameters that the configuration names and the file does not hold."""
+    if not keys:
+        return []
+    names = sorted(key.removeprefix("base_model.model.") for key in keys)
+    return [
+        f"The adapter's file has no weights for {_some(names)}, which its configuration names: there PEFT keeps the values with which a"
+        " training begins."
+    ]
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter's file, which PEFT would read too; none where there is no file."""
+    path = folder / "adapter_model.safetensors"
+    if path.is_file():
+        with safe_open(path, framework="pt") as stream:
+            return {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118
+    path = path.with_suffix(".bin")
+    if not path.is_file():
+        return {}
+    try:
+        table: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except _ERRORS as error:
+        raise _not_loadable(folder, _first_line(error)) from error
+    return {key: value for key, value in table.items() if isinstance(value, torch.Tensor)}
+
+
+def _some(names: Collection[str]) -> str:
+    first = ", ".join(list(names)[:SHOWN])
+    return first if len(names) <= SHOWN else f"{len(names)} tensors, for example {first},"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:400]}" if lines else type(error).__name__
+
+
+def _not_loadable(folder: Path, why: str) -> Permanent:
+    return Permanent(
+        FaultCode.ADAPTER_NOT_LOADABLE, OPERATION, f"PEFT itself can't put this adapter on its base: {why}",
+        "give the base that it was trained on, or save the adapter again with an adapter_config.json that fits its weights", path=folder,
+    )  # fmt: skip

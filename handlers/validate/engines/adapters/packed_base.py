@@ -1,0 +1,167 @@
+"""The live model's base on other values: as it is stored, or packed into 4 bits as a QLoRA training had it.
+
+Called by the live model's engines for `merge.base` and for `validate.bases`. transformers packs the base as it does for whoever trains with
+`BitsAndBytesConfig`: it decides which layers, and bitsandbytes what becomes of them. Nothing of it is the merge's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from handlers.models.folder import ModelFolder
+from handlers.tensors.sources import Source
+
+_OPERATION = "give the live model the base that was merged into"
+BLOCK, OUTER_BLOCK = 64, 256
+"""Values that share a scale in a training, and scales that share one; transformers knows no others."""
+CHUNK = 1 << 22
+"""Elements that are packed at once."""
+
+
+def packing(values: str) -> BitsAndBytesConfig:
+    """How a base is loaded for a training in 4 bits; `values` as `merge.base` names them."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=values == "dequantized-double",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+class Rebasing:
+    """Gives the layers of a base that PEFT has wrapped other values."""
+
+    def __init__(self, model: Any, again: Callable[..., Any], base: Path) -> None:
+        """`model` is the base before PEFT wraps it, `again` loads it once more, with other settings."""
+        self._parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
+        self._again, self._base = again, base
+        self._before = {name: _sample(value) for name, value in self._parameters.items()}
+        self._packed: set[str] = set()
+        self.obstacle: str | None = None
+        """Why the base can't be exchanged, as a clause."""
+
+    def note_changes(self, held: Container[str]) -> None:
+        """Called when PEFT has loaded the adapter, whose file has the weights `held` whole: some initializers change the base then."""
+        for name, value in self._parameters.items():
+            if name not in held and not torch.equal(_sample(value), self._before[name]):
+                self.obstacle = f"PEFT computes with the base's weights when it loads this adapter: its initializer changed {name}"
+                break
+        self._before.clear()
+
+    def take(self, values: str) -> int:
+        """Give the base the values that `merge.base` names; the number of tensors that were set.
+
+        Permanent where transformers packs no layer of the base, or PEFT has already computed with its weights.
+        """
+        if self.obstacle or values == "original":
+            cause = self.obstacle
+            fresh = self._stored()
+        else:
+            packed = self._again(dtype=_training_dtype(self._base), quantization_config=packing(values), device_map="cpu")
+            fresh = _unpacked(packed)
+            cause = None if fresh else "transformers packs none of its layers when it loads it in 4 bits"
+        if cause:
+            raise Permanent(FaultCode.UNKNOWN_LAYOUT, _OPERATION, cause, 'set merge.base to "original"', path=self._base)
+        for name, exact in fresh.items():
+            self._parameters[name].data = exact  # not copied into the old memory, which may be the base's file
+        self._packed = set(fresh)
+        return len(fresh)
+
+    def _stored(self) -> dict[str, torch.Tensor]:
+        """What was packed, as it is stored."""
+        if not self._packed:
+            return {}
+        stored = dict(self._again(dtype="auto").named_parameters())
+        return {name: stored[name].detach().float() for name in self._packed}
+
+
+def _sample(value: torch.Tensor) -> torch.Tensor:
+    """Some values by which a change of all of them shows; a placeholder's are not a number."""
+    flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[(0,) * value.dim()].reshape(1)
+    return flat[:: max(1, flat.numel() // 64)].nan_to_num().clone()
+
+
+def _training_dtype(base: Path) -> torch.dtype:
+    """What a base is loaded in before it is packed: 16 bits, bf16 where it is stored in 32."""
+    stored = None if (model := ModelFolder(base)).pickled else model.main_dtype
+    return torch.float16 if stored == "float16" else torch.bfloat16
+
+
+def _unpacked(model: Any) -> dict[str, torch.Tensor]:
+    """Name → values in fp32 of the weights that transformers has packed."""
+    from bitsandbytes import functional
+    from bitsandbytes.nn import modules
+
+    found = {}
+    layers: list[tuple[str, Any]] = [(name, one) for name, one in model.named_modules() if isinstance(one, modules.Linear4bit)]
+    for name, module in layers:
+        state = getattr(module.weight, "quant_state", None)
+        if state is None:  # the head of a task, which the base's files do not hold
+            continue
+        # Flat, as it is packed: for the CPU, bitsandbytes 0.50 takes the scales of the wrong blocks where rows are shorter than a block.
+        shape, state.shape = state.shape, torch.Size([math.prod(state.shape)])
+        values = functional.dequantize_4bit(module.weight.data, state).view(shape)
+        # bitsandbytes packs the transpose of a Conv1D weight.
+        found[f"{name}.weight"] = (values.T if issubclass(module.source_cls, Conv1D) else values).float().contiguous()
+        module.weight = None
+    return found
+
+
+def packed_layers(model: Any) -> dict[str, bool]:
+    """Weights that transformers packs where it loads a model of this configuration in 4 bits, and whether it packs the transpose."""
+    from bitsandbytes.nn import modules
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    with torch.device("meta"):
+        built = type(model)(model.config)
+    quantizer: Any = AutoHfQuantizer.from_config(packing("dequantized"), pre_quantized=False)
+    quantizer.preprocess_model(model=built, device_map="cpu")
+    layers: dict[str, Any] = {name: one for name, one in built.named_modules() if isinstance(one, modules.Linear4bit)}
+    return {f"{name}.weight": issubclass(module.source_cls, Conv1D) for name, module in layers.items()}
+
+
+class PackedSource:
+    """A stored tensor after bitsandbytes has packed and unpacked it, for models that are never in memory as a whole.
+
+    The result is that of the whole tensor, which is held in 16 bits while it is read; it is computed in pieces, since the functions of
+    bitsandbytes need many times the memory of what they get.
+    """
+
+    def __init__(self, source: Source, *, double: bool, transposed: bool) -> None:
+        self._source, self._double, self._transposed = source, double, transposed
+        self._values: torch.Tensor | None = None
+        self.name, self.shape, self.dtype = source.name, source.shape, source.dtype
+
+    def rows(self, first: int, count: int, out: torch.Tensor) -> None:
+        """As Source says."""
+        if self._values is None:
+            self._values = self._computed()
+        out.copy_(self._values[first : first + count])
+        if first + count == self.shape[0]:
+            self._values = None
+
+    def _computed(self) -> torch.Tensor:
+        from bitsandbytes import functional
+
+        whole = torch.empty(self.shape, dtype=torch.float16 if self.dtype == torch.float16 else torch.bfloat16)
+        self._source.rows(0, self.shape[0], whole)
+        values = whole.T.contiguous() if self._transposed else whole
+        pieces = values.view(-1).split(CHUNK)
+        packed = [functional.quantize_4bit(piece, blocksize=BLOCK, quant_type="nf4") for piece in pieces]
+        if self._double:
+            scales = torch.cat([state.absmax for _, state in packed])
+            offset = scales.mean()
+            numbers, outer = functional.quantize_blockwise(scales - offset, blocksize=OUTER_BLOCK)
+            scales = functional.dequantize_blockwise(numbers, outer) + offset
+            for (_, state), mine in zip(packed, scales.split(CHUNK // BLOCK), strict=True):
+                state.absmax = mine
+        for piece, (numbers, state) in zip(pieces, packed, strict=True):
+            piece.copy_(functional.dequantize_4bit(numbers, state).view(-1))
+        return values.T if self._transposed else values

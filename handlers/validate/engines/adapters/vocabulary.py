@@ -1,0 +1,106 @@
+"""A base whose vocabulary the training has resized: PEFT does not resize it, its users do before they load the adapter.
+
+Called by the live model's engines. The shapes of the embeddings in the adapter's file show how many rows there have to be. Rows that
+neither base nor adapter holds are made up when the model is loaded, so that what it says of their tokens means nothing: these are found by
+asking the loaded model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from handlers.validate.engines.adapters.loading import in_base
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A weight that the adapter holds in another size than the base has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In the base."""
+    rows: int
+    """In the adapter."""
+
+
+def wanted(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Wanted | None:
+    """The embedding or head that the adapter, whose keys and `shapes` these are, holds in another size; None where there is none.
+
+    `model` is not wrapped yet.
+    """
+    weights: list[Any] = [weight for layer in _layers(model) if (weight := getattr(layer, "weight", None)) is not None]
+    held = {in_base(key): shape for key, shape in shapes.items() if len(shape) == 2}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        shape = held.get(name)
+        if shape is not None and any(value is one for one in weights) and shape[0] != value.shape[0]:
+            return Wanted(name, tuple(value.shape), shape[0])
+    return None
+
+
+@dataclass(frozen=True)
+class Resized:
+    """What became of a base's vocabulary."""
+
+    before: int
+    after: int
+    names: tuple[str, ...]
+    """Of the weights of input embedding and head."""
+    tails: dict[str, torch.Tensor]
+    """Parameter → the rows that transformers made up for it. In the model they are NaN, until `settle` has seen which ones are used."""
+
+    def settle(self, wrapped: Any) -> list[str]:
+        """Put the made-up rows where no file has filled them, once PEFT has loaded the adapter; what there is to tell."""
+        told = [f"The base has {self.before} tokens and the adapter's embeddings {self.after}: the base was resized before PEFT loaded it."]
+        told += [
+            f"{name} has {len(rows)} rows that no file holds ({rows[0]} to {rows[-1]}): neither the base nor the adapter has them. They are"
+            " made up when the model is loaded, so what it says of these tokens means nothing. Save the adapter with this layer among its"
+            " modules_to_save, or train on the resized base that was saved first."
+            for name, rows in self._made_up(wrapped.get_base_model()).items()
+        ]
+        for value in wrapped.parameters():
+            tail = next((one for one in self.tails.values() if value.shape == (self.after, *one.shape[1:])), None)
+            if tail is not None:
+                mine = value.data[self.before :]
+                mine.copy_(torch.where(torch.isnan(mine), tail, mine))
+        return told
+
+    def _made_up(self, model: Any) -> dict[str, list[int]]:
+        """Weight → the new tokens for which the layer, adapter and all, gives what was never loaded."""
+        places, found = torch.arange(self.before, self.after), dict[str, list[int]]()
+        embedding, head = _layers(model)
+        with torch.inference_mode():
+            answers = [embedding(places)] if embedding is not None and len(places) else []
+            if head is not None and len(places):
+                width = next(tail.shape[1] for tail in self.tails.values() if tail.dim() == 2)
+                answers.append(head(torch.zeros(1, width)).T[self.before :])
+        for name, answer in zip(self.names, answers, strict=False):
+            if (rows := places[torch.isnan(answer).any(dim=-1)]).numel():
+                found[name] = rows.tolist()
+        return found
+
+
+def resize(model: Any, rows: int) -> Resized:
+    """Give the model, which is not wrapped yet, a vocabulary of so many tokens by transformers' own function; new rows become NaN."""
+    names = tuple(_name(model, layer) for layer in _layers(model) if layer is not None)
+    before = int(model.get_input_embeddings().weight.shape[0])
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    tails, layers = {}, {name.rpartition(".")[0] for name in names}
+    for name, value in model.named_parameters():
+        if rows > before and value.shape[0] == rows and name.rpartition(".")[0] in layers:
+            tails[name] = value.data[before:].clone()
+            value.data[before:] = float("nan")
+    return Resized(before, rows, names, tails)
+
+
+def _layers(model: Any) -> list[Any]:
+    """Input embedding and head, None for one that the model has not."""
+    return [model.get_input_embeddings(), model.get_output_embeddings()]
+
+
+def _name(model: Any, layer: Any) -> str:
+    """The name of a layer's weight."""
+    return next(f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is layer)

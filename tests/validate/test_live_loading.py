@@ -1,0 +1,200 @@
+"""The live model is what PEFT makes of the trainer's files: it shares no reading with the merge, and says what PEFT would leave unsaid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from daemon.contract.jobs.options import ValidateOptions
+from handlers.merge import merge_adapter
+from handlers.merge.adapters import adapter as merges_reading
+from handlers.merge.adapters.adapter import Adapter
+from handlers.validate.checks.examination import examine
+from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.engines.live import LiveEngine
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import subject_of
+from handlers.validate.verdict import judge
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import Load
+from tests import models
+from tests.merge import helpers, zoo
+from tests.validate.bench import Direct
+from tests.validate.conftest import LIMITS
+
+QUIET: Any = lambda fraction, message: None  # noqa: E731
+WEIGHTS = "adapter_model.safetensors"
+
+
+def live(pin: Path, base: Path) -> LiveEngine:
+    return LiveEngine(EngineSpec(engine="live", folder=str(pin), base=str(base)))
+
+
+def refused(pin: Path, base: Path) -> str:
+    with pytest.raises(Permanent) as error:
+        live(pin, base)
+    assert error.value.fault.code == FaultCode.ADAPTER_NOT_LOADABLE
+    return error.value.fault.cause
+
+
+def checked(base: Path, pin: Path, merged: Path, scratch: Path) -> ArtifactCheck:
+    """The verdict about a merged folder."""
+    scratch.mkdir()
+    worker = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base))))
+    options = ValidateOptions(samples=2, new_tokens=4, speed_tokens=0)
+    reference = measure(LiveModel(worker, subject_of(merged)), models.TEXTS[:2], options, scratch, QUIET)
+    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged))))
+    found = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=QUIET)
+    return judge("pytorch", catalog().variants["pytorch"].limits, found, catalog().thresholds["pytorch"])
+
+
+def scale_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Adapter.scale
+    monkeypatch.setattr(Adapter, "scale", lambda self, module: 3 * plain(self, module))
+
+
+def patterns_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merges_reading, "first_keys", lambda *given: {})
+
+
+@pytest.mark.parametrize("damage", [None, scale_of_three, patterns_lost])
+def test_a_merge_that_reads_the_adapter_wrongly_is_rejected_since_the_reference_does_not_follow_it(
+    damage: Any, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"alpha_pattern": {"q_proj": 64, r"layers\.1\.mlp\..*": 48}}
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin", std=0.1, **options)
+    if damage:
+        damage(monkeypatch)
+    (tmp_path / "merged").mkdir()
+    merge_adapter(pin, pico_base, tmp_path / "merged")
+    check = checked(pico_base, pin, tmp_path / "merged", tmp_path / "scratch")
+    assert check.verdict is (Verdict.FAILED if damage else Verdict.PASSED), check.reasons
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
+def test_patterns_that_name_parameters_act_as_peft_lets_them_act(tmp_path: Path) -> None:
+    base = zoo.make("qwen3-moe", tmp_path / "base", "float32")
+    options = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+    pin = zoo.adapt("qwen3-moe", base, tmp_path / "pin", alpha_pattern={"mlp.experts.gate_up_proj": 40}, **options)
+    wanted = zoo.logits("qwen3-moe", zoo.attached("qwen3-moe", base, pin, "float32"))
+    ids = np.arange(3, 19)[None]
+    got = live(pin, base).step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
+    assert np.abs(got - wanted.numpy()).max() < 1e-5
+    helpers.edit_config(pin, alpha_pattern={})
+    other = live(pin, base).step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
+    assert np.abs(got - other).max() > 0.01
+
+
+def test_a_tensor_that_peft_would_leave_out_without_a_word_is_named(pico_base: Path, tmp_path: Path) -> None:
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin")
+
+    def rename(tensors: dict[str, Any]) -> None:
+        name = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+        tensors[name.replace(".model.layers", "._orig_mod.model.layers")] = tensors.pop(name)
+
+    helpers.rewrite(pin / WEIGHTS, rename)
+    cause = refused(pin, pico_base)
+    assert "base_model.model._orig_mod.model.layers.0.self_attn.q_proj.lora_B.weight" in cause and "has no place" in cause
+
+
+def test_weights_that_the_configuration_names_and_the_file_lacks_are_told(pico_base: Path, tmp_path: Path) -> None:
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin")
+
+    def drop(tensors: dict[str, Any]) -> None:
+        for part in "AB":
+            del tensors[f"base_model.model.model.layers.1.mlp.up_proj.lora_{part}.weight"]
+
+    helpers.rewrite(pin / WEIGHTS, drop)
+    (told,) = live(pin, pico_base).findings
+    assert "model.layers.1.mlp.up_proj.lora_A.default.weight" in told and "no weights for" in told
+
+
+def test_what_peft_says_of_an_adapter_that_does_not_fit_is_one_sentence(pico_base: Path, tmp_path: Path) -> None:
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin")
+    helpers.edit_config(pin, r=5)
+    assert "size mismatch" in refused(pin, pico_base)
+    helpers.edit_config(pin, target_modules=["nothing_of_this_name"])
+    assert "nothing_of_this_name" in refused(pin, pico_base)
+
+
+def resize(base: Path, folder: Path, family: str, rows: int, **options: Any) -> Any:
+    """An adapter of a base that was resized, and the model that was trained."""
+    from peft import LoraConfig, get_peft_model
+
+    model = zoo.load(family, base, "float32")
+    torch.manual_seed(11)
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    wrapped = get_peft_model(model, LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **options})).eval()
+    zoo.randomize(wrapped)
+    wrapped.save_pretrained(folder)
+    return wrapped
+
+
+ADDED = zoo.VOCABULARY + 8
+SOUND: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("qwen3", {}),
+    ("llama", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+    ("llama", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]}),
+    ("qwen3", {"trainable_token_indices": [zoo.VOCABULARY, zoo.VOCABULARY + 5]}),
+]
+
+
+@pytest.mark.parametrize(("family", "options"), SOUND, ids=str)
+def test_a_resized_vocabulary_is_told_and_loaded_from_the_adapters_file(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    base = zoo.make(family, tmp_path / "base", "float32")
+    trained = resize(base, tmp_path / "pin", family, ADDED, **options)
+    engine = live(tmp_path / "pin", base)
+    (told,) = engine.findings
+    assert told.startswith(f"The base has {zoo.VOCABULARY} tokens and the adapter's embeddings {ADDED}")
+    ids = np.arange(ADDED - 16, ADDED)[None]
+    with torch.inference_mode():
+        wanted = trained(input_ids=torch.tensor(ids)).logits.numpy()
+    got = engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
+    assert np.abs(got - wanted[:, -got.shape[1] :]).max() < 1e-4
+
+
+MADE_UP: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"target_modules": ["q_proj", "embed_tokens"]}, "lm_head.weight has 8 rows that no file holds (96 to 103)"),
+    ("llama", {"target_modules": ["q_proj", "lm_head"]}, "model.embed_tokens.weight has 8 rows that no file holds (96 to 103)"),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "said"), MADE_UP, ids=str)
+def test_rows_that_are_made_up_when_the_model_is_loaded_are_named(family: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    base = zoo.make(family, tmp_path / "base", "float32")
+    resize(base, tmp_path / "pin", family, ADDED, **options)
+    engine = live(tmp_path / "pin", base)
+    assert len(engine.findings) == 2 and engine.findings[1].startswith(said)
+    ids = np.arange(16)[None]
+    assert np.isfinite(engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]).all()
+
+
+def test_what_was_found_while_loading_is_a_warning_of_the_reference(tmp_path: Path) -> None:
+    base = zoo.make("llama", tmp_path / "base", "float32")
+    resize(base, tmp_path / "pin", "llama", ADDED, target_modules=["q_proj", "embed_tokens"])
+    worker = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(tmp_path / "pin"), base=str(base))))
+    options = ValidateOptions(samples=1, new_tokens=2, speed_tokens=0)
+    reference = measure(LiveModel(worker), ["return"], options, tmp_path, QUIET)
+    assert [one for one in reference.warnings if "lm_head.weight has 8 rows that no file holds" in one]
+
+
+@pytest.mark.slow
+def test_a_pattern_at_which_peft_hangs_ends_with_the_workers_deadline(pico_base: Path, tmp_path: Path) -> None:
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin")
+    config = json.loads((pin / "adapter_config.json").read_text())
+    (pin / "adapter_config.json").write_text(json.dumps({**config, "rank_pattern": {r"(([a-z_.0-9]+)*)*!": 4}}))
+    spec = EngineSpec(engine="live", folder=str(pin), base=str(pico_base))
+    hang = pytest.raises(WorkerFailed, match="gave no answer to `load` within 30 s and was ended")
+    with EngineWorker("live", spec, tmp_path, LIMITS) as worker, hang:
+        worker.ask(Load(), limit=30)
