@@ -153,7 +153,8 @@ def report_of(
 
 
 def _merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, reason: str, progress: Progress) -> MergeResult:
-    from handlers.merge.peft import changed_tensors, merge_with_peft
+    from handlers.merge.peft import merge_with_peft
+    from handlers.merge.weights.changed import changed_tensors
 
     progress(0.05, f"merging with PEFT, since {reason}")
     peft = merge_with_peft(adapter, base, output)

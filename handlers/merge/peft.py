@@ -15,11 +15,12 @@ from typing import Any
 from daemon.contract.configs import shown
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.safetensors import DTYPES
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import doubles, without_wrappers
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.adapters.patterns import bound
+from handlers.merge.plan.fused_experts import square_of_older
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
 from handlers.models.files import Edits
@@ -130,16 +131,20 @@ def _attach(model: Any, adapter: Adapter) -> Any:
 
     config = _peft_config(adapter)
     config.inference_mode = True
+    if getattr(config, "lora_dropout", 0):
+        config.lora_dropout = 0.0  # of no effect after training, but PEFT puts no adapter with it on the parameters of experts
     if config.is_prompt_learning:
         raise _not_mergeable(adapter, f"{adapter.method} changes the inputs, not the weights, so there is nothing to merge")
     names = {name for name, _ in model.named_modules() if name}
-    bound(config, names, adapter.folder)
+    bound(config, names | {name for name, _ in model.named_parameters(remove_duplicate=False)}, adapter.folder)
     try:
         wrapped = PeftModel(model, config, "default")
         result = wrapped.load_adapter(str(adapter.folder), "default")
     except (ValueError, RuntimeError, LookupError, TypeError, ImportError, AttributeError, ArithmeticError, AssertionError) as error:
         lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
         cause = "; ".join(lines[:3])[:600]
+        if adapter.older_experts and "size mismatch" in cause:
+            raise _of_older_peft(adapter) from error
         raise Permanent(
             FaultCode.ADAPTER_NOT_LOADABLE,
             "load the adapter into the base",
@@ -147,6 +152,9 @@ def _attach(model: Any, adapter: Adapter) -> Any:
             f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
             path=adapter.folder,
         ) from error
+    for name, module in wrapped.named_modules():
+        if adapter.older_experts and getattr(module, "_did_swap_in_out_features", False) and module.in_features == module.out_features:
+            raise square_of_older(adapter, f"{name.removeprefix(PREFIX)}.{module.parameter_name}")
     # The rows of trained tokens of a tied head are those of the embedding; PEFT saves them twice where the vocabulary was resized.
     tied = {f"{name}.trainable_tokens_delta" for name, module in wrapped.named_modules() if getattr(module, "tied_adapter", None)}
     unexpected = sorted(set(result.unexpected_keys) - doubles(adapter.shapes) - tied)
@@ -163,6 +171,18 @@ def _attach(model: Any, adapter: Adapter) -> Any:
             path=adapter.folder,
         )
     return wrapped
+
+
+def _of_older_peft(adapter: Adapter) -> Permanent:
+    """The error for factors of experts that only streaming can merge, and today's PEFT can't load."""
+    return Permanent(
+        FaultCode.ADAPTER_NOT_LOADABLE,
+        "load the adapter into the base",
+        f"the adapter was saved by PEFT {adapter.peft_version}, which laid out the factors of stacked experts (target_parameters) the other"
+        " way round than PEFT does since 0.19",
+        "merge it with the PEFT that trained it (merge_and_unload) and export the result as a full fine-tune",
+        path=adapter.folder,
+    )
 
 
 def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
@@ -287,25 +307,3 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMe
     for name in ("config.json", "generation_config.json", "README.md"):
         (output / name).unlink(missing_ok=True)
     return done
-
-
-def changed_tensors(base: ModelFolder, output: ModelFolder) -> tuple[int, int]:
-    """(tensors, elements) whose bytes in `output` differ from the base's, or that only `output` has."""
-    before = {} if base.pickled else base.headers
-    changed = [info for name, info in output.headers.items() if name not in before or not _equal(base, before[name], output, info)]
-    return len(changed), sum(info.elements for info in changed)
-
-
-def _equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    with open(base.path_of(one), "rb") as first, open(output.path_of(other), "rb") as second:
-        first.seek(one.start)
-        second.seek(other.start)
-        left = one.size
-        while left:
-            count = min(left, 1 << 22)
-            if first.read(count) != second.read(count):
-                return False
-            left -= count
-    return True

@@ -157,3 +157,26 @@ def test_what_peft_gets_is_short_and_makes_the_same_ranks() -> None:
     small = {key: rank for key, rank in ranks.items() if not key.startswith("layers.") or int(key.split(".")[1]) < 100}
     for module in MODULES:
         assert config.rank_pattern.get(get_pattern_key(kept, module)) == small.get(get_pattern_key(list(small), module))
+
+
+def test_keys_that_name_parameters_reach_peft_also_where_there_are_many() -> None:
+    from peft import LoraConfig
+
+    experts = [f"model.layers.{layer}.mlp.experts.{leaf}" for layer in range(80) for leaf in ("gate_up_proj", "down_proj")]
+    few = {r".*\.gate_up_proj": 8, "layers.3.mlp.experts.down_proj": 2, "nothing": 5}
+    config = LoraConfig(target_modules=["q_proj"], rank_pattern=dict(few), alpha_pattern=dict(few))
+    bound(config, [*MODULES, *experts], FOLDER)
+    assert config.rank_pattern == few and config.alpha_pattern == few, "PEFT gets what was saved"
+    many = LoraConfig(target_modules=["q_proj"], rank_pattern={**{f"module{number}": 3 for number in range(300)}, **few})
+    bound(many, [*MODULES, *experts], FOLDER)
+    assert list(many.rank_pattern) == list(few)[:2]
+
+
+def test_names_of_layers_that_experts_once_had_reach_peft_which_targets_what_became_of_them() -> None:
+    from peft import LoraConfig
+
+    old = [f"model.layers.{layer}.mlp.experts.{number}.{part}" for layer in range(4) for number in range(64) for part in ("w1", "w2", "w3")]
+    config = LoraConfig(target_modules=[*old, "q_proj"])
+    bound(config, MODULES, FOLDER)
+    assert {name.rpartition(".")[2] for name in config.target_modules} == {"q_proj", "w1", "w2", "w3"}
+    assert len(config.target_modules) == 4

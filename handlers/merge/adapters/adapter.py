@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,28 +60,47 @@ class Adapter:
         return str(self.config.get("peft_type") or "").upper()
 
     def rank(self, module: str) -> int:
-        """LoRA rank of a module: `r`, unless rank_pattern says otherwise."""
-        return int(self._chosen("rank_pattern", module) or self.config.get("r", PEFTS_DEFAULT))
+        """LoRA rank of a module, or of a parameter of experts: `r`, unless rank_pattern says otherwise."""
+        return int(self.chosen("rank_pattern", module) or self.plain_rank)
 
     def scale(self, module: str) -> float:
         """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
-        alpha = self._chosen("alpha_pattern", module)
-        return self._scale(self.config.get("lora_alpha", PEFTS_DEFAULT) if alpha is None else alpha, self.rank(module))
+        alpha = self.chosen("alpha_pattern", module)
+        return self.factor(self.plain_alpha if alpha is None else alpha, self.rank(module))
 
     @property
     def plain_scale(self) -> float:
         """That of a module which neither rank_pattern nor alpha_pattern names."""
-        return self._scale(self.config.get("lora_alpha", PEFTS_DEFAULT), int(self.config.get("r", PEFTS_DEFAULT)))
+        return self.factor(self.plain_alpha, self.plain_rank)
 
-    def _scale(self, alpha: float, rank: int) -> float:
+    @property
+    def plain_rank(self) -> int:
+        """Rank of such a module."""
+        return int(self.config.get("r", PEFTS_DEFAULT))
+
+    @property
+    def plain_alpha(self) -> float:
+        """α of such a module."""
+        alpha: float = self.config.get("lora_alpha", PEFTS_DEFAULT)
+        return alpha
+
+    def factor(self, alpha: float, rank: int) -> float:
+        """Factor of B·A for this α and this rank."""
         return float(alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank)
 
-    def _chosen(self, field: str, module: str) -> Any:
-        """What rank_pattern or alpha_pattern says of a module by PEFT's rule; None where neither key names it."""
+    def by_parameter(self, module: str) -> bool:
+        """Whether target_parameters names the weight of the module: PEFT then adds the delta to the weight as it is stored."""
+        weight = f".{module}.weight"
+        return any(weight.endswith(f".{target}") for target in self.config.get("target_parameters") or ())
+
+    def chosen(self, field: str, module: str) -> Any:
+        """What rank_pattern or alpha_pattern says of a module, or of a parameter, by PEFT's rule; None where neither key names it."""
         patterns = self.config.get(field)
         if not patterns or self.method == "ADALORA":  # of an AdaLoRA they say which ranks are left, under other names
             return None
         found = self._found[field]
+        if self.by_parameter(module):
+            module = f"{module}.weight"
         if module not in found:
             names = {module} if found else {module, *self.modules}
             first = first_keys(patterns, names, field, self.folder)
@@ -99,6 +119,17 @@ class Adapter:
         own = {without_prefixes(key).partition(".lora_")[0].replace(".base_layer", "") for key in self.shapes if ".lora_" in key}
         leaves = {str(target).rpartition(".")[2] for target in self.config.get("target_parameters") or ()}
         return frozenset(own | {f"{module}.{leaf}" for module in own for leaf in leaves})
+
+    @property
+    def older_experts(self) -> bool:
+        """Whether factors of stacked experts may be laid out as PEFT did it before 0.19: A over the outputs, B over the inputs."""
+        version = re.match(r"0\.(\d+)\.", str(self.config.get("peft_version") or "0.0.0"))
+        return bool(self.config.get("target_parameters")) and version is not None and int(version[1]) < 19
+
+    @property
+    def peft_version(self) -> str:
+        """The PEFT that saved it, as far as it says so: releases before 0.18 do not."""
+        return str(self.config.get("peft_version") or "before 0.18")
 
     @property
     def base_name(self) -> str:

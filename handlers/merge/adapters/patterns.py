@@ -32,8 +32,11 @@ CPU_SECONDS = 10
 MEMORY = 1 << 30
 MOST_WORK = 30_000_000
 """Comparisons of names that hold dots, which match any character, before it is given up: some seconds."""
-MANY = 1000
-"""Names of a list of target modules above which those that match nothing are left out before PEFT gets it."""
+MANY = 250
+"""Keys of a pattern, or names of target modules, above which those that match nothing are left out before PEFT gets them: it compares each
+with each module, and Python remembers the last 512 expressions that it compiled."""
+MOVED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Layers of experts that transformers 5 no longer builds: PEFT still takes their names, and targets what became of them."""
 _PLAIN = re.compile(r"[\w.-]+")
 """Keys that hold no operator but the dot."""
 
@@ -210,26 +213,27 @@ def _starts(module: str) -> list[int]:
     return [0, *(place + 1 for place, one in enumerate(module) if one == ".")]
 
 
-def bound(config: Any, modules: Collection[str], folder: Path) -> None:
-    """Prove that PEFT's own matching of `config`, a PeftConfig, over the modules of a model comes to an end, and make it short.
+def bound(config: Any, names: Collection[str], folder: Path) -> None:
+    """Prove that PEFT's own matching of `config`, a PeftConfig, over `names` comes to an end, and make it short.
 
-    Keys and names that match none of `modules` are left out of `config`, which changes nothing for those that do. Permanent as
-    `first_keys`.
+    `names`: the paths of all modules of a model and the names of all its parameters, since PEFT matches both (parameters:
+    `target_parameters`). Where there are more than MANY keys or target modules, those that match none of `names` are left out of `config`,
+    which changes nothing for those that do. Permanent as `first_keys`.
     """
-    names = sorted(name for name in modules if name)
-    given: dict[str, Any] = {
-        field: getattr(config, field, None) for field in ("rank_pattern", "alpha_pattern") if _method(config) != "ADALORA"
-    }
-    fields = {field: list(keys) for field, keys in given.items() if isinstance(keys, dict) and keys}
-    found = _first_keys(fields, names, folder, list(_questions(config, names)))
+    ordered = sorted(name for name in names if name)
+    fields = {} if _method(config) == "ADALORA" else {
+        name: list(value) for name, value in vars(config).items() if name.endswith("_pattern") and isinstance(value, dict) and value
+    }  # fmt: skip
+    found = _first_keys(fields, ordered, folder, list(_questions(config, ordered)))
     for field, chosen in zip(fields, found, strict=True):
-        used = set(chosen.values())
-        setattr(config, field, {key: value for key, value in given[field].items() if key in used})
+        if len(fields[field]) > MANY:
+            used = set(chosen.values())
+            setattr(config, field, {key: value for key, value in getattr(config, field).items() if key in used})
     for field in ("target_modules", "exclude_modules"):
         listed = getattr(config, field, None)
         if isinstance(listed, list | set | tuple) and len(listed) > MANY:
-            endings = _endings(names)
-            setattr(config, field, {one for one in listed if one in endings} or set(sorted(listed)[:1]))
+            endings, moved = _endings(ordered), {last: one for one in sorted(listed) if (last := one.rpartition(".")[2]) in MOVED}
+            setattr(config, field, {one for one in listed if one in endings} | set(moved.values()) or set(sorted(listed)[:1]))
 
 
 def _method(config: Any) -> str:
@@ -238,7 +242,7 @@ def _method(config: Any) -> str:
 
 
 def _questions(config: Any, names: list[str]) -> Iterator[_Question]:
-    """What PEFT matches beside the patterns of ranks: each expression as it writes it."""
+    """What PEFT matches beside the keys of patterns: each expression as it writes it."""
     ask = functools.partial(_each, names)
     for field in ("target_modules", "exclude_modules"):
         if isinstance(given := getattr(config, field, None), str):

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import check_ranks, factor_keys
 from handlers.merge.adapters.keys import Factors, Keys
-from handlers.merge.adapters.name_mapping import Names, NeedsPeft
+from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft
+from handlers.merge.adapters.separate_experts import OTHER_PATH
 from handlers.merge.plan.operations import Experts
 from handlers.merge.plan.output_layout import Output
 from handlers.merge.weights.model_structure import structure
@@ -22,8 +25,6 @@ from handlers.models.folder import ModelFolder
 
 SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 """Fused parameter → the names of its parts where each expert is stored by itself, in the order in which they are stacked."""
-OTHER_PATH = (".mlp.experts", ".block_sparse_moe.experts")
-"""The path of the experts on disk is the one in memory, or that with the first of these replaced by the second."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,22 @@ def _transposed(adapter: Adapter, model: ModelFolder, module: str, factors: Fact
     a, b, _ = factor_keys(factors)
     if place.rows != place.columns:
         return (adapter.shapes[b][0], adapter.shapes[a][-1]) == (place.columns, place.rows)
-    if place.parts[0][1] is not None:
-        return False
     found = structure(model)
     if found is None:
         raise NeedsPeft(f"the orientation of the square experts of {module} can't be determined")
+    if module not in found.transposed and adapter.older_experts:
+        raise square_of_older(adapter, f"{module}.{place.parameter}")
     return module in found.transposed
+
+
+def square_of_older(adapter: Adapter, parameter: str) -> Permanent:
+    """The error for square experts with factors of PEFT before 0.19, which fit them both ways round."""
+    return Permanent(
+        FaultCode.ADAPTER_NOT_MERGEABLE, OPERATION,
+        f"the adapter was saved by PEFT {adapter.peft_version}, which laid out the factors of {parameter} the other way round than"
+        " PEFT does since 0.19, and the experts are square, so that today's PEFT loads them transposed, without an error",
+        "merge it with the PEFT that trained it (merge_and_unload) and export the result as a full fine-tune", path=adapter.folder,
+    )  # fmt: skip
 
 
 def expert_outputs(

@@ -48,6 +48,8 @@ def _orientation(adapter: Adapter, change: Change, shape: Shape) -> bool | None:
     if len(shape) > 2 and adapter.method == "ADALORA" and (b[0], a[1]) == (shape[0], math.prod(shape[1:])):
         return False
     plain, transposed = (b[0], a[1]), (a[1], b[0])
+    if adapter.by_parameter(change.module) and shape == plain:
+        return False
     if embedding:
         if shape == transposed:
             return True
@@ -116,6 +118,7 @@ def low_rank(adapter: Adapter, model: ModelFolder, changes: list[tuple[Change, S
     linear = {
         value for (change, shape), value in zip(changes, transposed, strict=True)
         if value is not None and len(shape) == 2 and change.factors is not None and "A" in change.factors.roles
+        and not adapter.by_parameter(change.module)
     }  # fmt: skip
     decided = _square(adapter, model, square, linear) if square else {}
     return [

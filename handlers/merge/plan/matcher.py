@@ -18,6 +18,7 @@ from handlers.merge.adapters.changes import Change, gather
 from handlers.merge.adapters.keys import parse
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft, choose_names, nothing_matches, wrong_shape
 from handlers.merge.adapters.patterns import named
+from handlers.merge.adapters.separate_experts import holder_of
 from handlers.merge.plan.fused_experts import expert_outputs
 from handlers.merge.plan.low_rank import low_rank
 from handlers.merge.plan.operations import Bias, Operation
@@ -28,6 +29,8 @@ from handlers.merge.plan.tied_weights import TensorChange, tensor_changes
 from handlers.merge.weights.unpacked_base import UnpackedBase, header_dtype
 from handlers.models.files import Edits
 
+MOVED = (".block_sparse_moe.", ".mlp.")
+"""Part of a path in files and adapters of transformers 4, and what transformers 5 calls it."""
 STREAMED_DTYPES = ("F32", "F16", "BF16")
 PLAIN_INITIALIZERS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base as it is, so that the initializer does not matter after training."""
@@ -207,7 +210,7 @@ class _Matcher:
         from handlers.merge.weights.model_structure import module_names
 
         names = module_names(self.model)
-        if names is not None and all(module in names for module in missing):
+        if names is not None and all((holder_of(module) or module.replace(*MOVED)) in names for module in missing):
             return NeedsPeft(f"the base stores the weights of {missing[0]} under another name")
         return nothing_matches(self.adapter, missing, names or {name.removesuffix(".weight") for name in self.stored})
 

@@ -15,6 +15,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
+from handlers.merge.adapters.separate_experts import check_separate_experts
 from handlers.merge.plan.combine import combine
 from handlers.merge.plan.matcher import Matched, match
 from handlers.merge.plan.output_layout import Output
@@ -80,7 +81,12 @@ def _unpacked(base: ModelFolder, values: str) -> UnpackedBase:
 
 
 def match_all(adapters: Sequence[tuple[Adapter, float]], base: ModelFolder, values: str) -> Matched:
-    """The outputs of the merge of adapters, each with its weight, into the base's values that `values` (`merge.base`) names."""
+    """The outputs of the merge of adapters, each with its weight, into the base's values that `values` (`merge.base`) names.
+
+    Raises NeedsPeft for what streaming does not support, and Permanent where base and adapter can't be merged.
+    """
+    for adapter, _ in adapters:
+        check_separate_experts(adapter, base)
     if base.pickled:
         raise NeedsPeft("the base's weights are pickled .bin files")
     unpacked = _unpacked(base, values)

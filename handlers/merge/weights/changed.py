@@ -1,0 +1,31 @@
+"""Which tensors of a merged model differ from the base's, by their bytes.
+
+Called by `handlers.merge.api` after a merge by PEFT, which does not say what it changed. Both models are read once, in pieces.
+"""
+
+from __future__ import annotations
+
+from daemon.contract.safetensors import TensorInfo
+from handlers.models.folder import ModelFolder
+
+
+def changed_tensors(base: ModelFolder, output: ModelFolder) -> tuple[int, int]:
+    """(tensors, elements) whose bytes in `output` differ from the base's, or that only `output` has."""
+    before = {} if base.pickled else base.headers
+    changed = [info for name, info in output.headers.items() if name not in before or not _equal(base, before[name], output, info)]
+    return len(changed), sum(info.elements for info in changed)
+
+
+def _equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with open(base.path_of(one), "rb") as first, open(output.path_of(other), "rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = one.size
+        while left:
+            count = min(left, 1 << 22)
+            if first.read(count) != second.read(count):
+                return False
+            left -= count
+    return True
