@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoints.completeness import read_json
-from daemon.contract.formats.stages import LAYERWISE_PROMPTS, MIB
+from daemon.contract.formats.stages import LAYERWISE_PROMPTS, LONG_MOST, MIB, long_tokens
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.contract.safetensors import TensorInfo, parse_header
 
@@ -38,15 +38,18 @@ class LayerSizes:
     """Of the largest tensor that is in no layer: the embedding, or the head."""
     cache: int
     """Of the caches of one position."""
+    parameters: int = 0
+    """Of the whole model."""
 
-    def memory(self, pin: Path | None, new_tokens: int, layers: int = 1) -> int:
+    def memory(self, pin: Path | None, new_tokens: int, layers: int = 1, *, long: bool = False) -> int:
         """Bytes that a stage takes beside its libraries and outputs. `pin`: of the adapters that act on the model; None without any.
-        `layers`: those that it holds at once."""
+        `layers`: those that it holds at once. `long`: it reads a long text too."""
         adapters = [*_adapter(pin), *(header for one in (pin / ADDITIONS).glob("*") for header in _adapter(one))] if pin else []
         held = sum(info.elements for header in adapters for info in header.values())
         # What acts on the embedding or the head may compute with all of it.
         touched = any(not _LAYER.match(name) for header in adapters for name in header)
         cached = self.cache * (LAYERWISE_PROMPTS + _BESIDE) * (_PROMPT_TOKENS + new_tokens)
+        cached += self.cache * min(LONG_MOST, long_tokens(self.parameters)) * long
         return int(4 * (layers * self.layer + 1.5 * held + 2 * self.outside * touched + cached)) + _BUFFERS
 
 
@@ -65,13 +68,14 @@ def layers_of(model: Path, method: str) -> LayerSizes | str:
         return "its weights are not in safetensors files"
     nested = config.get("text_config")
     text: dict[str, Any] = nested if isinstance(nested, dict) else {}
-    layers, outside = Counter[str](), 0
+    layers, outside, whole = Counter[str](), 0, 0
     for name, info in ((name, info) for header in headers for name, info in header.items()):
+        whole += info.elements
         if found := _LAYER.match(name):
             layers[found.group()] += info.elements
         else:
             outside = max(outside, info.elements)
-    return LayerSizes(max(layers.values(), default=0), outside, _cache({**config, **text}, len(layers)))
+    return LayerSizes(max(layers.values(), default=0), outside, _cache({**config, **text}, len(layers)), whole)
 
 
 def _unfit(config: Mapping[str, Any], method: str) -> str | None:

@@ -190,9 +190,11 @@ class Starter:
         sizes = layers_of(sized_by(job, spec), job.checkpoint.method)
         merged = spec.name == "merged" or spec.artifact
         adapter = job.pin if job.checkpoint.method != "full" and not merged else None
-        return by_layers(
-            spec, whole, allowed, sizes if isinstance(sizes, str) else sizes.memory(adapter, job.work.validation.new_tokens, spec.layerwise)
-        )  # fmt: skip
+        if isinstance(sizes, str):
+            return by_layers(spec, whole, allowed, sizes)
+        options = job.work.validation
+        needed = sizes.memory(adapter, options.new_tokens, spec.layerwise, long=bool(spec.memory_long and options.long_tokens))
+        return by_layers(spec, whole, allowed, needed)
 
     def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
         why = access_of(job, self._settings.output).why if spec.name == "report" else None

@@ -43,6 +43,7 @@ class GgufEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self._threads = spec.threads
         self._adapter: library.LoadedAdapter | None = None
+        self._reserved = 0
         self._model = self._opened(spec)
         self.vocabulary: int | None = self._model.tokens
         self.context_length: int | None = self._model.trained_length
@@ -61,13 +62,17 @@ class GgufEngine:
         """Why its weights are not those of the merged model, as a clause; None where they are. Nothing is loaded for it."""
         return comparison.difference(Path(spec.folder), merged)
 
+    def reserve(self, tokens: int) -> None:
+        """Give the next contexts room for so many tokens at least."""
+        self._reserved = tokens
+
     def step(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Cache | None
     ) -> tuple[np.ndarray, Cache]:
         """See `Engine.step`; tokens of padding are left out, since each row is a text of its own for llama.cpp."""
         rows, new = input_ids.shape
         if cache is None:
-            cache = Cache(self._context(rows * (new + ROOM), rows), [[] for _ in range(rows)])
+            cache = Cache(self._context(max(rows * (new + ROOM), self._reserved), rows), [[] for _ in range(rows)])
         elif sum(map(len, cache.rows)) + rows * new > cache.context.room:
             cache = self._wider(cache, rows * (new + ROOM))
         real = attention_mask[:, attention_mask.shape[1] - new :].astype(bool)

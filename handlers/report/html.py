@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, comparison, samples, units
+from handlers.report import charts, comparison, lengths, samples, units
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Failure, Report
@@ -53,6 +53,7 @@ def render(report: Report) -> str:
         loss=charts.loss_curve(report),
         run_lines=charts.run_lines(report),
         speed_note=speed_note(report),
+        lengths=lengths.sentences(report),
         compared=comparison.table(report.comparison),
         partings=comparison.partings(report),
         scores=comparison.scores(report),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from daemon.contract.formats.declaration import Thresholds
-from daemon.contract.jobs.figures import ArtifactFigures, Likeness, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LongFigures, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.verdicts import was_made
@@ -46,8 +46,20 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         else:
             why = "validation reports no figure for it"
         yield NotVerified(what=f"{check.variant}: {what}", why=why)
+    if figures and figures.long is not None and check.verdict is not Verdict.FAILED:
+        yield from _gaps_at_length(check.variant, figures.long)
     if variant and variant.elsewhere:
         yield NotVerified(what=f"{check.variant}: other hardware", why=variant.elsewhere)
+
+
+def _gaps_at_length(variant: str, long: LongFigures) -> Iterator[NotVerified]:
+    why = long.why or "validation gave no reason"
+    if long.tokens is None:
+        yield NotVerified(what=f"{variant}: long texts", why=why)
+        return
+    for edge, what in ((long.window, "its window"), (long.original, "the original length of its rotary positions")):
+        if edge and edge >= long.tokens:
+            yield NotVerified(what=f"{variant}: texts beyond {what} of {edge:,} tokens", why=why)
 
 
 def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:

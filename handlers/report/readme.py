@@ -17,11 +17,12 @@ import yaml
 
 from daemon.contract.export_layout import README
 from daemon.contract.formats.declaration import Variant
+from daemon.contract.jobs.figures import LongFigures
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import check_of, find_variant
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import html
+from handlers.report import html, lengths
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
@@ -43,6 +44,7 @@ def render(report: Report) -> str:
     return _filled(
         "readme.md", report, Usage(report),
         title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=html.gaps(report),
+        lengths=lengths.sentences(report),
     )  # fmt: skip
 
 
@@ -60,7 +62,9 @@ def _of_artifact(report: Report, artifact: Artifact) -> str:
     stages = {artifact.variant, check.name if (check := check_of(artifact.variant)) else ""}
     warnings = [warning for warning in report.warnings if warning.source in stages]
     usage = Usage(report, within=True)
-    return _filled("variant.md", alone, usage, artifact=artifact, verdict=_VERDICTS[artifact.verdict], warnings=warnings)
+    return _filled("variant.md", alone, usage, artifact=artifact, verdict=_VERDICTS[artifact.verdict], warnings=warnings,
+        length=lengths.sentence(artifact.measured.long or LongFigures()),
+    )  # fmt: skip
 
 
 def _filled(name: str, report: Report, usage: Usage, **told: object) -> str:

@@ -25,6 +25,7 @@ from handlers.validate.checks.examination import Examination, Merged
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
+from handlers.validate.length.text import LongText
 
 REFERENCE = "reference.json"
 CHECK = "check.json"
@@ -51,6 +52,8 @@ def write_reference(folder: Path, reference: Reference) -> None:
     """Write all that checks compare with; its logits must lie in the folder already."""
     value = dataclasses.asdict(reference)
     value["samples"] = [{**sample, **{key: sample[key] and Path(sample[key]).name for key in _FILES}} for sample in value["samples"]]
+    if reference.long is not None:
+        value["long"]["logits"] = Path(value["long"]["logits"]).name
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
@@ -78,6 +81,8 @@ def read_reference(folder: Path) -> Reference:
         figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
         adapter = figures_of(value.pop("adapter"), Likeness)
         bases = figures_of(value.pop("bases"), BasesFigures)
+        if (long := value.get("long")) is not None:  # outputs of earlier versions have none
+            value["long"] = LongText(**{**long, "logits": folder / _LOGITS / long["logits"]})
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Permanent(

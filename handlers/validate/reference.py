@@ -13,6 +13,7 @@ from pathlib import Path
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.safetensors import parse_header
 from handlers.child.progress import Reporter, StageOutput
 from handlers.texts import distribution
 from handlers.texts.distribution import Vocabulary
@@ -96,7 +97,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             logits = record.logits_folder(Path(context.staging))
             values = base_likelihood.taken(context)
             base_texts = BaseTexts(Path(context.cache), f"{context.base} {values}")
-            model = LiveModel(live, subject, values, base_texts)
+            model = LiveModel(live, subject, values, base_texts, _parameters(Path(context.inputs["merge"])))
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
             base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
@@ -131,6 +132,11 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         reference.fallbacks.append(taken)
         reference.figures = reference.figures.plus(way=taken.taken)
     return reference
+
+
+def _parameters(folder: Path) -> int:
+    """Elements of the weights of a model's folder."""
+    return sum(info.elements for file in folder.glob("*.safetensors") for info in parse_header(file).values())
 
 
 def _no_base(context: StageContext, reference: Reference) -> str | None:

@@ -19,6 +19,7 @@ from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
 from handlers.validate.findings import made_again
+from handlers.validate.length import faults as length_faults
 from handlers.validate.workers.client import WorkerFailed
 
 
@@ -30,6 +31,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
+    if at_length := length_faults.faults(figures, own, thresholds):
+        reasons += at_length
+        remedies.append(length_faults.REMEDY)
     if missing := _missing(figures):
         reasons.append(missing)
         remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")

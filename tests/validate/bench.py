@@ -102,7 +102,13 @@ class Bench:
 
 
 def measured(
-    pin: Path, base: Path | None, merged: Path, scratch: Path, prompts: Sequence[str] = BUILT_IN[:4], base_texts: BaseTexts | None = None
+    pin: Path,
+    base: Path | None,
+    merged: Path,
+    scratch: Path,
+    prompts: Sequence[str] = BUILT_IN[:4],
+    base_texts: BaseTexts | None = None,
+    long_tokens: int = 2048,
 ) -> Bench:
     """Run the live model of a checkpoint, which has been merged, over a few prompts."""
     scratch.mkdir()
@@ -110,7 +116,7 @@ def measured(
     subject = replace(subject, labels=live_labels(subject, base))
     engine, where = ("live", str(base)) if base else ("torch", None)
     spec = EngineSpec(engine=engine, folder=str(pin), base=where, task=subject.task, sentence=subject.sentence)
-    options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
+    options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0, long_tokens=long_tokens)
     live = cast(EngineWorker, Direct("live", spec))
     model = LiveModel(live, subject, base_texts=base_texts or BaseTexts())
     reference = measure(model, list(prompts), options, scratch, lambda fraction, message: None)

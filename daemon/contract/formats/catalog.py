@@ -41,8 +41,8 @@ OWN_KEYS = {
     "export": frozenset({"variants", "quantization", "deploy", "opset", "target"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
     "validation": frozenset({
-        "samples", "new_tokens", "prompts", "data", "speed_tokens", "bases", "publish_unverified", "on_failed_check", "fallback_tries",
-        "fallback_minutes", "thresholds",
+        "samples", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases", "publish_unverified", "on_failed_check",
+        "fallback_tries", "fallback_minutes", "thresholds",
     }),
 }  # fmt: skip
 """Keys of ours that the output of a format's stage may depend on."""

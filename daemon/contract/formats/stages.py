@@ -13,6 +13,22 @@ LAYER_BY_LAYER = "layer-by-layer"
 LAYERWISE_PROMPTS = 16
 """Prompts that are run together in that case, so that the layers are read once for all of them: their caches are in memory at once."""
 
+LONG_WORK = 5 << 38
+"""Tokens times parameters of the pass over the long text that the checks read: 2,048 tokens of a model of 0.67 billion parameters, about
+20 s on two cores."""
+LONG_LEAST = 512
+"""Tokens of it that a model of any size reads."""
+LONG_MOST = 8192
+"""Tokens up to which it is made longer than the configuration asks, to get behind a window or an original length."""
+LONG_MEMORY = 512 * MIB
+LONG_SHARE = 0.2
+"""Most bytes of its cache and of the outputs of a step, and most of them a byte of the weights in fp32."""
+
+
+def long_tokens(parameters: int) -> int:
+    """Tokens that a model of this size may read as one text, so that the time of its passes is bounded."""
+    return max(LONG_LEAST, LONG_WORK // max(1, parameters))
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -36,7 +52,8 @@ class ModelSize:
 class StageSpec:
     """One row of the plan.
 
-    Memory is `memory_fixed + memory_fp32 × fp32 bytes`; disk is `disk_fixed + disk_stored × stored bytes + disk_fp32 × fp32 bytes`.
+    Memory is `memory_fixed + memory_fp32 × fp32 bytes` and at most `memory_long` more.
+    Disk is `disk_fixed + disk_stored × stored bytes + disk_fp32 × fp32 bytes`.
     """
 
     name: str
@@ -51,6 +68,8 @@ class StageSpec:
     about: str = ""
     memory_fixed: int = 256 * MIB
     memory_fp32: float = 0.0
+    memory_long: int = 0
+    """What the cache of a long text takes besides, of a model that is large enough to fill it."""
     disk_stored: float = 0.0
     disk_fp32: float = 0.0
     disk_fixed: int = 0
@@ -107,7 +126,7 @@ class StageSpec:
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""
-        return int(self.memory_fixed + self.memory_fp32 * size.fp32_bytes)
+        return int(self.memory_fixed + self.memory_fp32 * size.fp32_bytes + min(self.memory_long, LONG_SHARE * size.fp32_bytes))
 
     def disk(self, size: ModelSize) -> int:
         """Estimated bytes written."""

@@ -408,6 +408,30 @@ class IntegerProducts(Figures):
     """Products of which that could not be found out."""
 
 
+class LongFigures(Likeness):
+    """How near an artifact is to the live model on one long text, which it reads in pieces and, at the end, a token at a time."""
+
+    tokens: int | None = None
+    """Tokens of the text, of an encoder-decoder of its source; null where no long text was read."""
+    why: str | None = None
+    """Why there is none, or why it is shorter than it should be, as a clause; null where nothing is missing."""
+    window: int | None = None
+    """Positions that the model's local attention sees; null where it has none."""
+    original: int | None = None
+    """Positions behind which its rotary positions are scaled; null where they are not."""
+    growth: float | None = None
+    """Mean |Δ| in the last third of the compared positions over that in the first third; null where that is not known."""
+    step_position: int | None = None
+    """Position at which the course of the mean |Δ| (from the merged model, where that was run) has its clearest step; missing where too
+    few were compared."""
+    step_ratio: float | None = None
+    """How clear it is: the smallest quarter of the errors from there on over the largest tenth of those before."""
+    step_behind: float | None = None
+    """Median of the errors from there on, in standard deviations of the live model's outputs."""
+    merged_error_max_absolute: float | None = None
+    """Largest |Δ| from the merged model in PyTorch; missing where that was not run."""
+
+
 class CheckFigures(Likeness):
     """What a check measured of an artifact, or the stage `merged` of the merged model. A name that is missing was not measured."""
 
@@ -443,6 +467,8 @@ class CheckFigures(Likeness):
     """95 % interval of `growth`."""
     cache_growth: float | None = None
     """The same for the steps of decoding through the cache, compared with one pass."""
+    long: LongFigures | None = None
+    """On a long text; missing where an older version looked at none."""
     worst: WorstSample | None = None
     """Where the artifact is farthest from the live model; missing for a task without a choice."""
     notes: tuple[str, ...] = ()

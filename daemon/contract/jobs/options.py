@@ -126,6 +126,9 @@ class ValidateOptions(Frozen):
     whether it is compared or calibrates, so that none does both."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
     """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""
+    long_tokens: int = Field(default=2048, ge=0, le=131072)
+    """Tokens of one long text on which everything is compared too, as far as the model reaches; more where a sliding window or the length
+    behind which rotary positions are scaled lies farther, and fewer where the model is large. 0 leaves it out, and the report says so."""
     bases: bool = False
     """Compare the adapter on the base as it is stored, and after nf4, by the likelihood of the prompts. For language models whose base
     is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""

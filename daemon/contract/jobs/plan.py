@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from daemon.contract.formats.catalog import Catalog, catalog, ordered
 from daemon.contract.formats.declaration import Variant
-from daemon.contract.formats.stages import MIB, StageSpec
+from daemon.contract.formats.stages import LONG_MEMORY, MIB, StageSpec
 from daemon.contract.formats.targets import made_for
 from daemon.contract.jobs.options import ExportOptions, Work
 
@@ -57,16 +57,17 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checked = (*names, "reference", "merged", *(one.name for one in checks))
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 5, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 6, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
-            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB, layerwise=1,
-            settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.bases", "merge.base"),
+            memory_fixed=1200 * MIB, memory_fp32=1.3, memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
+            settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.long_tokens", "validation.bases",
+                      "merge.base"),
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 4, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
-            about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
-            layerwise=1,
+            "merged", "handlers.validate.merged:run", 5, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2,
+            memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
         *checks,
@@ -76,7 +77,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             about="every artifact's speed, in turns with PyTorch", memory_fixed=1400 * MIB, memory_fp32=2.5,
         ),
         StageSpec(
-            "report", "handlers.report.stage:run", 5, after=("merge", *checked, "speed"),
+            "report", "handlers.report.stage:run", 6, after=("merge", *checked, "speed"),
             about="report.json, report.html and README.md",
             memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
             heavy=False, threads=1,
@@ -91,10 +92,11 @@ def _check(variant: Variant) -> StageSpec:
     source = next((one for one in sources if one in variant.needs), None)
     weighed = (_MERGE.name,) if variant.limits.weights else ()
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 5, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 6, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
-        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=int(variant.limits.layerwise),
+        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, memory_long=LONG_MEMORY,
+        layerwise=int(variant.limits.layerwise),
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
         light=True, toolchain=variant.limits.toolchain, gpu=variant.limits.gpu,
     )  # fmt: skip

@@ -196,7 +196,7 @@ def _measured(name: str, folder: Path | None, found: Inspection, settings: Setti
     except CkptdError as error:
         return ModelFound(name, missing=f"{error.fault.cause}; {error.fault.remedy}")
     sizes = layers_of(place, "full" if folder else found.method)
-    layers = sizes if isinstance(sizes, str) else sizes.memory(None, settings.validate.new_tokens)
+    layers = sizes if isinstance(sizes, str) else sizes.memory(None, settings.validate.new_tokens, long=bool(settings.validate.long_tokens))
     layer = 0 if isinstance(sizes, str) else 4 * sizes.layer
     return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters, layers=layers, layer=layer)
 

@@ -32,8 +32,11 @@ from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.findings import Finding
 from handlers.validate.folders import special_tokens
+from handlers.validate.length import faults as length_faults
+from handlers.validate.length import measuring as length
+from handlers.validate.length.text import LongText
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Encode, Greedy, Padding
+from handlers.validate.workers.protocol import Encode, Greedy, LongPass, Padding
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
@@ -96,11 +99,15 @@ def examine(
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
+    long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
+    read = long if isinstance(long, LongText) else None
     for number, sample in enumerate(reference.samples):
         if about.together and exact and number % GROUP == 0:
-            padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            beside: list[Padding | LongPass] = []
+            beside += [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            beside += [read.asked(outputs / length.FILE, read.own_pieces)] if read is not None and number == 0 else []
             drafts = [_draft(reference, place, merged) for place in range(number, min(number + GROUP, len(reference.samples)))]
-            of_examination(worker, reference.samples[number : number + GROUP], drafts, padding, progress)
+            of_examination(worker, reference.samples[number : number + GROUP], drafts, beside, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
         with _comparable():
@@ -113,6 +120,9 @@ def examine(
         if sample.base_logits is not None:
             tuned.add(wanted[sample.base_rows], np.load(sample.base_logits), logits[sample.base_rows], same_text=sample.piece)
         result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))
+    figures_at_length, unusable = length.measure(worker, long, subject, outputs, merged.logits if merged else None)
+    if unusable:
+        result.findings.append(Finding("length", unusable, length_faults.REMEDY, of_precision=True))
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
@@ -121,6 +131,7 @@ def examine(
         **tuned.figures().given,
         **_growth_figures(reference, rows, result.prompts).given,
         merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
+        long=figures_at_length,
         sample=samples[0] if samples else None,
         samples=samples,
     )

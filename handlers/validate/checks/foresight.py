@@ -13,7 +13,7 @@ from typing import Any
 from daemon.contract.formats.stages import LAYERWISE_PROMPTS
 from handlers.validate.checks.samples import Sample
 from handlers.validate.workers.client import EngineWorker
-from handlers.validate.workers.protocol import Ahead, Decoding, Greedy, Padding, Request, Teacher
+from handlers.validate.workers.protocol import Ahead, Decoding, Greedy, LongPass, Padding, Request, Teacher
 
 GROUP = LAYERWISE_PROMPTS
 """Prompts that are run together."""
@@ -22,16 +22,21 @@ Progress = Callable[[float, str], None]
 
 
 def of_reference(
-    live: EngineWorker, prompts: Sequence[Greedy], adapted: bool, drafts: Sequence[list[int]], progress: Progress
+    live: EngineWorker,
+    prompts: Sequence[Greedy],
+    adapted: bool,
+    drafts: Sequence[list[int]],
+    beside: Sequence[LongPass],
+    progress: Progress,
 ) -> list[Decoding | None]:
-    """The prompts' decoding, that of the first ones by the base without the adapter, and the passes over all that was decoded.
+    """The prompts' decoding, that of the first ones by the base without the adapter, the passes over all that was decoded, and `beside`.
 
     `drafts`: what the base will probably say, if it is known, of each prompt that it is asked. Gives what was decoded, where a model had to
     be asked for it before its passes: asked again, it would decode again.
     """
     pairs = zip(prompts, drafts, strict=False) if adapted else ()
     bare = [request.model_copy(update={"bare": True, "draft": draft}) for request, draft in pairs]
-    if _tell(live, [*prompts, *bare], progress) == 0:
+    if _tell(live, [*prompts, *bare, *beside], progress) == 0:
         return [None] * len(prompts)
     decoded = [live.ask(request) for request in prompts]
     passes = [Teacher(ids=request.ids, targets=one.tokens, keep=[], out="") for request, one in zip(prompts, decoded, strict=True)]
@@ -40,10 +45,10 @@ def of_reference(
 
 
 def of_examination(
-    worker: EngineWorker, samples: Sequence[Sample], drafts: Sequence[list[int]], padding: Sequence[Padding], progress: Progress
+    worker: EngineWorker, samples: Sequence[Sample], drafts: Sequence[list[int]], beside: Sequence[Padding | LongPass], progress: Progress
 ) -> None:
-    """What `examination.examine` asks of a language model about these samples, of which it will probably say `drafts`, and `padding`."""
-    requests: list[Request[Any]] = list(padding)
+    """What `examination.examine` asks of a language model about these samples, of which it will probably say `drafts`, and `beside`."""
+    requests: list[Request[Any]] = list(beside)
     for sample, draft in zip(samples, drafts, strict=True):
         requests.append(Teacher(ids=sample.ids, targets=sample.tokens, keep=[], out=""))
         requests.append(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True, draft=draft, along=sample.tokens))

@@ -26,6 +26,9 @@ from handlers.validate.checks.foresight import GROUP, Progress, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
+from handlers.validate.length import measuring as length
+from handlers.validate.length import text as long_text
+from handlers.validate.length.text import LongText
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import (
     CountInputTokens,
@@ -34,6 +37,7 @@ from handlers.validate.workers.protocol import (
     Encode,
     Greedy,
     ListSpecialTokens,
+    LongPass,
     PaddedBatch,
     Padding,
     Rebase,
@@ -76,6 +80,10 @@ class Reference:
     """The live model's, of the prompts' tokens; None for what is no language model, and without a tokenizer."""
     special: Json | None = None
     """What `special_tokens.expected` gives; None in what an older version wrote."""
+    long: LongText | None = None
+    """The long text; None where there is none."""
+    no_long: str | None = "the reference was made by an older version"
+    """Why there is none, as a clause."""
     numbers: list[int] | None = None
     """Of which samples of the whole reference these are, where some were left out (`room.fitting`)."""
 
@@ -98,6 +106,8 @@ class LiveModel:
     base_values: str = "original"
     """What `merge.base` comes to: the adapter acts on the base that it was merged into."""
     base_texts: BaseTexts = field(default_factory=BaseTexts)
+    parameters: int = 0
+    """Elements of its weights, by which the length of the long text is bounded."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,8 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     asked = _Asked(
         live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
     )
+    long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable)
+    beside = [long.asked(folder / length.FILE, long.pieces)] if isinstance(long, LongText) else []
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
     most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     samples, total, text = list[Sample](), 0, ""
@@ -146,7 +158,8 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     ahead = list[Decoding | None]()
     for number, one in enumerate(rows):
         if number % GROUP == 0:
-            ahead += _tell(asked, rows, number, about.adapted, progress) if about.together else [None] * GROUP
+            told = beside if number == 0 else []  # its passes are the others', where a model is read layer by layer
+            ahead += _tell(asked, rows, number, about.adapted, told, progress) if about.together else [None] * GROUP
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
         sample, possible = _run(asked, one, folder / f"live-{number}.npy", ahead[number])
         total += possible
@@ -180,11 +193,13 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     unit = spread.unit(subject.head)
     sides = padding_sides(live, subject, samples, unit, warnings)
     warnings += segments.lost(live, samples, unit)
+    read = length.read_by_live(live, long, folder / length.FILE)
     speed_prompt, speed_tokens = _speed_work(subject, samples, about.context_length, options.speed_tokens)
     effect = adapter.figures(unit).plus(**greedy_likeness(base_tokens).given) if about.adapted else None
     return Reference(
         samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(), effect, warnings, fallbacks, subject, sides,
         perplexity=adapter.perplexity if about.adapted else perplexity(losses),
+        long=read if isinstance(read, LongText) else None, no_long=read if isinstance(read, str) else None,
     )  # fmt: skip
 
 
@@ -360,12 +375,14 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
     return found
 
 
-def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> list[Decoding | None]:
+def _tell(
+    asked: _Asked, rows: list[Encoded], first: int, adapted: bool, beside: list[LongPass], progress: Progress
+) -> list[Decoding | None]:
     """Tell a model that answers many requests together what it will be asked for the next group of prompts; see `of_reference`."""
     group = rows[first : first + GROUP]
     decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
     shown = decoded[: max(0, SHOWN - first)] if asked.readable else []
-    return of_reference(asked.live, decoded, adapted, [asked.base_texts.draft(one) for one in shown], progress)
+    return of_reference(asked.live, decoded, adapted, [asked.base_texts.draft(one) for one in shown], beside, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:

@@ -49,6 +49,11 @@ class GenaiEngine:
         self.pad = int(model["pad_token_id"])
         self.model = genai.Model(_configured(folder, spec.threads))
         self._tokenizer: Any = None
+        self.reserved = 0
+
+    def reserve(self, tokens: int) -> None:
+        """Lay out the caches of single texts for so many tokens at least."""
+        self.reserved = tokens
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
@@ -124,7 +129,7 @@ class Alone:
         new = list(tokens)
         self._seen += new
         if len(self._seen) > self._room:
-            self._room = len(self._seen) + max(ROOM, len(self._seen))
+            self._room = max(len(self._seen) + max(ROOM, len(self._seen)), self._engine.reserved)
             self._generator = self._engine.generator(1, self._room)
             new = self._seen
         self._generator.append_tokens(np.array([new], np.int32))

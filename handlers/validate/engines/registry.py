@@ -77,7 +77,8 @@ class Engine(LoadedModel, Protocol):
     An engine may have more, which saves time: `batches` (True: texts can be decoded as the rows of one padded batch), `same_kernels` (True:
     a single row is computed by the code that computes a batch), `prefill` (as `step` without a cache, with the logits of the last position
     alone) with `logits_held` (False: it never holds those of all positions), `copied` (a second cache, to be gone on from like the first),
-    and `keeps_caches` (True: a step leaves the cache that it takes as it is).
+    `keeps_caches` (True: a step leaves the cache that it takes as it is), `kept` (as `step`, with the logits of some of the new tokens
+    alone), and `reserve` (told of how many tokens the next text will be, where room for its cache is laid out before).
     """
 
     end_tokens: tuple[int, ...]

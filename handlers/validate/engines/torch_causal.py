@@ -25,6 +25,7 @@ from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
+from handlers.validate.engines.reach import reach_of
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
 
@@ -66,6 +67,7 @@ class TorchModel:
         self.input_vocabulary = self.vocabulary
         about = ("model_type", "max_position_embeddings", "pad_token_id")  # by getattr, since some configurations name them otherwise
         self.context_length: int | None = context_length({key: getattr(config, key, None) for key in about})
+        self.reach = reach_of(config)
         self.pad: int = getattr(config, "pad_token_id", None) or 0
 
     @property
@@ -189,6 +191,16 @@ class TorchEngine(TorchModel):
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray) -> tuple[np.ndarray, Any]:
         """As `step` without a cache, but with the logits (B, 1, V) of the last position, where the model can leave out the others."""
         return self._run(input_ids, attention_mask, position_ids, None, **({_LAST: 1} if _LAST in self._takes else {}))
+
+    @torch.inference_mode()
+    def kept(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, keep: list[int]
+    ) -> tuple[np.ndarray, Any]:
+        """As `step`, with the logits (B, len(keep), V) of these of the new tokens alone."""
+        rows = keep or [input_ids.shape[1] - 1]
+        less = {_LAST: torch.tensor(rows)} if _LAST in self._takes else {}
+        logits, cache = self._run(input_ids, attention_mask, position_ids, cache, **less)
+        return (logits if less else logits[:, rows])[:, : len(keep)], cache
 
     def _run(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any

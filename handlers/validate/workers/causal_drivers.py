@@ -17,8 +17,8 @@ import numpy as np
 
 from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Engine
-from handlers.validate.workers import decoding
-from handlers.validate.workers.protocol import Decoding, Greedy, Padding, Request, Teacher
+from handlers.validate.workers import decoding, long_pass
+from handlers.validate.workers.protocol import Decoding, Greedy, LongPass, Padding, Request, Teacher
 
 VERIFIED_STEPS = 64
 """Cached steps that are compared with a pass without a cache: their logits are held in memory."""
@@ -48,6 +48,10 @@ class CausalDriver:
             return Decoding(tokens=decoded.tokens)
         errors = decoding.cache_errors(self._engine, ids, decoded, VERIFIED_STEPS)
         return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
+
+    def long(self, request: LongPass) -> np.ndarray:
+        """See `Driver.long`."""
+        return long_pass.causal(self._engine, request.ids, request.pieces, request.keep)
 
     def sampled(self, ids: Sequence[int], tokens: int, seed: int) -> list[int]:
         """A continuation that is drawn and not chosen; an end token ends it."""
@@ -311,6 +315,8 @@ class LayerwiseDriver(CausalDriver):
             self._pass([*request.ids, *request.targets])
         elif isinstance(request, Padding):
             self._padded(request.batch.prompts, request.batch.continuations)
+        elif isinstance(request, LongPass):
+            self._long(request)
 
     def advance(self) -> bool:
         """Go once through the model with all tasks; False where there is nothing more to do."""
@@ -333,6 +339,10 @@ class LayerwiseDriver(CausalDriver):
         (decoded,) = self._results(self._decoding(ids, tokens, least, stop, verify))
         return cast(Decoding, decoded)
 
+    def long(self, request: LongPass) -> np.ndarray:
+        (rows,) = self._results(self._long(request))
+        return cast(np.ndarray, rows)
+
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:
@@ -345,6 +355,13 @@ class LayerwiseDriver(CausalDriver):
 
         # Of the prompt the last row, of a step the only one, and of the pass that verifies all from the prompt's last one on.
         return self._started(("greedy", *ids, "", tokens, least, stop, verify), [work], lambda size: slice(min(len(ids), size) - 1, None))
+
+    def _long(self, request: LongPass) -> list[Any]:
+        def work() -> np.ndarray:
+            return long_pass.causal(self._engine, request.ids, request.pieces, request.keep)
+
+        key = ("long", *request.ids, "", *request.pieces, "", *request.keep)
+        return self._started(key, [work], lambda size: slice(None))  # no other rows come to the head than those that are kept
 
     def _pass(self, ids: Sequence[int]) -> list[Any]:
         return self._started(("rows", *ids), [lambda: decoding.teacher_forced(self._engine, ids)], lambda size: slice(0), held=True)

@@ -17,7 +17,7 @@ from handlers.validate.engines.registry import LAYERWISE, EngineSpec
 from handlers.validate.engines.sentence import SentencePooling, settings_of
 from handlers.validate.workers.causal_drivers import VERIFIED_STEPS, BatchingDriver, CausalDriver, LayerwiseDriver
 from handlers.validate.workers.encoder_pass import EncoderDriver
-from handlers.validate.workers.protocol import Decoding
+from handlers.validate.workers.protocol import Decoding, LongPass
 from handlers.validate.workers.seq2seq_decoding import Seq2SeqDriver
 
 
@@ -29,6 +29,9 @@ class Driver(Protocol):
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         """Decode; with `verify` the cached steps are compared with a pass without a cache."""
+
+    def long(self, request: LongPass) -> np.ndarray:
+        """The rows that a long text gets; see `LongPass`."""
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

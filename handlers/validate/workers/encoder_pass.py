@@ -14,7 +14,7 @@ import numpy as np
 
 from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.registry import EncoderEngine
-from handlers.validate.workers.protocol import Decoding
+from handlers.validate.workers.protocol import Decoding, LongPass
 from handlers.validate.workers.seq2seq_decoding import padded
 
 Pooling = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -55,6 +55,11 @@ class EncoderDriver:
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         """See `Driver.greedy`: an encoder gives no text."""
         raise TypeError("an encoder decodes nothing")
+
+    def long(self, request: LongPass) -> np.ndarray:
+        """See `Driver.long`: in one pass."""
+        kept: np.ndarray = self.rows(request.ids, (), request.types)[request.keep]
+        return kept
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

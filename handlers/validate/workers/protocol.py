@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import Field
 
 from daemon.contract.values import Frozen, Json
+from handlers.validate.engines.reach import Reach
 
 Ids = list[int]
 """Token ids, or the segment of each token."""
@@ -31,6 +32,8 @@ class Loaded(Frozen):
     """Tokens at which the runtime ends a text by what its file says; None where nobody but the caller says so."""
     findings: tuple[str, ...] = ()
     """Of a live model, what was done beside the plain calls that load it, in sentences."""
+    reach: Reach = Reach()
+    """Where it changes what it does, as its configuration says; empty for engines that don't read it."""
 
 
 class Rebased(Frozen):
@@ -246,6 +249,30 @@ class Teacher(Request[Rows]):
         return len(self.ids) + len(self.targets)
 
 
+class LongPass(Request[Rows]):
+    """Read a long text in pieces, each on top of those before it through the cache, and write rows of its outputs into the .npy file `out`.
+
+    These are (len(keep), V) float32; of an encoder-decoder, so many for each way in which its decoder can be run. An encoder reads all of
+    it at once.
+    """
+
+    command = "long_pass"
+
+    ids: Ids
+    pieces: list[int]
+    """Tokens of each step; of an encoder-decoder, of its targets, where all but the first are of one token."""
+    keep: list[int]
+    """Rows that are written, ascending."""
+    out: str
+    targets: Ids = Field(default_factory=list)
+    """What an encoder-decoder is given as its output."""
+    types: Ids | None = None
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids) + len(self.targets)
+
+
 class Greedy(Request[Decoding]):
     """Decode at most `tokens` tokens greedily through the cache."""
 
@@ -360,7 +387,7 @@ class Going(Frozen):
 class Ahead(Request[Going]):
     """Send requests that will be asked later, which a model can answer together: in passes layer by layer, or in one batch. Do one pass.
 
-    Only `Greedy`, `Teacher` and `Padding`, and only where `Loaded.together`. Without requests: do another pass.
+    Only `Greedy`, `Teacher`, `Padding` and `LongPass`, and only where `Loaded.together`. Without requests: do another pass.
     """
 
     command = "ahead"
@@ -383,8 +410,8 @@ class AskStats(Request[Stats]):
 REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
-        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Continue, Padding, CompareWeights,
-        CompareWrapper, Time, Ahead, AskStats,
+        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue, Padding,
+        CompareWeights, CompareWrapper, Time, Ahead, AskStats,
     )
 }  # fmt: skip
 """Command → its request."""

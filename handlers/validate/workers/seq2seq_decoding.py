@@ -14,7 +14,8 @@ import numpy as np
 from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Seq2SeqEngine
 from handlers.validate.workers.decoding import Decoded
-from handlers.validate.workers.protocol import Decoding
+from handlers.validate.workers.long_pass import steps
+from handlers.validate.workers.protocol import Decoding, LongPass
 
 Choose = Callable[[np.ndarray, int, Sequence[int]], int]
 """Logits (V,), place of the token, tokens before it → the token."""
@@ -115,6 +116,14 @@ class Seq2SeqDriver:
                 largest_difference(whole, cached(engine, [ids], [tokens], way, "right")[0]),
             )
         return errors, by_step
+
+    def long(self, request: LongPass) -> np.ndarray:
+        """See `Driver.long`: a long source, and a long target on top of it."""
+        rows, tokens = list[np.ndarray](), [self._engine.rules.start, *request.targets[:-1]]
+        for way in self._engine.ways:
+            run = Translation(self._engine, [request.ids], way)
+            rows += [run.advance([tokens[start:stop]])[0, kept].copy() for start, stop, kept in steps(request.pieces, request.keep)]
+        return np.concatenate(rows)
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

@@ -25,6 +25,7 @@ from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Frozen, Json
 from handlers.child import process
 from handlers.toolchains import use
+from handlers.validate.engines.reach import Reach
 from handlers.validate.workers import protocol
 
 DETAILS_LIMIT = 4000
@@ -57,6 +58,7 @@ class Commands:
             together=hasattr(self._driver, "expect"),
             ends=getattr(self._engine, "own_ends", None),
             findings=tuple(getattr(self._engine, "findings", ())),
+            reach=getattr(self._engine, "reach", Reach()),
         )
 
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
@@ -90,6 +92,13 @@ class Commands:
         with self._adapter(request.bare):
             rows = self._driver.rows(request.ids, request.targets, request.types)
         np.save(request.out, rows[request.keep])
+        return protocol.Rows(rows=len(rows), vocabulary=int(rows.shape[-1]))
+
+    def long_pass(self, request: protocol.LongPass) -> protocol.Rows:
+        import numpy as np
+
+        rows = self._driver.long(request)
+        np.save(request.out, rows)
         return protocol.Rows(rows=len(rows), vocabulary=int(rows.shape[-1]))
 
     def greedy(self, request: protocol.Greedy) -> protocol.Decoding:

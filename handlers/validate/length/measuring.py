@@ -1,0 +1,106 @@
+"""How an artifact does on the long text, beside the live model and the merged one; `faults.py` says what that means.
+
+Called by `checks.reference` and `checks.examination`. A fault that begins behind some position shows in the course of the errors, where
+the few tokens of the prompts end long before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.figures import LongFigures
+from handlers.validate.arithmetic import growth
+from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, Rows, Spread, in_deviations
+from handlers.validate.engines.task_profile import ValidatedTask
+from handlers.validate.length import course
+from handlers.validate.length.text import LongText
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
+
+FILE = "long.npy"
+_Z = 1.96
+FLOOR = 1e-5
+"""Mean |Δ|, in standard deviations, below which errors are not told apart: rounding in fp32 makes as much."""
+
+
+def read_by_live(live: EngineWorker, text: LongText | str, out: Path) -> LongText | str:
+    """The text with the live model's rows, which `out` receives; or why there are none, as a clause. Raises WorkerFailed where the worker
+    is lost."""
+    if isinstance(text, str):
+        return text
+    try:
+        live.ask(text.asked(out, text.pieces))
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        return f"the live model can't be run over a text of {len(text.ids):,} tokens: {error.cause}"
+    if not np.isfinite(np.load(out)).all():
+        return f"the live model's outputs over a text of {len(text.ids):,} tokens hold values that are not finite"
+    return replace(text, logits=out)
+
+
+def measure(
+    worker: EngineWorker, text: LongText | str | None, subject: ValidatedTask, outputs: Path, merged: Path | None
+) -> tuple[LongFigures, str | None]:
+    """The figures, and why the artifact can't be used at length, as a clause. `text`: or why there is none. `outputs` receives its rows;
+    `merged`: the folder of the merged model's. Raises WorkerFailed where the worker is lost."""
+    if not isinstance(text, LongText):
+        return LongFigures(tokens=None, why=text), None
+    told = LongFigures(tokens=len(text.ids), why=text.limited, window=text.window, original=text.original)
+    try:
+        worker.ask(text.asked(outputs / FILE, text.own_pieces))
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        return told, f"on a long text of {len(text.ids):,} tokens it can't be run: {error.cause}"
+    assert text.logits is not None
+    wanted = np.load(text.logits)[: len(text.keep)]
+    try:
+        return _compared(subject, text, told, wanted, np.load(outputs / FILE), None if merged is None else merged / FILE)
+    except ValueError as error:
+        return told, f"on a long text of {len(text.ids):,} tokens {error}"
+
+
+def _compared(
+    subject: ValidatedTask, text: LongText, told: LongFigures, wanted: np.ndarray, found: np.ndarray, merged: Path | None
+) -> tuple[LongFigures, str | None]:
+    spread = Spread()
+    spread.add(wanted)
+    unit = spread.unit(subject.head)
+    ways = list[tuple[Comparison, Rows, np.ndarray]]()
+    for rows in np.split(found, max(1, len(found) // len(wanted))):
+        comparison = Comparison(subject.head, subject.thresholds)
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        if not finite.all():
+            place = text.keep[int(np.argmin(finite))]
+            raise NotFiniteError(f"its outputs hold values that are not finite, from position {place:,} on")
+        ways.append((comparison, comparison.add(wanted, rows), rows))
+    comparison, compared, rows = max(ways, key=lambda way: float(way[1].means.max()))  # of several ways to decode, the farthest
+    told = told.plus(**{**comparison.figures(unit).given, **_intervals(compared)})
+    errors = compared.means
+    if merged is not None and merged.is_file() and len(exact := np.load(merged)) >= len(rows):
+        difference = np.abs(exact[: len(rows)].astype(np.float64) - rows)
+        told, errors = told.plus(merged_error_max_absolute=float(difference.max())), difference.reshape(len(rows), -1).mean(axis=1)
+    if (late := growth.of([errors])) is not None:
+        told = told.plus(growth=late[0])
+    if (step := course.largest_step([in_deviations(float(error), unit) for error in errors], FLOOR)) is not None:
+        told = told.plus(step_position=text.keep[step.place], step_ratio=step.ratio, step_behind=step.behind)
+    return told, None
+
+
+def _intervals(compared: Rows) -> dict[str, tuple[float, float]]:
+    """95 % intervals over the positions: of the share of agreement Wilson's, of the mean divergence the normal one."""
+    found, count = {}, len(compared.means)
+    share, nats = compared.summary.agreement, compared.divergences
+    if share is not None:
+        middle, square = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count), share * (1 - share) / count + (_Z / (2 * count)) ** 2
+        by = _Z * math.sqrt(square) / (1 + _Z**2 / count)
+        found["agreement_interval"] = (middle - by, middle + by)
+    if len(nats) > 1:
+        by = _Z * float(nats.std(ddof=1)) / math.sqrt(len(nats))
+        found["kl_interval"] = (max(0.0, float(nats.mean()) - by), float(nats.mean()) + by)
+    return found

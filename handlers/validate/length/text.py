@@ -1,0 +1,204 @@
+"""The long text: what it is made of, how long it may be, how it is cut into steps, and at which positions it is compared.
+
+Called by `checks.reference`, which runs the live model over it; `measuring.py` runs the artifacts. All that is decided here
+is decided by the texts, the model's reach and its size, so that a checkpoint gets the same text again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from daemon.contract.formats.stages import LONG_MOST, long_tokens
+from handlers.texts.built_in import BUILT_IN
+from handlers.validate.engines.task_profile import ValidatedTask
+from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.protocol import Encode, ListSpecialTokens, Loaded, LongPass
+
+BEHIND = 64
+"""Tokens, and an eighth of the length as many again, by which it goes beyond either."""
+LEAST = 16
+"""Tokens below which no text is long."""
+ROWS = 48
+"""Positions that are compared."""
+BYTES = 160 << 20
+"""Most bytes of the outputs of one step."""
+LIVE_PIECE, PIECE = 512, 384
+"""Most tokens of a step of the live model, and of an artifact: cut in other places, so that no size of a step hides anything."""
+TAIL = 4
+"""Tokens at the end that an artifact reads one at a time."""
+TARGETS = 256
+"""Most tokens of an encoder-decoder's long output."""
+PASSAGE = 32
+"""Tokens of the beginning that come again at the end, so that what is far back decides what follows."""
+SPAN = (8, 48)
+"""Fewest and most tokens of a span, where all texts have been used up."""
+
+
+class Encoded(Protocol):
+    """A text as a model reads it; see `checks.texts.Encoded`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def types(self) -> list[int] | None: ...
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A text as long as the model is verified for."""
+
+    ids: list[int]
+    keep: list[int]
+    """Rows that are compared, ascending."""
+    pieces: list[int]
+    """The live model's steps."""
+    own_pieces: list[int]
+    """An artifact's steps."""
+    limited: str | None
+    """Why it is shorter than it should be, as a clause; None where it is not."""
+    logits: Path | None = None
+    """.npy file of the live model's rows (len(keep), V) float32; None until it has read the text."""
+    targets: list[int] | None = None
+    """An encoder-decoder's output."""
+    types: list[int] | None = None
+    window: int | None = None
+    original: int | None = None
+    """See `Reach`."""
+
+    def asked(self, out: Path, pieces: Sequence[int]) -> LongPass:
+        """The request for its rows."""
+        return LongPass(ids=self.ids, pieces=list(pieces), keep=self.keep, out=str(out), targets=self.targets or [], types=self.types)
+
+    def fitting(self, room: int | None, kind: str) -> LongText | str:
+        """What of it a model reads that has room for so many tokens; why not, as a clause, where that is too little or another text."""
+        if room is None or room >= len(self.ids):
+            return self
+        keep = [place for place in self.keep if place < room]
+        if kind != "causal" or room < LEAST or not keep:
+            return f"it has room for {room:,} tokens, and the text is of {len(self.ids):,}"
+        own = split(room, max(self.own_pieces), 3, TAIL)
+        return replace(self, ids=self.ids[:room], keep=keep, own_pieces=own, limited=f"it has room for {room:,} tokens")
+
+
+def make(
+    live: EngineWorker, about: Loaded, subject: ValidatedTask, rows: Sequence[Encoded], tokens: int, parameters: int, *, readable: bool
+) -> LongText | str:
+    """The long text of a model, or why there is none, as a clause. `tokens`: what the configuration asks for. Raises WorkerFailed."""
+    if not tokens:
+        return "validate.long_tokens is 0"
+    length, limited = _length(about, tokens, parameters)
+    if subject.kind == "encoder" and not subject.one_answer:
+        length = min(length, max(LEAST, BYTES // (4 * (about.vocabulary or 1))))
+    if length < LEAST:
+        return f"the model has room for {length} tokens"
+    ids, types = _compose(live, rows, length, readable=readable)
+    reach, width = about.reach, 4 * (about.vocabulary or 1)
+    edges = [edge for edge in (reach.window, reach.original) if edge]
+    if subject.kind == "encoder":
+        keep = _of_encoder(subject, length, edges)
+        return LongText(ids, keep, [length], [length], limited, types=types, window=reach.window, original=reach.original)
+    if subject.kind == "seq2seq":
+        count = max(2, min(TARGETS, length - 1, BYTES // width))
+        targets = ids[-count - 1 : -1]
+        own = [max(1, count - TAIL), *[1] * (count - max(1, count - TAIL))]
+        return LongText(ids, _places(count, own, []), [count], own, limited, targets=targets)
+    first = edges if reach.varying else []
+    most = max(1, min(LIVE_PIECE, BYTES // width))
+    pieces = split(length, most, 2, TAIL if reach.varying else 0, first)
+    own = pieces if reach.varying else split(length, min(PIECE, most), 3, TAIL)
+    keep = _places(length, [*np.cumsum(pieces).tolist(), *np.cumsum(own).tolist()], edges)
+    return LongText(ids, keep, pieces, own, limited, window=reach.window, original=reach.original)
+
+
+def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ()) -> list[int]:
+    """Sizes of steps: at least `least` even ones of at most `most` tokens, cut at the positions `at` too, and then `tail` single tokens."""
+    body = max(1, length - tail)
+    count = min(body, max(least, -(-body // most)))
+    cuts = {number * body // count for number in range(count + 1)} | {place for place in at if place < body}
+    ordered = sorted(cuts)
+    return [stop - start for start, stop in itertools.pairwise(ordered)] + [1] * (length - body)
+
+
+def _length(about: Loaded, tokens: int, parameters: int) -> tuple[int, str | None]:
+    """How long the text is, and why it is shorter than it should be."""
+    reach = about.reach
+    edges = [edge + BEHIND + edge // 8 for edge in (reach.window, reach.original) if edge]
+    goal = max([tokens, *edges])
+    room = about.context_length if reach.most is None else max(reach.most, about.context_length or 0)
+    bounds = [(max(tokens, LONG_MOST), f"no text is made longer than {max(tokens, LONG_MOST):,} tokens"), (long_tokens(parameters),
+        f"a model of {parameters / 1e9:.3g} billion parameters reads no more, to bound the time of the checks")]  # fmt: skip
+    if room is not None and room < min(goal, tokens):
+        goal = room  # it can't read more, so that nothing is missing
+    elif room is not None:
+        bounds.append((room, f"the model has {room:,} positions"))
+    length, why = min([(goal, None), *bounds], key=lambda one: one[0])
+    return length, why
+
+
+def _compose(live: EngineWorker, rows: Sequence[Encoded], length: int, *, readable: bool) -> tuple[list[int], list[int] | None]:
+    """Token ids, and their segments where the first text has some: what stands around the first text stays around the whole."""
+    first = rows[0]
+    extra: list[list[int]] = []
+    special: frozenset[int] = frozenset()
+    if readable:
+        special = frozenset(live.ask(ListSpecialTokens()).ids)
+        known = {one.text for one in rows}
+        extra = live.ask(Encode(texts=[text for text in BUILT_IN if text not in known])).ids
+    _, behind = _inside(first.ids, special)
+    head, tail = first.ids[:behind][: max(1, length - 1)], first.ids[behind:][: max(0, length - 2)]
+    wholes = [one for place, one in enumerate(rows) if place and not any(one.text in other.text for other in rows[:place])]
+    bodies = [ids[slice(*_inside(ids, special))] for ids in (*(one.ids for one in wholes), *extra)]
+    ids = fill(head, [body for body in bodies if body] or [head], max(0, length - len(tail)))
+    types = None if first.types is None else [*first.types[:behind], *[first.types[-1]] * length][:length]
+    return [*ids, *tail], types
+
+
+def _inside(ids: Sequence[int], special: frozenset[int]) -> tuple[int, int]:
+    """Where a text begins and ends between special tokens."""
+    start, stop = 0, len(ids)
+    while start < stop and ids[start] in special:
+        start += 1
+    while stop > start and ids[stop - 1] in special:
+        stop -= 1
+    return start, stop
+
+
+def fill(head: Sequence[int], bodies: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Exactly `length` tokens: the head and the distinct texts, then spans from all over them, none like the one before; at the end a
+    passage of the beginning again."""
+    found = [*head, *(token for body in bodies for token in body)]
+    pool = list(found)
+    random = np.random.default_rng(0)
+    while len(found) < length:
+        size = int(random.integers(*SPAN))
+        start = int(random.integers(0, max(1, len(pool) - size)))
+        found += pool[start : start + size]
+    passage = min(PASSAGE, length // 4)
+    start = min(2, max(0, length - passage))
+    return [*found[: length - passage], *found[start : start + passage]]
+
+
+def _of_encoder(subject: ValidatedTask, length: int, edges: Sequence[int]) -> list[int]:
+    if subject.one_answer:
+        return [0, 1] if subject.task == "question-answering" else [0]
+    return _places(length, [], edges)
+
+
+def _places(length: int, cuts: Sequence[int], edges: Sequence[int]) -> list[int]:
+    """At most ROWS rows: the last ones, those around edges, cuts and powers of two, and evenly spaced ones between them."""
+    powers = [1 << power for power in range(3, 20)]
+    around = [[edge + by for edge in edges for by in (-1, 0, 1)], [cut - 1 for cut in cuts], cuts, powers, [one - 1 for one in powers]]
+    even = [round(place) for place in np.linspace(0, length - 1, ROWS // 2)]
+    chosen = dict.fromkeys(
+        [*range(length - 1, length - 2 - TAIL, -1), *around[0], *even[1::2], *(one for some in around[1:] for one in some)]
+    )
+    chosen |= dict.fromkeys([*even, *np.linspace(0, length - 1, ROWS).round().astype(int).tolist()])
+    return sorted([place for place in chosen if 0 <= place < length][:ROWS])
