@@ -19,7 +19,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
-from daemon.contract.jobs.plan import CHECK
+from daemon.contract.jobs.plan import CHECK, fallback, unquantized
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import findings, record
@@ -29,6 +29,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
 from handlers.validate.folders import configs, portability
 from handlers.validate.outside import external, optimum_reader
+from handlers.validate.twins import findings as twins
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats, CompareWeights
@@ -90,7 +91,7 @@ def _examined(
     # What it was made of is compared with it; the merge is there for its weights too, where it was not made of that at once.
     sources = (one for one in (variant.form_of, "merge") if variant.form_of and one in variant.needs)
     source = next((context.inputs[one] for one in sources if one in context.inputs), None)
-    weighed = context.inputs.get("merge", source)
+    weighed = context.inputs.get("merge", source) if variant.limits.weights else source
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         about = worker.load()
         whole, reference = reference, room.fitting(reference, about.context_length)
@@ -126,4 +127,15 @@ def _examined(
     if graphs.fault:
         examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
+    if variant.limits.twin:
+        reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
+        twin = twins.compared(context, variant, engine, reference, about.context_length)
+        if twin.weights and not any(finding.aspect == "weights" for finding in examination.findings):
+            examination.findings.append(findings.weights(twin.weights, variant.name))
+        if twin.structure:
+            examination.findings.append(findings.structure(twin.structure, variant.name))
+        if twin.rounding:
+            examination.findings.append(findings.rounding(twin.rounding, fallback(variant.name) or unquantized(variant.name), variant.name))
+        examination.remarks = (twin.note,) if twin.note else ()
+        examination.figures = examination.figures.plus(**twin.figures.given)
     return examination

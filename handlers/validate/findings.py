@@ -57,6 +57,17 @@ def portability(reason: str, variant: str) -> Finding:
     return Finding("portability", reason, remedy, of_precision=True)
 
 
+def structure(reason: str, variant: str) -> Finding:
+    """Its graph is not the model that its own weights give."""
+    return Finding("structure", reason, f"export {variant} again; if it happens again, leave it out of export.variants")
+
+
+def rounding(reason: str, less: str | None, variant: str) -> Finding:
+    """Its activations are rounded with a systematic error; `less`: the less quantized form to take instead."""
+    remedy = f"use the variant {less} instead of {variant}" if less else f"leave {variant} out of export.variants"
+    return Finding("rounding", reason, remedy, of_precision=True)
+
+
 def made_again(variant: str) -> str:
     """The remedy that makes a variant of the merged weights anew."""
     return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"

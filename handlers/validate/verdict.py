@@ -45,6 +45,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     told = notes.notes(figures, examination.base, thresholds, failed=bool(reasons))
     if lost := _swallowed(figures):
         told.append(lost)
+    told += examination.remarks
     written = figures.plus(notes=tuple(told)).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)

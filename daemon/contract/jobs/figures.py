@@ -451,6 +451,15 @@ class CheckFigures(Likeness):
     """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    twin_error: float | None = None
+    """Largest |Δ| between its graph, computed in fp32, and the merged model in PyTorch with the graph's own weights, in standard
+    deviations of the outputs: whether the graph is that model, however its weights were rounded. Null where it is infinite; missing where
+    nobody compared."""
+    rounding_error: float | None = None
+    """What rounding activations changes in its outputs: root mean square of the difference from the graph computed in fp32, over that of
+    the outputs."""
+    rounding_slope: float | None = None
+    """Slope of the regression of its outputs on those of the graph computed in fp32: 1 where rounding changes nothing systematically."""
     fine_tuning: float | None = None
     """How much of what the fine-tuning changed in the base is in the artifact, at the positions that it changed most: 1 all, 0 nothing.
     Missing where there is no base, or where it does not differ from the live model."""

@@ -90,7 +90,7 @@ def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
     sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
     source = next((one for one in sources if one in variant.needs), None)
-    weighed = (_MERGE.name,) if variant.limits.weights else ()
+    weighed = (_MERGE.name,) if variant.limits.weights or variant.limits.twin else ()
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 6, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),

@@ -68,6 +68,8 @@ class Examination:
     prompts: list[PromptFigures] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Why it must not be used, whatever the figures say."""
+    remarks: tuple[str, ...] = ()
+    """What else must be known of it, in sentences."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 

@@ -10,7 +10,8 @@ from daemon.contract.jobs.figures import CheckFigures, Likeness
 from handlers.validate.arithmetic import growth
 
 EVEN = 0.2
-"""Share of the limit of `kl`: up to it, choices that differ are, on average, between answers that are almost equally likely."""
+"""Share of the limit of `kl`: where its 95 % interval ends below it, choices that differ are, on average, between answers that are almost
+equally likely."""
 OWN_DATA = "give prompts of the run's own data in validate.prompts"
 
 
@@ -24,8 +25,8 @@ def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds |
 
 
 def even(figures: Likeness, thresholds: Thresholds) -> bool:
-    """Whether the divergence is so small that the choices which differ say nothing of the artifact."""
-    return figures.kl is not None and figures.kl <= EVEN * thresholds.kl
+    """Whether the divergence is certainly so small that the choices which differ say nothing of the artifact: not from one prompt alone."""
+    return figures.kl_interval is not None and figures.kl_interval[1] <= EVEN * thresholds.kl
 
 
 def _even(figures: CheckFigures, thresholds: Thresholds) -> str | None:
@@ -34,7 +35,8 @@ def _even(figures: CheckFigures, thresholds: Thresholds) -> str | None:
         return None
     return (
         f"agreement {figures.agreement:.3g} is below the limit {thresholds.agreement:.3g} and does not count: the divergence of"
-        f" {figures.kl:.3g} nats is at most a fifth of its limit, so choices that differ are between almost equally likely answers"
+        f" {figures.kl:.3g} nats is certainly at most a fifth of its limit, so choices that differ are between almost equally likely"
+        " answers"
     )
 
 

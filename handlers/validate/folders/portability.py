@@ -43,7 +43,7 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
         return Inspected()
     compared = ["--source", str(source), *(["--nearest"] if nearest else [])] if source else []
     try:
-        done = _asked([str(folder), "--json", *compared])
+        done = asked(MODULE, [str(folder), "--json", *compared], SECONDS)
         told = json.loads(done.stdout)
         products = told["integer_products"]
         doubt = cpu.doubt(arithmetic, cpu.here())
@@ -58,12 +58,12 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
     return Inspected(fault=f"it is not known whether its integer products overflow on other processors: {why}")
 
 
-def _asked(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """What the module says; raises subprocess.TimeoutExpired."""
+def asked(module: str, words: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """What one of our modules says, in a process of its own; raises subprocess.TimeoutExpired."""
     toolchain = use.own()
     if toolchain is None and warm.is_forked():  # which has its libraries
-        return warm.called(lambda: int(pkgutil.resolve_name(f"{MODULE}:main")(words)), SECONDS)
+        return warm.called(lambda: int(pkgutil.resolve_name(f"{module}:main")(words)), seconds)
     return subprocess.run(
-        use.command(toolchain, MODULE, *words), env=use.environment(toolchain), capture_output=True, text=True, encoding="utf-8",
-        errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL, check=False,
+        use.command(toolchain, module, *words), env=use.environment(toolchain), capture_output=True, text=True, encoding="utf-8",
+        errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip

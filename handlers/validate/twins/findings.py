@@ -1,0 +1,142 @@
+"""What a check says of an artifact beside the twin that its own stored weights give: limits, sentences, figures.
+
+Called by the stages `check-VARIANT`, once the artifact's worker has ended. The comparison itself runs in a process of its own (`compare`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.contract.formats.declaration import Variant
+from daemon.contract.jobs.figures import CheckFigures
+from daemon.contract.jobs.messages import StageContext
+from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.samples import Sample
+from handlers.validate.folders import portability
+from handlers.validate.twins.messages import STEPS, Answer, Order, Rounding, Text
+
+MODULE = "handlers.validate.twins.compare"
+SECONDS = 3600
+LONG = 224
+"""Tokens of the long text."""
+SHORT = 2
+"""Texts beside it."""
+STRUCTURE = 2e-3
+"""Largest |Δ| between a graph's float form and its twin, in standard deviations of the outputs: both compute in fp32, and sound graphs stay
+below 1e-5."""
+IN_HALVES = 3e-2
+"""The same where a graph's tables, norms and constants are halves, while the twin's are not: sound ones stay below 3e-3,
+and T5, whose logits are far from 0, below 0.013."""
+SYSTEMATIC = 0.05
+"""Largest deviation of the slope from 1, and largest common shift of a region of outputs in standard deviations, that rounding activations
+may make: sound graphs stay below 0.01."""
+_SAFE_ROTATIONS = ("default", "linear", "llama3")
+"""Kinds of rotary embeddings whose angles depend on the position alone, not on how long a text is."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was found."""
+
+    figures: CheckFigures = field(default_factory=CheckFigures)
+    weights: str | None = None
+    """Which of its weights are not merged ones rounded, as a clause."""
+    structure: str | None = None
+    """Why its graph is another model than its weights give."""
+    rounding: str | None = None
+    """Why its activations are rounded with a systematic error."""
+    note: str | None = None
+    """Why nothing was compared."""
+
+
+def compared(context: StageContext, variant: Variant, engine: str, reference: Reference, length: int | None) -> Compared:
+    """Compare an artifact. `engine` is what runs it; `length`: positions that it can address, None where it does not say."""
+    merged, subject = context.inputs["merge"], reference.subject
+    order = Order(
+        engine=engine, folder=context.inputs[variant.name], merged=merged, task=subject.task, sentence=subject.sentence,
+        threads=context.limits.threads, texts=texts(reference, length, far=_tells_positions(Path(merged), engine)),
+        limits=context.limits.model_copy(update={"parent_pid": os.getpid(), "device": "cpu"}),
+    )  # fmt: skip
+    file = Path(context.temporary) / "twin.json"
+    file.write_text(order.model_dump_json(), encoding="utf-8")
+    try:
+        done = portability.asked(MODULE, [str(file)], SECONDS)
+        return judged(Answer.model_validate_json(done.stdout.splitlines()[-1]), half=variant.arithmetic == "half")
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {SECONDS} seconds"
+    except (ValueError, KeyError, TypeError, IndexError):
+        print(done.stderr, flush=True)  # into the attempt's log
+        lines = done.stderr.strip().splitlines()
+        why = lines[-1][:300] if lines else f"exit code {done.returncode}"
+    return Compared(note=_not_compared(why))
+
+
+def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
+    """Two of the samples, a long text of all of them, and, where positions are told, a short one at the end of what can be addressed."""
+    causal, room = reference.subject.kind == "causal", length or LONG
+    some = [_text(one, causal, room) for one in reference.samples[:SHORT]]
+    joined = [token for one in reference.samples for token in (*one.ids, *(one.tokens if causal else ()))]
+    long = (joined * (LONG // max(1, len(joined)) + 1))[: min(LONG, room)]
+    targets = () if causal else tuple((reference.samples[0].tokens * 8)[: STEPS * 2])
+    found = [*some, Text(ids=long, targets=targets)]
+    if far and causal and length and length > LONG:
+        found.append(Text(ids=some[0].ids, start=length - len(some[0].ids)))
+    return found
+
+
+def _text(sample: Sample, causal: bool, room: int) -> Text:
+    if causal:
+        return Text(ids=[*sample.ids, *sample.tokens][:room])
+    return Text(ids=sample.ids, targets=tuple(sample.tokens), types=sample.types)
+
+
+def _tells_positions(merged: Path, engine: str) -> bool:
+    """Whether a model may be told positions that no text here reaches."""
+    config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rotation.get("rope_type", rotation.get("type", "default")) if isinstance(rotation, dict) else ""
+    return engine == "onnx" and kind in _SAFE_ROTATIONS
+
+
+def judged(answer: Answer, *, half: bool) -> Compared:
+    """What an answer of the comparison means."""
+    if answer.left_out is not None:
+        return Compared(note=_not_compared(answer.left_out))
+    if not answer.tokens:
+        return Compared(weights=answer.weights)
+    error, limit = answer.error, IN_HALVES if half else STRUCTURE
+    figures, structure = CheckFigures(twin_error=error), None
+    if error is None or error > limit:
+        far = "without limit" if error is None else f"by {error:.3g} standard deviations"
+        way = f" ({answer.way})" if answer.way else ""
+        structure = (
+            f"its graph is not the model that its own weights give: in fp32 its outputs{way} differ {far} from position {answer.position}"
+            f" of {answer.tokens} tokens on, above the limit {limit:g}: its structure or its constants were changed"
+        )
+    if (rounding := answer.rounding) is None:
+        return Compared(figures, answer.weights, structure)
+    figures = figures.plus(rounding_error=rounding.share, rounding_slope=rounding.slope)
+    return Compared(figures, answer.weights, structure, _systematic(rounding))
+
+
+def _systematic(found: Rounding) -> str | None:
+    allowed = SYSTEMATIC + 4 * found.share / max(1, found.rows) ** 0.5
+    if not abs(found.slope - 1) <= allowed:
+        return (
+            f"its outputs are {found.slope:.3g} times those that it gives without rounding its activations, instead of once: the rounding"
+            " takes too much away"
+        )
+    if not found.shift <= allowed:
+        return (
+            f"the rounding of its activations moves a part of its outputs by {found.shift:.2g} standard deviations in the same direction:"
+            " its scales or zero points do not fit"
+        )
+    return None
+
+
+def _not_compared(why: str) -> str:
+    return f"its graph was not compared with the model that its own weights give: {why}"

@@ -1,0 +1,109 @@
+"""Which parameter of the merged model a stored weight is: the one whose numbers it has, whatever its name.
+
+Used by the comparison with the twin. A weight may be a parameter, a parameter turned, several below each other (query, key and value in one
+product), or rows of one (a product that was taken apart). Nothing is taken from names: a weight that lies in another layer's place is
+matched with the layer that it came from, and shows in the outputs. numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from handlers.validate.twins.stored import Stored
+
+PROBES = 24
+"""Rows by which weights are compared."""
+NEAR = 0.6
+"""Smallest cosine between a stored row and the parameter's: 4 bits leave more than 0.97, and rows that have nothing to do with each other
+have some 1/√C."""
+_TOGETHER = 3
+"""Rows that follow each other and are looked for together."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some rows of a stored weight, and the rows of a parameter that they are."""
+
+    parameter: str
+    turned: bool
+    """The parameter's columns are meant."""
+    first: int
+    """Row of the stored weight."""
+    start: int
+    """Row of the parameter, of its columns where `turned`."""
+    count: int
+
+
+def match(weight: Stored, parameters: Mapping[str, np.ndarray], skipped: Sequence[str] = ()) -> list[Segment] | None:
+    """The segments that make up a stored weight; None where some rows of it are near no parameter's.
+
+    `parameters`: name → (R, C) or (…, R, C), of which all but the last axis are rows. `skipped`: those that are taken already, which are
+    chosen only where no other is as near.
+    """
+    candidates = _candidates(weight, parameters)
+    whole = [(name, turned, matrix) for name, turned, matrix in candidates if matrix.shape == weight.shape]
+    probes = np.unique(np.linspace(0, weight.shape[0] - 1, PROBES).round().astype(int))
+    rows = weight.part(probes).values
+    scored = sorted(
+        ((float(np.median(cosines(rows, matrix[probes]))), name not in skipped, name, turned) for name, turned, matrix in whole),
+        reverse=True,
+    )
+    if scored and scored[0][0] >= NEAR:
+        equals = [one for one in scored if one[0] >= scored[0][0] - 1e-6]
+        _, _, name, turned = max(equals, key=lambda one: one[1])
+        return [Segment(name, turned, 0, 0, weight.shape[0])]
+    return _pieces(weight, [one for one in candidates if one not in whole])
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Of each row with its counterpart; 1 where both are zero."""
+    lengths = np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1)
+    both = lengths[0] * lengths[1]
+    products = np.einsum("rc,rc->r", first, second.astype(np.float32))
+    found: np.ndarray = np.where(both > 0, products / np.maximum(both, 1e-30), np.maximum(*lengths) == 0)
+    return found
+
+
+def _candidates(weight: Stored, parameters: Mapping[str, np.ndarray]) -> list[tuple[str, bool, np.ndarray]]:
+    found = []
+    for name, array in parameters.items():
+        if array.ndim < 2:
+            continue
+        rows = array.reshape(-1, array.shape[-1])
+        if rows.shape[1] == weight.columns:
+            found.append((name, False, rows))
+        if rows.shape[0] == weight.columns and array.ndim == 2:
+            found.append((name, True, rows.T))
+    return found
+
+
+def _pieces(weight: Stored, candidates: Sequence[tuple[str, bool, np.ndarray]]) -> list[Segment] | None:
+    """Parameters, or rows of them, below each other."""
+    found: list[Segment] = []
+    row, total = 0, weight.shape[0]
+    while row < total:
+        wanted = weight.part(slice(row, min(total, row + _TOGETHER))).values
+        best: tuple[float, Segment] | None = None
+        for name, turned, matrix in candidates:
+            if len(matrix) < len(wanted):
+                continue
+            # The sum of cosines of so many rows in a row, at each place where they could begin.
+            lengths = np.maximum(np.linalg.norm(matrix, axis=1), 1e-30)
+            each = (matrix @ wanted.T) / lengths[:, None] / np.maximum(np.linalg.norm(wanted, axis=1), 1e-30)
+            starts = len(matrix) - len(wanted) + 1
+            sums = sum(each[place : place + starts, place] for place in range(len(wanted))) / len(wanted)
+            start = int(np.argmax(sums))
+            if best is None or sums[start] > best[0]:
+                best = float(sums[start]), Segment(name, turned, row, start, min(total - row, len(matrix) - start))
+        if best is None or best[0] < NEAR:
+            return None
+        matrix = next(one for name, turned, one in candidates if (name, turned) == (best[1].parameter, best[1].turned))
+        places = np.unique(np.linspace(0, best[1].count - 1, PROBES).round().astype(int))
+        if float(np.median(cosines(weight.part(row + places).values, matrix[best[1].start + places]))) < NEAR:
+            return None
+        found.append(best[1])
+        row += best[1].count
+    return found

@@ -1,0 +1,76 @@
+"""What crosses between a check and the process that compares its artifact with the twin, as JSON. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.values import Frozen
+
+STEPS = 4
+"""Tokens at the end of a text that go through the cache, one by one."""
+KEPT = 36
+"""Rows of a text that are compared beside those: those of large vocabularies are large."""
+
+
+class Text(Frozen):
+    """What is passed through."""
+
+    ids: list[int]
+    targets: tuple[int, ...] = ()
+    """What an encoder-decoder has decoded."""
+    types: list[int] | None = None
+    """Segments, for tasks that read two texts at once."""
+    start: int = 0
+    """Position of the first token, for language models that are told positions."""
+
+    def places(self, rows: int) -> list[int]:
+        """Of so many rows those that are compared: evenly spaced ones, and those of the last steps."""
+        spaced: Iterable[int] = range(rows) if rows <= KEPT else (number * (rows - 1) // (KEPT - 1) for number in range(KEPT))
+        return sorted({*spaced, *range(max(0, rows - STEPS), rows)})
+
+
+class Order(Frozen):
+    """What to compare."""
+
+    engine: str
+    folder: str
+    merged: str
+    task: str
+    sentence: bool
+    threads: int
+    texts: list[Text]
+    limits: ChildLimits = ChildLimits()
+    """Of the process."""
+
+
+class Rounding(Frozen):
+    """The difference of a graph from its float form."""
+
+    share: float
+    """Root mean square of the difference over that of the float form's outputs, both about the mean of their row."""
+    slope: float
+    """Of the regression of the graph's outputs on the float form's, about the mean of each row: 1 without a systematic change."""
+    shift: float
+    """The largest mean difference of a region of outputs over all rows, in standard deviations of the outputs: of errors that have nothing
+    in common little is left."""
+    rows: int
+
+
+class Answer(Frozen):
+    """What was found."""
+
+    left_out: str | None = None
+    """Why nothing was compared, as a clause."""
+    weights: str | None = None
+    """Which stored weight is not a merged one rounded, as a clause."""
+    error: float | None = None
+    """Largest |Δ| between the float form and the twin, in standard deviations of the twin's outputs; null for infinity."""
+    position: int = 0
+    """The first position at which it is at least half of that."""
+    tokens: int = 0
+    """Of that text."""
+    way: str = ""
+    """Of decoding, where an encoder-decoder has several."""
+    rounding: Rounding | None = None
+    """The graph beside its float form."""
