@@ -34,7 +34,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if at_length := length_faults.faults(figures, own, thresholds):
         reasons += at_length
         remedies.append(length_faults.REMEDY)
-    if missing := _missing(figures):
+    if missing := _missing(figures, rounded=unquantized(variant) is not None):
         reasons.append(missing)
         remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
     if thresholds is not None and (distances := _distances(variant, figures, thresholds)):
@@ -102,8 +102,9 @@ ROUNDING = 5e-4
 missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
 
 
-def _missing(figures: CheckFigures) -> str | None:
-    """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain."""
+def _missing(figures: CheckFigures, *, rounded: bool) -> str | None:
+    """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain. `rounded`: it is
+    a form of another variant in fewer bits, which may have taken it away."""
     share, interval = figures.fine_tuning, figures.fine_tuning_interval
     if share is None or not _lacks(figures) or _within_rounding(figures):
         return None
@@ -114,10 +115,9 @@ def _missing(figures: CheckFigures) -> str | None:
         f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {told}"
     )
     if share < UNSURE:
-        return f"{found}. So it is a merged model without its adapter"
-    return (
-        f"{found}. So it is of an earlier or another checkpoint, merged with another factor, or, where the merge warned of it, rounding to"
-        " the weights' dtype lost the rest"
+        return f"{found}. So it is a merged model without its adapter" + (", or its few bits took the adapter away" if rounded else "")
+    return f"{found}. So it is of an earlier or another checkpoint, merged with another factor, or " + (
+        "its few bits lost the rest" if rounded else "where the merge warned of it, rounding to the weights' dtype lost the rest"
     )
 
 
