@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import TOKENIZER_FILES, Format, Limits, Thresholds, Variant
 from daemon.contract.formats.stages import MIB
 
 _ENGINE = "handlers.adapter.engine"
@@ -13,6 +13,10 @@ FORMAT = Format(
     name="pytorch-adapter",
     about="Only the adapter, for PEFT and for servers that load many adapters over one base (vLLM, TGI, LoRAX).",
     order=15,
+    files={
+        "adapter_config.json": "config", "adapter_base.json": "document", "README.md": "document",
+        "adapter_model.safetensors": "weights", **TOKENIZER_FILES,
+    },
     runtimes=("PEFT", "vLLM", "TGI", "LoRAX"),
     engines={
         "adapter": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.coreml.options import CoreMlOptions
 
@@ -43,6 +43,9 @@ FORMAT = Format(
     section="coreml",
     engines={
         "coreml": {"causal": f"{_ENGINE}:CoreMlCausal", "seq2seq": f"{_ENGINE}:CoreMlSeq2Seq", "encoder": f"{_ENGINE}:CoreMlEncoder"},
+    },
+    files={
+        "*.mlpackage/*": "graphs", "graphs.json": "runtime", "*.swift": "example", "*.py": "example", **MODEL_FILES,
     },
     runtimes=("Core ML",),
     variants=(

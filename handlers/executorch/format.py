@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.executorch.options import ExecuTorchOptions
 
@@ -44,6 +44,9 @@ FORMAT = Format(
     name="executorch",
     about="Programs for ExecuTorch, PyTorch's runtime for Android, iOS and small devices, with XNNPACK; the KV cache lies inside.",
     order=90,
+    files={
+        "*.pte": "graphs", "*.ptd": "weights", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+    },
     runtimes=("ExecuTorch",),
     options=ExecuTorchOptions,
     section="executorch",

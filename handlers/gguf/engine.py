@@ -40,6 +40,8 @@ def file_in(folder: Path) -> Path:
 class GgufEngine:
     """A language model."""
 
+    foreign_tokenizer = True
+
     def __init__(self, spec: EngineSpec) -> None:
         self._threads = spec.threads
         self._adapter: library.LoadedAdapter | None = None

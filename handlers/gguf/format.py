@@ -39,6 +39,7 @@ FORMAT = Format(
     name="gguf",
     about="One file with weights, vocabulary and chat template for llama.cpp, Ollama and LM Studio, with a Modelfile.",
     order=80,
+    files={"*.gguf": "weights", "Modelfile": "runtime", "README.md": "document"},
     runtimes=("llama.cpp", "Ollama", "LM Studio"),
     options=GgufOptions,
     section="gguf",

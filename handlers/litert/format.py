@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.litert.options import LiteRtOptions
 
@@ -21,6 +21,9 @@ FORMAT = Format(
     name="litert",
     about="LiteRT (TensorFlow Lite) models for Android and small devices: one file whose prefill and decode share their weights.",
     order=92,
+    files={
+        "*.tflite": "graphs", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+    },
     runtimes=("LiteRT",),
     options=LiteRtOptions,
     section="litert",

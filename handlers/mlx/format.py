@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -31,6 +31,9 @@ FORMAT = Format(
     name="mlx",
     about="A folder for mlx-lm and LM Studio, which run language models on Apple's processors.",
     order=82,
+    files={
+        "config.json": "extended config", "*.safetensors": "weights", "*.index.json": "weights", **MODEL_FILES,
+    },
     runtimes=("mlx-lm", "LM Studio"),
     engines={"mlx": {"causal": "handlers.mlx.engine:MlxEngine"}},
     variants=(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
@@ -29,6 +29,10 @@ FORMAT = Format(
     name="onnx",
     about="ONNX graphs for onnxruntime, and for every other runtime that supports the operators of the standard.",
     order=20,
+    files={
+        "*.onnx": "graphs", "*.onnx*data": "weights", "graphs.json": "runtime", "*.py": "example",
+        **MODEL_FILES,
+    },
     runtimes=("ONNX Runtime",),
     options=OnnxOptions,
     section="onnx",

@@ -69,6 +69,11 @@ class OpenVinoEngine(_Models):
         pair = self._own_tokenizer()
         return super().text(ids) if pair is None else pair.decode(ids)
 
+    @property
+    def foreign_tokenizer(self) -> bool:
+        """Whether OpenVINO's own reads the texts."""
+        return self._own_tokenizer() is not None
+
     def _own_tokenizer(self) -> Pair | None:
         if self._pair is None and (self._folder / ENCODER).is_file():
             self._pair = Pair(self._folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.pytorch.options import PytorchOptions
 
@@ -28,6 +28,9 @@ FORMAT = Format(
     name="pytorch",
     about="The merged model in the form that transformers reads, for PyTorch and other programs that read safetensors.",
     order=10,
+    files={
+        "*_*/*": "pooling", "*.safetensors": "weights", "*.bin": "weights", "*.index.json": "weights", "*.py": "code", **MODEL_FILES,
+    },
     runtimes=("transformers", "vLLM", "SGLang", "TGI"),
     options=PytorchOptions,
     section="pytorch",

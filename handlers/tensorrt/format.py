@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.tensorrt.options import TensorRtOptions
 
@@ -42,6 +42,11 @@ FORMAT = Format(
     name="tensorrt",
     about="For NVIDIA's GPUs: graphs with all that TensorRT needs to build and verify engines, engines themselves, TensorRT-LLM.",
     order=110,
+    files={
+        "config.json": "extended config", "*.onnx": "graphs", "*.onnx*data": "weights", "engines/*": "graphs", "*.engine": "graphs",
+        "rank*.safetensors": "weights", "graphs.json": "runtime", "profiles.json": "runtime", "verify/*": "example", "*.py": "example",
+        **MODEL_FILES,
+    },
     runtimes=("TensorRT", "TensorRT-RTX", "TensorRT-LLM"),
     options=TensorRtOptions,
     section="tensorrt",

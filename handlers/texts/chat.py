@@ -7,7 +7,7 @@ data gives the same texts on every day.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,10 +37,13 @@ class ChatTemplate:
 
     def render(self, turns: Sequence[Turn], *, answer: bool = False) -> str:
         """The conversation as text; `answer`: with the beginning of the assistant's next turn. RowRefused where the template refuses."""
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+        return self.write({"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}, answer=answer)
+
+    def write(self, variables: Mapping[str, object], *, answer: bool = False) -> str:
+        """The text of a conversation with whatever else templates know of one: tools, documents. RowRefused as `render`."""
         parts, length = [], 0
         try:
-            for part in self.template.generate(messages=messages, add_generation_prompt=answer, **self.tokens):
+            for part in self.template.generate(**{**self.tokens, **variables}, add_generation_prompt=answer):
                 parts.append(part)
                 length += len(part)
                 if length > LARGEST:
@@ -63,9 +66,17 @@ def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
         return None
     tokens = {**_tokens(_json(tokenizer / "special_tokens_map.json")), **_tokens(_json(tokenizer / "tokenizer_config.json"))}
     try:
-        return ChatTemplate(_environment().from_string(source), tokens)
-    except Exception:  # what the parser raises about somebody else's program
+        return compiled(source, tokens)
+    except RowRefused:
         return None
+
+
+def compiled(source: str, tokens: Json) -> ChatTemplate:
+    """A template with the special tokens that it knows. RowRefused where Jinja can't read it."""
+    try:
+        return ChatTemplate(_environment().from_string(source), tokens)
+    except Exception as error:  # what the parser raises about somebody else's program
+        raise RowRefused(f"the model's chat template can't be read ({type(error).__name__})") from None
 
 
 def _json(path: Path) -> Json:

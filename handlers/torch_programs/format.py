@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -20,6 +20,9 @@ FORMAT = Format(
     name="torch-programs",
     about="Programs that PyTorch runs without transformers and without the model's Python code: TorchScript, and torch.export's .pt2.",
     order=60,
+    files={
+        "*.pt*": "graphs", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+    },
     runtimes=("PyTorch", "libtorch"),
     engines={
         "torch-program": {

@@ -27,7 +27,7 @@ from handlers.validate.checks import answers, base_likelihood, room, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
-from handlers.validate.folders import configs, portability
+from handlers.validate.folders import portability
 from handlers.validate.outside import external, optimum_reader
 from handlers.validate.twins import findings as twins
 from handlers.validate.verdict import judge, unrunnable
@@ -118,8 +118,6 @@ def _examined(
     remove_tree(outputs)
     if told := external.example_fault(context, variant, spec, reference, examination, rows):
         examination.findings.append(findings.example(told))
-    if source and (told := configs.difference(Path(folder), Path(source))):
-        examination.findings.append(findings.changed("config", told))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
     if told := next(iter(weights), graphs.weights):
@@ -136,6 +134,6 @@ def _examined(
             examination.findings.append(findings.structure(twin.structure, variant.name))
         if twin.rounding:
             examination.findings.append(findings.rounding(twin.rounding, fallback(variant.name) or unquantized(variant.name), variant.name))
-        examination.remarks = (twin.note,) if twin.note else ()
+        examination.notes += [twin.note] if twin.note else []
         examination.figures = examination.figures.plus(**twin.figures.given)
     return examination

@@ -17,7 +17,7 @@ from handlers.validate.checks import answers, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
-from handlers.validate.folders import configs, weights
+from handlers.validate.folders import weights
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -60,11 +60,8 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
     examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
-    if published:
-        if told := weights.difference(Path(folder), Path(context.inputs["merge"])):
-            examination.findings.append(findings.weights(told, published))
-        if told := configs.difference(Path(folder), Path(context.inputs["merge"])):
-            examination.findings.append(findings.changed("config", told))
+    if published and (told := weights.difference(Path(folder), Path(context.inputs["merge"]))):
+        examination.findings.append(findings.weights(told, published))
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
         examination.figures = examination.figures.plus(way=taken.taken)

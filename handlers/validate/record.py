@@ -32,6 +32,7 @@ CHECK = "check.json"
 _LOGITS = "logits"
 _FILES = ("logits", "base_logits")
 """What of a sample is a file there."""
+_KNOWN = "files"
 _MERGED = "merged.json"
 OPERATION = "read what an earlier stage of the validation found"
 
@@ -39,6 +40,13 @@ OPERATION = "read what an earlier stage of the validation found"
 def logits_folder(folder: Path) -> Path:
     """Where a stage's logits lie in its folder; made where it is missing."""
     made = folder / _LOGITS
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def files_folder(folder: Path) -> Path:
+    """Where a stage keeps what the checkpoint's files say; made where it is missing."""
+    made = folder / _KNOWN
     made.mkdir(exist_ok=True)
     return made
 
@@ -57,6 +65,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
+    value["files"] = None  # it lies beside this file
     value["bases"] = reference.bases.written() if reference.bases else None
     _write(folder / REFERENCE, value)
 
@@ -83,6 +92,7 @@ def read_reference(folder: Path) -> Reference:
         bases = figures_of(value.pop("bases"), BasesFigures)
         if (long := value.get("long")) is not None:  # outputs of earlier versions have none
             value["long"] = LongText(**{**long, "logits": folder / _LOGITS / long["logits"]})
+        value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None  # outputs of earlier versions have none
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Permanent(

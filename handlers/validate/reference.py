@@ -26,6 +26,7 @@ from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
+from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -106,6 +107,10 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             bare = None
             if scores and reference.adapter:
                 bare = scoring.score_bare(live, reference, answers.of_base(live, reference), scratch)
+            base = Path(context.base) if context.base else None
+            known = record.files_folder(Path(context.staging))
+            places = Path(context.pin), base, Path(context.inputs["merge"])
+            expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:
@@ -114,7 +119,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             raise kind(
                 error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
             ) from error
-    reference.special = special_tokens.expected(Path(context.pin), Path(context.base) if context.base else None)
+    reference.special = special_tokens.expected(Path(context.pin), base)
+    reference.files = known
     reference.figures = LiveFigures(
         dtype="float32",
         method=base_likelihood.method(context),

@@ -42,10 +42,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
             reasons.append(f"{growing}, {notes.POSITIONS}")
-    told = notes.notes(figures, examination.base, thresholds, failed=bool(reasons))
+    told = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
     if lost := _swallowed(figures):
         told.append(lost)
-    told += examination.remarks
     written = figures.plus(notes=tuple(told)).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)

@@ -88,6 +88,8 @@ def packages_folder() -> Path:
 class _Folder(OnnxFolder):
     """What all three share: the page, and texts by the tokenizer of transformers.js."""
 
+    foreign_tokenizer = True
+
     def __init__(self, spec: EngineSpec) -> None:
         packages = packages_folder()
         if not packages.is_dir():

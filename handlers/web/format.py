@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -26,6 +26,10 @@ FORMAT = Format(
     name="web",
     about="The ONNX graphs in the layout of transformers.js, for web pages, with a page that shows the model.",
     order=28,
+    files={
+        "config.json": "extended config", "onnx/*.onnx": "graphs", "onnx/*": "weights", "graphs.json": "runtime",
+        "index.html": "example", "*.js": "example", "*.py": "example", **MODEL_FILES,
+    },
     runtimes=("transformers.js", "onnxruntime-web"),
     engines={
         "web": {"causal": f"{_ENGINE}:WebEngine", "seq2seq": f"{_ENGINE}:WebSeq2Seq", "encoder": f"{_ENGINE}:WebEncoder"},

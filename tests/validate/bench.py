@@ -23,7 +23,8 @@ from handlers.validate.checks.examination import Examination, Merged, examine, l
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
-from handlers.validate.folders import configs, special_tokens, weights
+from handlers.validate.files import expected
+from handlers.validate.folders import special_tokens, weights
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
 from handlers.validate.workers.client import EngineWorker, answer_in
@@ -87,8 +88,6 @@ class Bench:
             told = next((text for pair in pairs if (text := rounded_weights.difference(*pair, nearest=True))), None)
         if told:
             examination.findings.append(findings.weights(told, variant))
-        if (source is not None or variant.startswith("pytorch")) and (other := configs.difference(folder, source or self.merged)):
-            examination.findings.append(findings.changed("config", other))
         return examination
 
     def outputs(self, folder: Path) -> Path:
@@ -121,4 +120,6 @@ def measured(
     model = LiveModel(live, subject, base_texts=base_texts or BaseTexts())
     reference = measure(model, list(prompts), options, scratch, lambda fraction, message: None)
     reference.special = special_tokens.expected(pin, base)
+    expected.write(live, pin, base, merged, scratch / "files", readable=reference.readable, sentences=subject.sentence)
+    reference.files = scratch / "files"
     return Bench(reference, subject, scratch, merged)

@@ -13,6 +13,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate import record
+from handlers.validate.files import expected
 from tests.validate.conftest import Validated
 
 NAMES = {
@@ -90,7 +91,8 @@ def test_outputs_can_be_moved_to_where_they_are_kept(validated: Validated, tmp_p
     moved = Path(shutil.copytree(validated.folders["reference"], tmp_path / "kept"))
     reference, before = record.read_reference(moved), record.read_reference(validated.folders["reference"])
     assert [sample.logits.parent.parent for sample in reference.samples] == [moved] * 4
-    assert dataclasses.replace(reference, samples=[]) == dataclasses.replace(before, samples=[])
+    assert dataclasses.replace(reference, samples=[], files=before.files) == dataclasses.replace(before, samples=[])
+    assert reference.files == moved / "files" and expected.read(reference.files) == expected.read(before.files) is not None
     assert np.array_equal(np.load(reference.samples[3].logits), np.load(before.samples[3].logits))
 
 

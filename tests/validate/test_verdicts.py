@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -174,12 +173,6 @@ def test_weights_that_keep_an_artifact_from_running_are_named_first() -> None:
     assert alone.reasons == check.reasons[1:] and alone.of_precision and alone.remedy == "look at the log"
 
 
-def config(folder: Path, **values: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
-
-
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 SETTINGS: dict[str, Any] = {
     "model_type": "qwen3", "dtype": "float32", "rms_norm_eps": 1e-6, "num_attention_heads": 4, "rope_parameters": ROPE, "use_cache": True,
@@ -202,15 +195,18 @@ SETTINGS: dict[str, Any] = {
         ({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, ".*, c is 1 instead of not set, and 2 more$"),
     ],
 )
-def test_settings_are_those_of_the_model_that_it_was_made_of(change: dict[str, Any], words: str | None, tmp_path: Path) -> None:
-    source, folder = config(tmp_path / "source", **SETTINGS), config(tmp_path / "form", **{**SETTINGS, **change})
-    told = configs.difference(folder, source)
-    assert (
-        told is None
-        if words is None
-        else told and re.search(f"its config.json is not that of the model that it was made of: {words}", told)
-    )
-    assert configs.difference(folder, tmp_path) is None
+def test_settings_are_those_of_the_model_that_it_was_made_of(change: dict[str, Any], words: str | None) -> None:
+    told = configs.difference({**SETTINGS, **change}, SETTINGS)
+    if words is None:
+        assert told is None
+    else:
+        assert told is not None and re.search(f"its config.json is not that of the model that it was made of: {words}", told)
+
+
+def test_a_form_with_keys_of_its_own_has_the_models_too() -> None:
+    assert configs.difference({**SETTINGS, "own": 1}, SETTINGS, added=True) is None
+    assert configs.difference({**SETTINGS, "own": 1, "rms_norm_eps": 1.0}, SETTINGS, added=True) is not None
+    assert configs.difference({"own": 1}, SETTINGS, added=True) is not None
 
 
 def test_the_check_of_every_smaller_form_of_pytorch_reads_the_merge() -> None:

@@ -21,7 +21,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
-from daemon.contract.formats.declaration import Format, FormatEntry, Level, Thresholds, Variant
+from daemon.contract.formats.declaration import FileKind, Format, FormatEntry, Level, Thresholds, Variant
 from daemon.contract.formats.mistakes import in_one_line, mistakes, near
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
@@ -84,6 +84,11 @@ class Catalog:
     def engines(self) -> dict[str, dict[str, str]]:
         """Engine → kind of model → `module:class`."""
         return {name: dict(kinds) for one in self.formats for name, kinds in one.engines.items()}
+
+    @functools.cached_property
+    def files(self) -> dict[str, dict[str, FileKind]]:
+        """Variant → what its files decide, by pattern; nothing for a format that does not say it."""
+        return {variant.name: dict(one.files) for one in self.formats for variant in one.variants}
 
     @functools.cached_property
     def on_gpu(self) -> frozenset[str]:

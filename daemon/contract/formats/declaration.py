@@ -33,6 +33,47 @@ Kind = Literal["causal", "seq2seq", "encoder"]
 """What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
 
+FileKind = Literal[
+    "weights",
+    "graphs",
+    "config",
+    "extended config",
+    "tokenizer",
+    "template",
+    "generation",
+    "runtime",
+    "preprocessing",
+    "pooling",
+    "code",
+    "example",
+    "document",
+]
+"""What a file of an artifact decides, and so which check covers it; docs/validation.md has the list. extended config: config.json with
+keys of the format's own beside the model's. document: nothing reads it but people."""
+TOKENIZER_FILES: Mapping[str, FileKind] = {
+    **dict.fromkeys(
+        (
+            "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.spm",
+            "*.model", "*.model.v*", "*.tiktoken", "tekken.json", "bpe.codes", "dict.txt", "emoji.json", "normalizer.json",
+            "target_vocab.json", "byte_maps.json", "entity_vocab.json", "prophetnet.tokenizer", "word_*.json",
+        ),
+        "tokenizer",
+    ),
+    **dict.fromkeys(("chat_template.jinja", "chat_template.json", "chat_templates/*", "additional_chat_templates/*"), "template"),
+    **dict.fromkeys(("*preprocessor_config.json", "*processor_config.json", "audio_tokenizer_config.json"), "preprocessing"),
+}  # fmt: skip
+"""Files of a tokenizer, and of what stands before a model, by pattern."""
+MODEL_FILES: Mapping[str, FileKind] = {
+    **TOKENIZER_FILES,
+    "config.json": "config",
+    "README.md": "document",
+    "generation_config.json": "generation",
+    **dict.fromkeys(("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "router_config.json"), "pooling"),
+    "[0-9]*_*/*": "pooling",
+}  # fmt: skip
+"""Those, and the settings of a model."""
+
+
 class Thresholds(Frozen):
     """What an artifact must reach against the live model to be published."""
 
@@ -150,6 +191,9 @@ class Format:
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
     `handlers.validate.engines.registry`."""
+    files: Mapping[str, FileKind] = field(default_factory=dict)
+    """Pattern of names below a variant's folder → what such a file decides; of several that fit, the first counts. A file that the
+    checkpoint has and that fits one must be there, and say what the checkpoint's says. Without any, those that are there are compared."""
     runtimes: tuple[str, ...] = ()
     """What runs it, by the names that people know: programs and libraries, the usual one first."""
     families: Mapping[str, str] = field(default_factory=dict)

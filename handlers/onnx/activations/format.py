@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
@@ -15,6 +15,10 @@ FORMAT = Format(
     name="onnx-activations",
     about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs.",
     order=30,
+    files={
+        "*.onnx": "graphs", "*.onnx*data": "weights", "*graphs.json": "runtime", "activations.json": "runtime", "*.py": "example",
+        **MODEL_FILES,
+    },
     runtimes=("ONNX Runtime",),
     options=OnnxOptions,
     section="onnx",

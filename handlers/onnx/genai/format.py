@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
@@ -23,6 +23,9 @@ FORMAT = Format(
     name="onnx-genai",
     about="Folders that onnxruntime-genai runs on CPUs and GPUs, with tokenizer, cache and search.",
     order=40,
+    files={
+        "model.onnx": "graphs", "model.onnx.data": "weights", "genai_config.json": "runtime", **MODEL_FILES,
+    },
     runtimes=("onnxruntime-genai",),
     options=OnnxOptions,
     section="onnx",

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import EXACT_CACHE
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate import findings
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
-from handlers.validate.checks import worst
+from handlers.validate.checks import stock_generation, worst
 from handlers.validate.checks.foresight import GROUP, Progress, of_examination
 from handlers.validate.checks.reference import (
     Reference,
@@ -30,6 +32,7 @@ from handlers.validate.checks.reference import (
 )
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
+from handlers.validate.files.compare import compare
 from handlers.validate.findings import Finding
 from handlers.validate.folders import special_tokens
 from handlers.validate.length import faults as length_faults
@@ -68,8 +71,8 @@ class Examination:
     prompts: list[PromptFigures] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Why it must not be used, whatever the figures say."""
-    remarks: tuple[str, ...] = ()
-    """What else must be known of it, in sentences."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be known of it although nothing is wrong with it, in sentences."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 
@@ -97,9 +100,13 @@ def examine(
     subject = reference.subject
     if tokenizer and reference.readable and (told := _tokenizer_difference(worker, reference)):
         result.findings.append(findings.tokenizer(told))
-    result.findings += _files(Path(worker.folder), reference, about.ends)
+    result.findings += _named(Path(worker.folder), reference, about.ends)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
+    compared = compare(worker, reference.files, outputs, texts=tokenizer)
+    told, known = stock_generation.fault(worker, reference, outputs, _limit(worker.name)) if tokenizer else (None, [])
+    result.findings += [*compared.findings, *([findings.changed("generation", told, "settings of generation")] if told else [])]
+    result.notes = [*compared.notes, *known]
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
@@ -142,7 +149,13 @@ def examine(
     return result
 
 
-def _files(folder: Path, reference: Reference, ends: Sequence[int] | None) -> list[Finding]:
+def _limit(variant: str) -> float:
+    """Standard deviations of the logits that a variant's cached steps may be off."""
+    found = catalog().variants.get(variant)
+    return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.cache)
+
+
+def _named(folder: Path, reference: Reference, ends: Sequence[int] | None) -> list[Finding]:
     """What its files say of labels and special tokens that is not so of the live model."""
     found = []
     if told := _label_difference(folder, reference.subject.labels) or _threshold_difference(folder, reference.subject):

@@ -84,6 +84,8 @@ class Reference:
     """The long text; None where there is none."""
     no_long: str | None = "the reference was made by an older version"
     """Why there is none, as a clause."""
+    files: Path | None = None
+    """Folder of what `files.expected.write` gives; None in what an older version wrote."""
     numbers: list[int] | None = None
     """Of which samples of the whole reference these are, where some were left out (`room.fitting`)."""
 

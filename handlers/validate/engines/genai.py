@@ -18,6 +18,7 @@ import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.onnx.folder import genai_config
 from handlers.validate.engines.registry import EngineSpec
 
@@ -30,13 +31,21 @@ _PLAIN = {
     "temperature": 1.0, "diversity_penalty": 0.0, "length_penalty": 1.0,
 }  # fmt: skip
 """Search options under which the logits alone decide."""
+_SIZES = {
+    "head_dim": "head_size", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
+    "num_hidden_layers": "num_hidden_layers", "num_key_value_heads": "num_key_value_heads",
+}  # fmt: skip
+"""Setting of config.json → its name in genai_config.json."""
 
 
 class GenaiEngine:
     """A language model in onnxruntime-genai."""
 
+    foreign_tokenizer = True
+    ignored_settings = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_new_tokens")
+
     def __init__(self, spec: EngineSpec) -> None:
-        folder = Path(spec.folder)
+        folder = self._folder = Path(spec.folder)
         if not (folder / genai_config.FILE).is_file():
             cause = f"the folder holds no {genai_config.FILE}"
             raise Permanent(
@@ -46,6 +55,7 @@ class GenaiEngine:
         self.vocabulary: int | None = int(model["vocab_size"])
         self.context_length: int | None = int(model["context_length"])
         self.end_tokens: tuple[int, ...] = genai_config.end_tokens({"model": model})
+        self.own_ends = self.end_tokens
         self.pad = int(model["pad_token_id"])
         self.model = genai.Model(_configured(folder, spec.threads))
         self._tokenizer: Any = None
@@ -84,6 +94,18 @@ class GenaiEngine:
         parameters.set_search_options(batch_size=rows, max_length=min(length, self.context_length or length), **_PLAIN)
         return genai.Generator(self.model, parameters)
 
+    def generate(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """At most `tokens` tokens after `ids`, by the search of genai_config.json without sampling; its cache has room for these alone."""
+        parameters = genai.GeneratorParams(self.model)
+        room = min(len(ids) + tokens, int(parameters.get_search_options()["max_length"]))
+        parameters.set_search_options(do_sample=False, max_length=room)
+        generator, made = genai.Generator(self.model, parameters), list[int]()
+        generator.append_tokens(np.array([list(ids)], np.int32))
+        while len(made) < tokens and not generator.is_done():
+            generator.generate_next_token()
+            made.append(int(generator.get_next_tokens()[0]))
+        return made
+
     def encode(self, text: str) -> list[int]:
         """See `Loaded.encode`; by onnxruntime-genai's tokenizer."""
         return [int(token) for token in self._own_tokenizer().encode(text)]
@@ -99,6 +121,27 @@ class GenaiEngine:
 
     def text(self, ids: list[int]) -> str:
         return str(self._own_tokenizer().decode(np.array(ids, np.int32)))
+
+    def tokenizer_json(self) -> str | None:
+        """tokenizer.json, which onnxruntime-genai reads, as the library tokenizers reads it; None where there is none."""
+        from tokenizers import Tokenizer
+
+        path = self._folder / "tokenizer.json"
+        return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
+
+    def runtime_settings(self) -> Json:
+        """What onnxruntime-genai reads from genai_config.json, in transformers' names; sizes as the file says them."""
+        told = genai_config.read(self._folder)["model"]
+        decoder, tokenizer = told["decoder"], self._own_tokenizer()
+        return {
+            "eos_token_id": [int(token) for token in tokenizer.eos_token_ids],
+            "pad_token_id": int(tokenizer.pad_token_id),
+            **({"bos_token_id": int(tokenizer.bos_token_id)} if "bos_token_id" in told else {}),
+            "context_length": told["context_length"],
+            "vocab_size": told["vocab_size"],
+            **{name: decoder[key] for name, key in _SIZES.items() if key in decoder},
+            **genai.GeneratorParams(self.model).get_search_options(),
+        }
 
     def _own_tokenizer(self) -> Any:
         if self._tokenizer is None:

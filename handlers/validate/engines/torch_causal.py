@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
 from handlers.models.tasks import BY_NAME
@@ -101,9 +102,13 @@ class TorchModel:
         return load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else ())
 
     def encode(self, text: str) -> list[int]:
-        ids = list(self._loaded_tokenizer()(text)["input_ids"])
+        ids = self.token_ids(text)
         self._refuse_unknown(ids)
         return ids
+
+    def token_ids(self, text: str) -> list[int]:
+        """The same, whether the model knows the tokens or not."""
+        return list(self._loaded_tokenizer()(text)["input_ids"])
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """See `Loaded.encode_pair`; all tokens are of segment 0 where the tokenizer makes no segments."""
@@ -127,6 +132,34 @@ class TorchModel:
 
     def text(self, ids: list[int]) -> str:
         return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
+
+    def whole_text(self, ids: list[int]) -> str:
+        """The text of token ids, with special tokens."""
+        return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=False))
+
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer as transformers loads it, as a tokenizer.json; None where it can't be written so."""
+        backend = getattr(self._loaded_tokenizer(), "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
+
+    def vocabulary_map(self) -> dict[str, int] | None:
+        """Token → id of a tokenizer that has no tokenizer.json."""
+        tokenizer = self._loaded_tokenizer()
+        return None if getattr(tokenizer, "backend_tokenizer", None) is not None else dict(tokenizer.get_vocab())
+
+    def chat_templates(self) -> dict[str, str]:
+        """Name → chat template, as transformers loads them."""
+        found = self._loaded_tokenizer().chat_template
+        return found if isinstance(found, dict) else {"default": found} if found else {}
+
+    def generation_settings(self) -> Json | None:
+        """The settings of generation that the model was loaded with; None for one that generates nothing."""
+        found = self._plain().generation_config if self._plain().can_generate() else None
+        return None if found is None else json.loads(found.to_json_string(use_diff=True))
+
+    def generation_defaults(self) -> Json:
+        """What transformers takes for settings of generation that are not set."""
+        return dict(transformers.GenerationConfig._get_default_generation_params())
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -172,6 +205,13 @@ class TorchEngine(TorchModel):
         self.logits_held = _LAST not in self._takes
         """Whether the first pass over a prompt gives the logits of all its positions."""
         self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
+
+    @torch.inference_mode()
+    def generate(self, ids: list[int], tokens: int) -> list[int]:
+        """At most `tokens` tokens after `ids` by transformers' `generate`, with the settings that were loaded and without sampling."""
+        row = torch.tensor([ids])
+        made = self._model.generate(input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=tokens, do_sample=False)
+        return [int(token) for token in made[0, len(ids) :]]
 
     def _keeps_cache(self) -> bool:
         """Whether anybody will go on from where a step ends."""

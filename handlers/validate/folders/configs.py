@@ -1,4 +1,4 @@
-"""Whether a folder's config.json says the same as that of its source. Called by the stages that check artifacts.
+"""Whether the config.json of an artifact says the same as that of the merged model. Called where the files of an artifact are compared.
 
 A setting that decides what a model computes (the base of a rotary embedding, the epsilon of a norm, the number of heads) changes the
 answers of a form in few bits less than its rounding does. The type of the weights and how they are quantized are the form's own. The names
@@ -8,33 +8,28 @@ that older releases of transformers know may be added, with the values that belo
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 from daemon.contract.values import Json
-from handlers.models.files import read_json
 from handlers.models.older_readers import UntranslatableError, translated
 
-OWN = ("dtype", "torch_dtype", "quantization_config")
-"""Keys that a form has of its own."""
+OWN = ("dtype", "torch_dtype", "quantization_config", "transformers_version", "_name_or_path")
+"""Keys that a form has of its own, or that decide nothing."""
 NAMED = 3
-_FILE, _OPERATION, _SHOWN = "config.json", "compare the model's configuration", 80
+_SHOWN = 80
 _ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _NOTHING = object()
 
 
-def difference(folder: Path, source: Path) -> str | None:
-    """Which settings of a folder are not those of `source`, as a clause; None where all are, or where one has no config.json."""
-    if not all((one / _FILE).is_file() for one in (folder, source)):
-        return None
-    found, wanted = (read_json(one / _FILE, _OPERATION) for one in (folder, source))
+def difference(found: Json, wanted: Json, *, added: bool = False) -> str | None:
+    """Which settings of `found` are not those of `wanted`, as a clause; None where all are. `added`: it may have more."""
     older = wanted
     with contextlib.suppress(*_ODD):  # then no older names were added
         older = translated(wanted)
     mine, theirs, also = (_leaves(one) for one in (found, wanted, older))
     wrong = [
         (key, mine.get(key, _NOTHING), theirs.get(key, also.get(key, _NOTHING)))
-        for key in dict.fromkeys((*theirs, *mine))
+        for key in (theirs if added else dict.fromkeys((*theirs, *mine)))
         if not any(_same(mine.get(key, _NOTHING), one.get(key, _NOTHING)) for one in (theirs, also))
     ]
     if not wrong:

@@ -37,9 +37,9 @@ class Commands:
     def __init__(self, spec: Json) -> None:
         # numpy reads the environment's thread limits when it is imported, so that nothing that needs it is imported before they are set.
         from handlers.validate.engines import registry
-        from handlers.validate.workers import drivers
+        from handlers.validate.workers import drivers, transcripts
 
-        self._engines, self._drivers = registry, drivers
+        self._engines, self._drivers, self._transcripts = registry, drivers, transcripts
         self._spec = registry.EngineSpec.model_validate(spec)
         registry.engine_class(self._spec).prepare(self._spec)
         self._load_seconds = 0.0
@@ -85,6 +85,18 @@ class Commands:
 
     def text(self, request: protocol.Decode) -> protocol.Text:
         return protocol.Text(text=self._engine.text(request.ids))
+
+    def transcribe(self, request: protocol.Transcribe) -> protocol.Transcript:
+        return self._transcripts.transcribe(self._engine, request)
+
+    def read_files(self, request: protocol.ReadFiles) -> protocol.FilesRead:
+        return self._transcripts.read_files(self._engine, request)
+
+    def generate(self, request: protocol.Generate) -> protocol.Generated:
+        whole = not self._spec.engine.endswith(self._engines.LAYERWISE)  # which reads all weights for each token
+        function = getattr(self._engine, "generate", None) if whole else None
+        ignores = list(getattr(self._engine, "ignored_settings", ()))
+        return protocol.Generated(tokens=None if function is None else function(request.ids, request.tokens), ignores=ignores)
 
     def teacher(self, request: protocol.Teacher) -> protocol.Rows:
         import numpy as np

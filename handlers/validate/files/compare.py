@@ -1,0 +1,202 @@
+"""All comparisons of the files beside an artifact's weights with what the checkpoint says: one finding for each file that says otherwise.
+
+Called by `checks.examination` while the artifact's worker holds it. What the worker's loader says of a file counts, since that is what
+users get; what it does not say is read from the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import CkptdError
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.values import Json
+from handlers.models.files import has_tokenizer, read_json
+from handlers.models.older_readers import readable_tokenizer
+from handlers.validate import findings
+from handlers.validate.files import expected, generation, runtime, templates, tokenizer
+from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
+from handlers.validate.findings import Finding
+from handlers.validate.folders import configs
+from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcript
+from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
+
+_OPERATION = "compare the files beside the weights"
+NAMED = 3
+
+
+@dataclass
+class Compared:
+    """What was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is to be known of it although nothing is wrong with its files."""
+
+
+def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: bool) -> Compared:
+    """Compare the folder of a worker, which has loaded it, with what lies in the folder `known`. `texts`: it has a tokenizer of its own.
+
+    Raises WorkerFailed.
+    """
+    wanted = expected.read(known)
+    if wanted is None or known is None:
+        return Compared()
+    folder, made = Path(worker.folder), scratch / "files"
+    made.mkdir(parents=True, exist_ok=True)
+    read = worker.ask(ReadFiles(out=str(made)))
+    found = _Folder(folder, worker.name, wanted, read)
+    result = Compared()
+    if texts:
+        if wanted.asked is not None and wanted.told is not None:
+            told = worker.ask(wanted.asked)
+            result.findings += found.tokenizer(known, made, told)
+            result.notes += found.apart(told)
+        result.findings += [*found.templates(), *found.copies()]
+    result.findings += [*found.generation(), *found.runtime(), *found.config()]
+    return result
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The folder of an artifact, and what it must say."""
+
+    path: Path
+    variant: str
+    wanted: Expected
+    read: FilesRead
+
+    def tokenizer(self, known: Path, made: Path, told: Transcript) -> list[Finding]:
+        """The tokenizer: vocabulary, what it makes of texts, its settings."""
+        wanted, found = self.wanted, list[Finding]()
+        assert wanted.asked is not None and wanted.told is not None
+        behaviour = tokenizer.transcript_fault(wanted.asked, told, wanted.told)
+        ours = _json(made / CANONICAL) or _json(self.path / CANONICAL)
+        theirs = [one for name in (CANONICAL, STORED) if (one := _json(known / name))]
+        clauses = [] if behaviour is None else [behaviour]
+        if ours and theirs:
+            if fault := tokenizer.vocabulary_fault(ours, theirs):
+                clauses.insert(0, fault)
+            if (stored := _json(self.path / CANONICAL)) and (fault := tokenizer.vocabulary_fault(stored, theirs)) and fault not in clauses:
+                clauses.append(f"{fault}, as other programs read it from {CANONICAL}")
+            if told.foreign and (parts := tokenizer.other_parts(ours, theirs)):
+                clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
+            if fault := tokenizer.limits_fault(ours, theirs):
+                clauses.append(fault)
+        elif wanted.vocabulary and (own := self.read.vocabulary or dict(_json(self.path / "vocab.json"))):
+            clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
+        if clauses:
+            found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
+        if wanted.tokenizer_config is not None and (self.path / TOKENIZER_CONFIG).is_file():
+            also = readable_tokenizer(wanted.tokenizer_config, theirs[-1] if theirs else {})
+            if fault := generation.tokenizer_difference(_json(self.path / TOKENIZER_CONFIG), wanted.tokenizer_config, also):
+                found.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
+        elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
+            found.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))
+        return found
+
+    def apart(self, told: Transcript) -> list[str]:
+        """What its own implementation of the tokenizer reads otherwise."""
+        assert self.wanted.asked is not None and self.wanted.told is not None
+        texts = tokenizer.told_apart(self.wanted.asked, told, self.wanted.told)
+        if not texts:
+            return []
+        some = ", ".join(repr(text[:40]) for text in texts[:NAMED])
+        asked = len(self.wanted.asked.texts)
+        return [f"its runtime's own tokenizer reads {len(texts)} of {asked} rare texts otherwise than transformers: {some}"]
+
+    def templates(self) -> list[Finding]:
+        """The chat template, wherever a loader may take it from, and those with names."""
+        wanted, found = self.wanted, templates.read(self.path)
+        places = dict(found.places)
+        if has_tokenizer(self.path) and self.read.templates is not None and (loaded := self.read.templates.get("default")):
+            places["chat template"] = loaded
+        if not wanted.templates:
+            faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
+        elif not places:
+            lost = self.read.templates is not None or self._carries(templates.JINJA)
+            faults = ["it has no chat template, and the checkpoint has one"] if lost else []
+        else:
+            faults = []
+            for place, text in places.items():
+                told = [templates.difference(text, one, wanted.names) for one in wanted.templates]
+                if all(told):
+                    faults.append(f"its {place} {told[0]}")
+        more = {**found.named, **{name: text for name, text in (self.read.templates or {}).items() if name != "default"}}
+        for name in {**wanted.more_templates, **more} if places or more else {}:
+            ours, theirs = more.get(name), wanted.more_templates.get(name)
+            if ours is None or theirs is None:
+                faults.append(f"its chat template {name!r} is {'missing' if ours is None else 'not the checkpoint’s'}")
+            elif told_one := templates.difference(ours, theirs, wanted.names):
+                faults.append(f"its chat template {name!r} {told_one}")
+        return [findings.changed("template", faults[0], "chat template")] if faults else []
+
+    def copies(self) -> list[Finding]:
+        """Files that are carried along as they are."""
+        faults = []
+        for name, value in self.wanted.copies.items():
+            path = self.path / name
+            if path.is_file() and expected.fingerprint(path) != value:
+                faults.append((name, f"its {name} is not the checkpoint's"))
+            elif not path.is_file() and self._carries(name):
+                faults.append((name, f"it lacks {name}, which the checkpoint has"))
+        return [findings.changed("files", fault, name) for name, fault in faults[:NAMED]]
+
+    def generation(self) -> list[Finding]:
+        """generation_config.json, as its loader takes it."""
+        wanted, path = self.wanted, self.path / GENERATION
+        if wanted.generation is None:
+            return []
+        if not path.is_file():
+            lost = wanted.stated and self._carries(GENERATION)
+            return [findings.changed("generation", f"it lacks {GENERATION}, which the checkpoint has", "folder")] if lost else []
+        mine = self.read.generation if self.read.generation is not None else _json(path)
+        told = generation.difference(mine, wanted.generation, wanted.defaults)
+        return [findings.changed("generation", f"its {GENERATION} is not the checkpoint's: {told}", GENERATION)] if told else []
+
+    def runtime(self) -> list[Finding]:
+        """What its runtime reads from a file of its own."""
+        if self.read.runtime is None:
+            return []
+        told = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {})
+        return (
+            [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {told}", "runtime's configuration")]
+            if told
+            else []
+        )
+
+    def config(self) -> list[Finding]:
+        """config.json, beside that of the merged model."""
+        mine = _json(self.path / CONFIG)
+        if not mine or not self.wanted.config:
+            return []
+        own = self._kind(CONFIG) != "config"
+        if own and mine.get("model_type") != self.wanted.config.get("model_type"):
+            return []  # it is a file of another program's, of the same name
+        told = configs.difference(mine, self.wanted.config, added=own)
+        return [findings.changed("config", told)] if told else []
+
+    def _carries(self, name: str) -> bool:
+        """Whether its format says that the file is among its own, where the checkpoint has it."""
+        variant = catalog().variants.get(self.variant)
+        return variant is not None and "tokenizer" in variant.traits and self._kind(name) is not None
+
+    def _kind(self, name: str) -> Any:
+        files = catalog().files.get(self.variant, {})
+        return next((kind for pattern, kind in files.items() if fnmatch(name, pattern)), None)
+
+
+def _more(clauses: list[str]) -> str:
+    return "".join(f"; it {clause}" for clause in clauses[1:NAMED])
+
+
+def _json(path: Path) -> Json:
+    try:
+        found = read_json(path, _OPERATION) if path.is_file() else {}
+    except CkptdError:
+        return {}
+    return found if isinstance(found, dict) else {}

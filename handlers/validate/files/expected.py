@@ -1,0 +1,159 @@
+"""What the files of artifacts must say: the checkpoint's own where it has them, else the base's, as the live model's loader takes them.
+
+Written by the stage `reference` into a folder of its own, beside what the live model says of texts, and read by every check. An output of
+an earlier version has none: then nothing is compared with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from daemon.contract.errors import CkptdError
+from daemon.contract.values import Frozen, Json
+from handlers.models import sentence
+from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, read_json
+from handlers.validate.engines.sentence import settings_of
+from handlers.validate.files import probes, templates
+from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.protocol import ReadFiles, Transcribe, Transcript
+from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
+
+FILE, STORED = "expected.json", "stored.json"
+CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
+_APART = (CANONICAL, TOKENIZER_CONFIG)
+"""Files of a tokenizer that formats write in another form: what they say is compared."""
+_OPERATION = "read the files beside the weights"
+
+
+class Expected(Frozen):
+    """What the live model says, and the questions."""
+
+    asked: Transcribe | None = None
+    """None where there is no tokenizer."""
+    told: Transcript | None = None
+    vocabulary: dict[str, int] | None = None
+    """Token → id, where no tokenizer.json can be made of the tokenizer."""
+    templates: list[str] = Field(default_factory=list)
+    """The chat template as the loader takes it, and what else the same folder has under its name; nothing where there is none."""
+    more_templates: dict[str, str] = Field(default_factory=dict)
+    """Templates with names of their own."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """Texts of special tokens that templates know."""
+    tokenizer_config: Json | None = None
+    generation: Json | None = None
+    """Settings that the live model generates by; None for one that generates nothing."""
+    defaults: Json = Field(default_factory=dict)
+    """What transformers takes for those that are not set."""
+    stated: bool = False
+    """There is a generation_config.json."""
+    config: Json = Field(default_factory=dict)
+    """config.json of the merged model."""
+    sources: list[Json] = Field(default_factory=list)
+    """config.json of the checkpoint and of the base, as far as there are any."""
+    copies: dict[str, str] = Field(default_factory=dict)
+    """Path below the folder → `fingerprint` of a file that is carried along as it is."""
+
+
+def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder: Path, *, readable: bool, sentences: bool) -> None:
+    """Ask the live model and read the checkpoint's files; `readable`: there is a tokenizer."""
+    folder.mkdir(exist_ok=True)
+    folders = [pin, *([base] if base else [])]
+    read = live.ask(ReadFiles(out=str(folder)))
+    spoken = folders[0] if base is None or has_tokenizer(pin) else base
+    asked = told = None
+    if readable:
+        if read.tokenizer and (stored := _stored(spoken / CANONICAL)):
+            (folder / STORED).write_text(stored, encoding="utf-8")
+        asked, told = _transcript(live, list(_added(folder, read.vocabulary)), _size(folder, read.vocabulary))
+    template = next((found for one in folders if (found := templates.read(one)).texts), templates.Templates())
+    first = {name: next((_json(one / name) for one in folders if (one / name).is_file()), None) for name in (CONFIG, GENERATION)}
+    expected = Expected(
+        asked=asked, told=told, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
+        names=templates.names(spoken), tokenizer_config=_json(spoken / TOKENIZER_CONFIG) if (spoken / TOKENIZER_CONFIG).is_file() else None,
+        generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=_json(merged / CONFIG),
+        sources=[_json(one / CONFIG) for one in folders if (one / CONFIG).is_file()], copies=_copies(pin, base, sentences=sentences),
+    )  # fmt: skip
+    (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
+
+
+def read(folder: Path | None) -> Expected | None:
+    """What was written; None where nothing was, by an earlier version or where it can't be read."""
+    path = Path(folder or "", FILE)
+    if folder is None or not path.is_file():
+        return None
+    return Expected.model_validate_json(path.read_bytes())
+
+
+def fingerprint(path: Path) -> str:
+    """Stands for what a file says: of JSON for its values, of other files for their bytes."""
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError):
+            data = json.dumps(json.loads(data), sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def _transcript(live: EngineWorker, added: list[str], size: int) -> tuple[Transcribe, Transcript]:
+    asked = Transcribe(
+        texts=[*probes.TEXTS, *probes.around(added)],
+        pairs=list(probes.PAIRS),
+        digested=probes.sweep(),
+        sequences=probes.sequences([], size),
+    )
+    read = live.ask(asked)
+    whole = asked.model_copy(update={"sequences": probes.sequences(read.ids, size)})
+    return whole, live.ask(whole)
+
+
+def _added(folder: Path, vocabulary: dict[str, int] | None) -> list[str]:
+    """Tokens that are not made of parts; some of them where there are many."""
+    if vocabulary is not None:
+        return []
+    path = folder / CANONICAL
+    found = [one["content"] for one in _json(path).get("added_tokens", [])] if path.is_file() else []
+    return found if len(found) <= 2 * MOST else [*found[:MOST], *found[-MOST:]]
+
+
+MOST = 32
+"""Tokens from the beginning and from the end of the added ones that are asked in texts; all are compared with their ids."""
+
+
+def _size(folder: Path, vocabulary: dict[str, int] | None) -> int:
+    if vocabulary is not None:
+        return len(vocabulary)
+    path = folder / CANONICAL
+    return len(_json(path)["model"]["vocab"]) if path.is_file() else 256
+
+
+def _stored(path: Path) -> str | None:
+    """A tokenizer.json as it lies there: transformers may read it otherwise than other programs do."""
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _copies(pin: Path, base: Path | None, *, sentences: bool) -> dict[str, str]:
+    """Files of the tokenizer from one folder, of processors from the checkpoint first, and what sentence-transformers reads."""
+    found: dict[str, Path] = {}
+    whole = base is None or has_tokenizer(pin)
+    for folder in (pin,) if whole or base is None else (base, pin):
+        found |= {path.name: path for pattern in TOKENIZER for path in folder.glob(pattern) if path.name not in _APART}
+    for folder in (base, pin) if base else (pin,):
+        found |= {path.name: path for name in PROCESSORS if (path := folder / name).is_file()}
+    if sentences:
+        folder = settings_of(pin, base)
+        patterns = (sentence.MODULES, *sentence.SETTINGS, "[0-9]*_*/config.json")
+        found |= {str(path.relative_to(folder)): path for pattern in patterns for path in folder.glob(pattern)}
+    return {name: fingerprint(path) for name, path in sorted(found.items()) if path.is_file()}
+
+
+def _json(path: Path) -> Json:
+    try:
+        found: Any = read_json(path, _OPERATION) if path.is_file() else {}
+    except CkptdError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,54 @@
+"""Whether an artifact generates by the checkpoint's settings: generation_config.json, key by key, and settings of tokenizers. Pure.
+
+A setting that is left out means what transformers takes for it, so that files which say the same in other words are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daemon.contract.values import Json
+
+_SILENT = ("transformers_version", "_from_model_config", "output_attentions", "output_hidden_states", "return_dict_in_generate")
+"""Keys that decide nothing about what is generated."""
+TOKENIZER = (
+    "add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "do_lower_case", "legacy", "model_max_length",
+    "padding_side", "split_special_tokens", "strip_accents", "tokenize_chinese_chars", "truncation_side",
+)  # fmt: skip
+"""Keys of tokenizer_config.json that decide how texts are read and written."""
+NAMED = 3
+_NOTHING = object()
+
+
+def difference(found: Json, wanted: Json, defaults: Json) -> str | None:
+    """Which settings of generation are not `wanted`, as a clause; None where all are."""
+    mine, theirs = (_meaning(one, defaults) for one in (found, wanted))
+    wrong = [(key, mine.get(key), theirs.get(key)) for key in dict.fromkeys((*theirs, *mine)) if mine.get(key) != theirs.get(key)]
+    return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key, _, _ in wrong])
+
+
+def tokenizer_difference(found: Json, wanted: Json, also: Json) -> str | None:
+    """Which settings of tokenizer_config.json are neither those of `wanted` nor of `also`, its form for older readers; None if all are."""
+    wrong = [key for key in TOKENIZER if all((found.get(key) or None) != (one.get(key) or None) for one in (wanted, also))]
+    return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
+
+
+def _meaning(settings: Json, defaults: Json) -> dict[str, Any]:
+    """The settings that mean something: not those of the defaults, a single token of a list as a number."""
+    found = {}
+    for key, value in settings.items():
+        plain = value[0] if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], list | dict) else value
+        if key not in _SILENT and plain not in (None, [], {}) and (key not in defaults or defaults[key] != plain):
+            found[key] = plain
+    return found
+
+
+def _told(wrong: list[tuple[str, Any, Any]]) -> str | None:
+    if not wrong:
+        return None
+    named = ", ".join(f"{key} is {_value(mine)} instead of {_value(theirs)}" for key, mine, theirs in wrong[:NAMED])
+    return named + (f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is _NOTHING else repr(value)[:80]

@@ -1,0 +1,55 @@
+"""Whether the settings that a runtime reads from a file of its own are the checkpoint's: ends, lengths, sampling, sizes of heads. Pure.
+
+An engine says them in the names of transformers (`runtime_settings`), as its runtime read them; those that it does not say are not
+compared.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from daemon.contract.values import Json
+from handlers.models.files import setting
+
+TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size")
+SEARCH = {
+    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "num_beams": 1,
+    "no_repeat_ngram_size": 0, "num_return_sequences": 1, "diversity_penalty": 0.0, "min_length": 0,
+}  # fmt: skip
+"""Setting of the search → what it is where generation_config.json says nothing."""
+LENGTHS = ("context_length", "max_length")
+
+
+def difference(found: Json, config: Json, generation: Json) -> str | None:
+    """Which settings of a runtime are not the checkpoint's, as a clause; None where all that it says are."""
+    wrong: list[str] = []
+    for key in TOKENS:
+        said = next((one for one in (generation.get(key), setting(config, key)) if one is not None), None)
+        if key in found and said is not None and _one(found[key]) != _one(said):
+            wrong.append(_told(key, found[key], said))
+    sizes = {key: setting(config, key) for key in SIZES}
+    heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
+    sizes["head_dim"] = sizes["head_dim"] or (width // heads if heads and width else None)
+    wrong += [_told(key, found[key], value) for key, value in sizes.items() if value is not None and found.get(key, value) != value]
+    for key, usual in SEARCH.items():
+        value = generation.get(key)
+        wanted = usual if value is None else value
+        if key in found and not math.isclose(float(found[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
+            wrong.append(_told(key, found[key], wanted))
+    length = setting(config, "max_position_embeddings")
+    if isinstance(length, int):
+        wrong += [_told(key, found[key], length) for key in LENGTHS if key in found and found[key] != length]
+    return ", ".join(wrong) or None
+
+
+def _one(value: Any) -> Any:
+    """A token, or tokens in no order."""
+    tokens = value if isinstance(value, list) else [value]
+    return frozenset(int(token) for token in tokens)
+
+
+def _told(key: str, found: Any, wanted: Any) -> str:
+    return f"{key} is {found!r} instead of {wanted!r}"

@@ -1,0 +1,72 @@
+"""What a loaded model's tokenizer makes of texts and ids, and what its loader makes of the files beside the weights.
+
+Called by the worker. Engines say it by methods that they need not have; what they don't say is read from the files by the stage, or stays
+unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcribe, Transcript
+
+S = TypeVar("S")
+T = TypeVar("T")
+TOKENIZER = "tokenizer.json"
+
+
+def transcribe(engine: Any, request: Transcribe) -> Transcript:
+    """The answers of an engine's own tokenizer; None for what it refuses."""
+    encode = getattr(engine, "token_ids", engine.encode)
+    whole = getattr(engine, "whole_text", None)
+    foreign = bool(getattr(engine, "foreign_tokenizer", False))
+    return Transcript(
+        ids=_each(encode, request.texts),
+        pairs=[] if foreign else _each(lambda pair: engine.encode_pair(*pair)[0], request.pairs),
+        digests=[] if foreign else [None if ids is None else digest(ids) for ids in _each(encode, request.digested)],
+        texts=_each(engine.text, request.sequences),
+        whole=None if whole is None else _each(whole, request.sequences),
+        foreign=foreign,
+    )
+
+
+def digest(ids: Iterable[int]) -> str:
+    """Stands for token ids."""
+    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
+
+
+def read_files(engine: Any, request: ReadFiles) -> FilesRead:
+    """What the engine's loader says of the files; the tokenizer is written into the folder `request.out`."""
+    text = _of(engine, "tokenizer_json")
+    if text is not None:
+        Path(request.out, TOKENIZER).write_text(text, encoding="utf-8")
+    return FilesRead(
+        tokenizer=text is not None,
+        vocabulary=_of(engine, "vocabulary_map"),
+        templates=_of(engine, "chat_templates"),
+        generation=_of(engine, "generation_settings"),
+        defaults=_of(engine, "generation_defaults"),
+        runtime=_of(engine, "runtime_settings"),
+    )
+
+
+def _of(engine: Any, name: str) -> Any:
+    method = getattr(engine, name, None)
+    with contextlib.suppress(Exception):  # what its library raises about somebody else's files; texts say what is wrong with them
+        return None if method is None else method()
+    return None
+
+
+def _each(function: Callable[[S], T], values: Iterable[S]) -> list[T | None]:
+    found: list[T | None] = []
+    for value in values:
+        try:
+            found.append(function(value))
+        except Exception:  # what each library raises about a text that it does not take
+            found.append(None)
+    return found
