@@ -31,9 +31,6 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
-    if at_length := length_faults.faults(figures, own, thresholds):
-        reasons += at_length
-        remedies.append(length_faults.REMEDY)
     if missing := _missing(figures, rounded=unquantized(variant) is not None):
         reasons.append(missing)
         remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
@@ -42,6 +39,10 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
             reasons.append(f"{growing}, {notes.POSITIONS}")
+    unusable = any(finding.aspect == "length" for finding in examination.findings)
+    if not unusable and (at_length := length_faults.faults(figures, own, thresholds, alone=not reasons)):
+        reasons += at_length
+        remedies.append(length_faults.REMEDY)
     told = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
     if lost := _swallowed(figures):
         told.append(lost)

@@ -109,7 +109,9 @@ def test_what_has_enough_memory_but_not_now_waits_and_does_not_change_its_way(ma
 
 def test_an_adapter_counts_and_one_that_acts_on_the_embedding_counts_all_of_that(tmp_path: Path) -> None:
     sizes = layers_of(large_model(tmp_path / "base"), "LORA")
-    assert isinstance(sizes, LayerSizes) and sizes == LayerSizes(LAYER, EMBEDDING, 2 * LAYERS * 8 * 128)
+    assert isinstance(sizes, LayerSizes) and sizes == LayerSizes(
+        LAYER, EMBEDDING, 2 * LAYERS * 8 * 128, LAYERS * LAYER + 2 * EMBEDDING + 4096
+    )  # fmt: skip
     plain, heavy = tmp_path / "plain", tmp_path / "heavy"
     for folder, name in (
         (plain, "base_model.model.model.layers.0.q_proj.lora_A.weight"),
@@ -120,6 +122,7 @@ def test_an_adapter_counts_and_one_that_acts_on_the_embedding_counts_all_of_that
     alone = sizes.memory(None, 8)
     assert sizes.memory(plain, 8) == alone + 6 * 1_000_000
     assert sizes.memory(heavy, 8) == alone + 6 * 1_000_000 + 8 * EMBEDDING
+    assert sizes.memory(None, 8, long=True) == alone + 4 * 512 * sizes.cache, "the caches of a text as long as a large model reads"
 
 
 @given(st.integers(1, 40 * GIB), st.integers(1, 40 * GIB), st.integers(0, 40 * GIB))

@@ -78,17 +78,15 @@ def make_model(folder: Path, kind: str, *, steps: int = 60, seed: int = 0) -> Pa
     random = np.random.default_rng(seed)
     model.train()
     for _ in range(steps):
-        batch = []
-        for _ in range(2):
-            order = random.permutation(len(bodies))
-            batch.append(fill(bodies[order[0]], [bodies[place] for place in order[1:]], length))
-        ids = torch.tensor(batch)
+        order = random.permutation(len(bodies))
+        ids = torch.tensor([fill(bodies[order[0]], [bodies[place] for place in order[1:]], length)])
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)  # as the class that the model's type asks for
     return folder
 
 

@@ -22,7 +22,7 @@ NAMES = {
     "pytorch_tokens_per_second", "speed_over_pytorch", "speed_over_pytorch_range", "prefill_seconds", "load_seconds", "peak_rss_bytes",
     "sample", "samples", "texts", "agreement_interval", "kl_interval", "perplexity", "perplexity_ratio", "perplexity_ratio_interval",
     "perplexity_tokens", "greedy_same", "greedy_same_median", "greedy_tokens_median", "fine_tuning", "fine_tuning_interval",
-    "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes",
+    "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes", "long",
 }  # fmt: skip
 
 
@@ -91,8 +91,11 @@ def test_outputs_can_be_moved_to_where_they_are_kept(validated: Validated, tmp_p
     moved = Path(shutil.copytree(validated.folders["reference"], tmp_path / "kept"))
     reference, before = record.read_reference(moved), record.read_reference(validated.folders["reference"])
     assert [sample.logits.parent.parent for sample in reference.samples] == [moved] * 4
-    assert dataclasses.replace(reference, samples=[], files=before.files) == dataclasses.replace(before, samples=[])
+    assert reference.long is not None and reference.long.logits is not None and before.long is not None
+    assert reference.long.logits.parent.parent == moved and reference.long == dataclasses.replace(before.long, logits=reference.long.logits)
     assert reference.files == moved / "files" and expected.read(reference.files) == expected.read(before.files) is not None
+    same = dataclasses.replace(reference, samples=[], long=None, files=before.files)
+    assert same == dataclasses.replace(before, samples=[], long=None)
     assert np.array_equal(np.load(reference.samples[3].logits), np.load(before.samples[3].logits))
 
 
