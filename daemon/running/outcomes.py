@@ -18,7 +18,7 @@ from daemon.config.sources import as_asked
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.formats.stages import LAYER_BY_LAYER
+from daemon.contract.formats.stages import LAYER_BY_LAYER, WITHOUT_TWIN
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Measured
@@ -102,7 +102,7 @@ def inputs_are_there(journal: Journal, running: Running) -> bool:
 def measure(running: Running, result: StageResult) -> Measured | None:
     """What an attempt took, where that says something about the next one."""
     peak = result.peak_rss
-    if running.context.strategy == LAYER_BY_LAYER:
+    if running.context.strategy in (LAYER_BY_LAYER, WITHOUT_TWIN):
         return None  # it says nothing about what the whole model takes, by which the way is chosen
     if result.outcome == Outcome.SUCCEEDED:
         return Measured(running.size, peak, result.size, result.seconds)

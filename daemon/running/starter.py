@@ -35,7 +35,7 @@ from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Change, Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
-from daemon.running.rules.estimates import Estimate, by_layers, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
 from daemon.running.rules.ready import (
     base_changing,
     because_of,
@@ -155,7 +155,7 @@ class Starter:
         if threads == 0:
             return False
         size = self._bases.size(sized_by(job, spec))
-        need = self._way(job, spec, estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype))
+        need = self._way(job, spec, size, estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype))
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=admission.fault.code)
@@ -182,11 +182,14 @@ class Starter:
             settle(self._journal, limits, one.attempt, result)
         return False
 
-    def _way(self, job: JobRow, spec: StageSpec, whole: Estimate) -> Estimate:
-        """What a stage needs in the way in which it has to run: whole where it ever may have so much memory, else layer by layer."""
+    def _way(self, job: JobRow, spec: StageSpec, size: ModelSize, whole: Estimate) -> Estimate:
+        """What a stage needs in the way in which it has to run: whole where it ever may have so much memory, else layer by layer, or
+        without what can be left out."""
         allowed = int(box.memory()[0] * self._settings.limits.memory_fraction)
-        if whole.memory <= allowed or not spec.layerwise or not self._children.runs_here(spec):
+        if whole.memory <= allowed or not self._children.runs_here(spec):
             return whole
+        if not spec.layerwise:
+            return without_twin(spec, whole, size)
         sizes = layers_of(sized_by(job, spec), job.checkpoint.method)
         merged = spec.name == "merged" or spec.artifact
         adapter = job.pin if job.checkpoint.method != "full" and not merged else None

@@ -17,6 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
+from daemon.contract.formats.stages import WITHOUT_TWIN
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import CHECK, fallback, unquantized
@@ -125,7 +126,9 @@ def _examined(
     if graphs.fault:
         examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
-    if variant.limits.twin:
+    if variant.limits.twin and context.strategy == WITHOUT_TWIN:
+        examination.remarks = (twins.not_compared(twins.NO_MEMORY),)
+    elif variant.limits.twin:
         reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
         twin = twins.compared(context, variant, engine, reference, about.context_length)
         if twin.weights and not any(finding.aspect == "weights" for finding in examination.findings):

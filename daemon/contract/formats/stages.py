@@ -9,6 +9,7 @@ from typing import Literal
 
 MIB = 1 << 20
 LAYER_BY_LAYER = "layer-by-layer"
+WITHOUT_TWIN = "without-twin"
 """The strategy of a stage whose model is too large for the memory: only one of its layers is held at a time."""
 LAYERWISE_PROMPTS = 16
 """Prompts that are run together in that case, so that the layers are read once for all of them: their caches are in memory at once."""
@@ -78,6 +79,9 @@ class StageSpec:
     layerwise: int = 0
     """It can run a language model layer by layer, by the strategy LAYER_BY_LAYER, with the same output, and takes memory for so many layers
     in fp32 then; 0 where it can't."""
+    shortened: tuple[int, float] | None = None
+    """`memory_fixed` and `memory_fp32` by the strategy WITHOUT_TWIN, which leaves a comparison out that there is too little memory for;
+    None where nothing can be left out."""
     threads: int = 0
     """Threads that it can use; 0: any number."""
     checks: str = ""

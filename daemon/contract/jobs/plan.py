@@ -86,17 +86,25 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, _CALIBRATION, *ordered((*known.stages.values(), *variants)), *rest)}
 
 
+_TWIN = (1000 * MIB, 1.6)
+"""Memory, fixed and in bytes a byte of the weights in fp32, that a check takes which compares graphs with the model in PyTorch: that model
+in fp32, an embedding that it is tied to no more, and then the graphs' own runs."""
+
+
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
     sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
     source = next((one for one in sources if one in variant.needs), None)
+    limits = variant.limits
+    memory = (limits.memory_fixed, limits.memory_fp32)
+    most = (max(memory[0], _TWIN[0]), max(memory[1], _TWIN[1])) if limits.twin else memory
     weighed = (_MERGE.name,) if variant.limits.weights or variant.limits.twin else ()
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 6, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
-        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, memory_long=LONG_MEMORY,
-        layerwise=int(variant.limits.layerwise),
+        memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,
+        layerwise=int(limits.layerwise),
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
         light=True, toolchain=variant.limits.toolchain, gpu=variant.limits.gpu,
     )  # fmt: skip

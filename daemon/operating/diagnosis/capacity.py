@@ -17,7 +17,7 @@ from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
-from daemon.running.rules.estimates import Estimate, by_layers, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
 from daemon.system.box import free_disk, human, memory
 
 
@@ -77,7 +77,9 @@ def _needs(
 ) -> dict[str, Estimate]:  # fmt: skip
     size = ModelSize(model.stored_bytes, model.parameters)
     needs = {spec.name: estimate(spec, size, measured.get(spec.name, ()), dtype) for spec in stages}
-    too_much = [spec for spec in stages if spec.layerwise and needs[spec.name].memory > allowed]
+    large = [spec for spec in stages if needs[spec.name].memory > allowed]
+    needs |= {spec.name: without_twin(spec, needs[spec.name], size) for spec in large if spec.shortened is not None}
+    too_much = [spec for spec in large if spec.layerwise]
 
     def layers(spec: StageSpec) -> int | str:
         return model.layers if isinstance(model.layers, str) else model.layers + (spec.layerwise - 1) * model.layer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from daemon.contract.formats.stages import LAYER_BY_LAYER, ModelSize, StageSpec
+from daemon.contract.formats.stages import LAYER_BY_LAYER, WITHOUT_TWIN, ModelSize, StageSpec
 from daemon.journal.attempts import Measured
 from daemon.system.box import human
 
@@ -65,6 +65,15 @@ def by_layers(spec: StageSpec, whole: Estimate, allowed: int, layers: int | str)
     if memory > allowed:
         return replace(whole, remark=f"layer by layer it would need about {human(memory)}")
     return Estimate(memory, whole.disk, "layers", LAYER_BY_LAYER)
+
+
+def without_twin(spec: StageSpec, whole: Estimate, size: ModelSize) -> Estimate:
+    """What a check needs that leaves out the comparison with its twin; the same where it has none. By the formula alone, as `by_layers`."""
+    if spec.shortened is None:
+        return whole
+    fixed, share = spec.shortened
+    short = replace(spec, memory_fixed=fixed, memory_fp32=share)
+    return Estimate(short.memory(size), whole.disk, "formula", WITHOUT_TWIN)
 
 
 def _is_near(one: ModelSize, other: ModelSize) -> bool:

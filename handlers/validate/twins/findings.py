@@ -34,6 +34,7 @@ and T5, whose logits are far from 0, below 0.013."""
 SYSTEMATIC = 0.05
 """Largest deviation of the slope from 1, and largest common shift of a region of outputs in standard deviations, that rounding activations
 may make: sound graphs stay below 0.01."""
+NO_MEMORY = "there is too little memory for it; raise limits.memory_fraction, or use a larger machine"
 _SAFE_ROTATIONS = ("default", "linear", "llama3")
 """Kinds of rotary embeddings whose angles depend on the position alone, not on how long a text is."""
 
@@ -72,7 +73,7 @@ def compared(context: StageContext, variant: Variant, engine: str, reference: Re
         print(done.stderr, flush=True)  # into the attempt's log
         lines = done.stderr.strip().splitlines()
         why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return Compared(note=_not_compared(why))
+    return Compared(note=not_compared(why))
 
 
 def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
@@ -105,7 +106,7 @@ def _tells_positions(merged: Path, engine: str) -> bool:
 def judged(answer: Answer, *, half: bool) -> Compared:
     """What an answer of the comparison means."""
     if answer.left_out is not None:
-        return Compared(note=_not_compared(answer.left_out))
+        return Compared(note=not_compared(answer.left_out))
     if not answer.tokens:
         return Compared(weights=answer.weights)
     error, limit = answer.error, IN_HALVES if half else STRUCTURE
@@ -138,5 +139,6 @@ def _systematic(found: Rounding) -> str | None:
     return None
 
 
-def _not_compared(why: str) -> str:
+def not_compared(why: str) -> str:
+    """The note that nothing was compared."""
     return f"its graph was not compared with the model that its own weights give: {why}"
