@@ -1,6 +1,6 @@
 """What each variant is worth beside the live model: its size over the base's, its speed over torch eager, its divergence.
 
-    python benchmarks/artifacts.py [--json FILE] [--variants NAME…] [--seconds 60] [--steps 60]
+    python benchmarks/artifacts.py [--json FILE] [--variants NAME…] [--seconds 60] [--steps 60] [--damages] [--odd-models]
 
 The demo's base learns Python for `--seconds`, a LoRA adapter is trained on it for `--steps`, and `ckptd export` makes and validates the
 variants of the last checkpoint, as a user's command would; the figures are those of its report. `size_ratio`: bytes of the artifact over
@@ -8,6 +8,9 @@ bytes of the base's weights, which are bf16. `speed_over_eager`: tokens a second
 against base + adapter. `check_share`: the CPU seconds of the stages that look whether artifacts are right (`reference`, `merged`, all
 `check-…`) over those of all stages of the export, `cpu_seconds` are those of each stage. The model is small: what a call costs
 weighs more in its speeds than arithmetic; `onnx.py` has larger ones.
+
+`--damages` adds what the checks find of artifacts that are wrong in one way each (`detection_rate`, by class and by format) and say of
+sound ones (`false_alarm_rate`); `--odd-models` the alarms in exports of sound models of odd kinds. Each takes most of an hour.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import _common
+from benchmarks import _common, _damages
 from daemon.cli.demo.setup import PROMPTS
 from daemon.contract.formats.catalog import catalog
 
@@ -79,6 +82,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=without_toolchain(), help="default: all that need no toolchain")
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of the base")
     parser.add_argument("--steps", type=int, default=60, help="training steps of the adapter")
+    parser.add_argument("--damages", action="store_true", help="damaged and sound artifacts too")
+    parser.add_argument("--odd-models", action="store_true", help="exports of sound models of odd kinds too")
     options = parser.parse_args()
     taken_on = _common.machine()
     with _common.scratch("artifacts") as folder:
@@ -92,6 +97,10 @@ def main() -> None:
             "verdict": artifact["verdict"], "size_ratio": artifact["size_ratio"], "speed_over_eager": found.get("speed_over_pytorch"),
             "kl": found.get("kl"), "agreement": found.get("agreement"),
         }  # fmt: skip
+    for asked, measure in ((options.damages, _damages.detection), (options.odd_models, _damages.odd_models)):
+        if asked:
+            with _common.scratch("damages") as folder:
+                figures |= measure(folder)
     libraries = ("torch", "transformers", "peft", "onnxruntime", "onnxruntime-genai")
     _common.write("artifacts", figures, options.json, libraries=libraries, taken_on=taken_on)
 
