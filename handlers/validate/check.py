@@ -127,7 +127,7 @@ def _examined(
         examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
     if variant.limits.twin and context.strategy == WITHOUT_TWIN:
-        examination.remarks = (twins.not_compared(twins.NO_MEMORY),)
+        examination.notes.append(twins.not_compared(twins.NO_MEMORY))
     elif variant.limits.twin:
         reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
         twin = twins.compared(context, variant, engine, reference, about.context_length)
