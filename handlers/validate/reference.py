@@ -24,10 +24,11 @@ from handlers.validate.checks import answers, base_likelihood, scoring
 from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
+from handlers.validate.engines.registry import LAYERWISE, EngineSpec, as_taken, engine_for
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
+from handlers.validate.twin import proof
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 
@@ -93,6 +94,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
         weight=context.checkpoint.weight, additions=tuple((str(folder), one.weight) for folder, one in context.additions),
     )  # fmt: skip
+    told = proof.prove(spec, Path(context.cache), scratch, context.limits) if spec.base and engine.endswith(LAYERWISE) else []
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
@@ -119,6 +121,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             raise kind(
                 error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
             ) from error
+    reference.warnings += told
     reference.special = special_tokens.expected(Path(context.pin), base)
     reference.files = known
     reference.figures = LiveFigures(

@@ -35,7 +35,6 @@ WRONG = {
     "handlers/validate/checks/wrong.py": "from handlers.onnx.export import stage",
     "handlers/validate/engines/wrong.py": "from handlers.merge.adapters import patterns",
     "handlers/layerwise/wrong.py": "from handlers.merge.weights import nf4_round_trip",
-    "handlers/onnx/graphs/way_round.py": "from handlers.merge.adapters import keys",
 }
 
 

@@ -7,7 +7,7 @@ Called by the live model's engines for `merge.base` and for `validate.bases`. tr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +60,26 @@ class Rebasing:
 
         Permanent where transformers packs no layer of the base, or PEFT has already computed with its weights.
         """
-        if self.obstacle or values == "original":
-            cause = self.obstacle
-            fresh = self._stored()
-        else:
-            packed = self._again(dtype=_training_dtype(self._base), quantization_config=packing(values), device_map="cpu")
-            fresh = _unpacked(packed)
-            cause = None if fresh else "transformers packs none of its layers when it loads it in 4 bits"
+        cause, names = self.obstacle, set[str]()
+        if cause is None:
+            for name, exact in self._stored() if values == "original" else _unpacked(self._packed_by_transformers(values)):
+                self._parameters[name].data = exact  # not copied into the old memory, which may be the base's file
+                names.add(name)
+            if not names and values != "original":
+                cause = "transformers packs none of its layers when it loads it in 4 bits"
         if cause:
             raise Permanent(FaultCode.UNKNOWN_LAYOUT, _OPERATION, cause, 'set merge.base to "original"', path=self._base)
-        for name, exact in fresh.items():
-            self._parameters[name].data = exact  # not copied into the old memory, which may be the base's file
-        self._packed = set(fresh)
-        return len(fresh)
+        self._packed = names
+        return len(names)
 
-    def _stored(self) -> dict[str, torch.Tensor]:
-        """What was packed, as it is stored."""
-        if not self._packed:
-            return {}
-        stored = dict(self._again(dtype="auto").named_parameters())
-        return {name: stored[name].detach().float() for name in self._packed}
+    def _packed_by_transformers(self, values: str) -> Any:
+        return self._again(dtype=_training_dtype(self._base), quantization_config=packing(values), device_map="cpu")
+
+    def _stored(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and values of what was packed, as it is stored."""
+        stored = dict(self._again(dtype="auto").named_parameters()) if self._packed else {}
+        for name in self._packed:
+            yield name, stored.pop(name).detach().float()
 
 
 def _sample(value: torch.Tensor) -> torch.Tensor:
@@ -94,12 +94,11 @@ def _training_dtype(base: Path) -> torch.dtype:
     return torch.float16 if stored == "float16" else torch.bfloat16
 
 
-def _unpacked(model: Any) -> dict[str, torch.Tensor]:
-    """Name → values in fp32 of the weights that transformers has packed."""
+def _unpacked(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and values in fp32 of each weight that transformers has packed; the packed one goes."""
     from bitsandbytes import functional
     from bitsandbytes.nn import modules
 
-    found = {}
     layers: list[tuple[str, Any]] = [(name, one) for name, one in model.named_modules() if isinstance(one, modules.Linear4bit)]
     for name, module in layers:
         state = getattr(module.weight, "quant_state", None)
@@ -109,9 +108,8 @@ def _unpacked(model: Any) -> dict[str, torch.Tensor]:
         shape, state.shape = state.shape, torch.Size([math.prod(state.shape)])
         values = functional.dequantize_4bit(module.weight.data, state).view(shape)
         # bitsandbytes packs the transpose of a Conv1D weight.
-        found[f"{name}.weight"] = (values.T if issubclass(module.source_cls, Conv1D) else values).float().contiguous()
         module.weight = None
-    return found
+        yield f"{name}.weight", (values.T if issubclass(module.source_cls, Conv1D) else values).float().contiguous()
 
 
 def packed_layers(model: Any) -> dict[str, bool]:
