@@ -182,14 +182,19 @@ def _write_adapter(model: Any, folder: Path, out: Path) -> None:
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         raise Unlike("the adapter is no safetensors file")
-    whole = {name: value.shape for name, value in model.named_parameters(remove_duplicate=False)}
+    whole = dict(model.named_parameters(remove_duplicate=False))
     wrapped = PeftModel(model, PeftConfig.from_pretrained(str(folder)))
     shapes = {key: value.shape for key, value in get_peft_model_state_dict(wrapped, save_embedding_layers=False).items()}
     tensors = {}
+    own: dict[Any, torch.Tensor] = {}
     for key, info in read_header(path).items():
-        shape = shapes.get(key) or whole.get(in_base(key))
-        if shape is None:
+        mine = whole.get(in_base(key))
+        if key not in shapes and mine is None:
             raise Unlike(f"PEFT knows no {key}")
-        values = torch.randn(shape) * 0.2 if ".lora_" in key and "magnitude" not in key else _drawn(key, tuple(shape))
-        tensors[key] = values.to(getattr(torch, DTYPES[info.dtype][0])).contiguous()
+        shape = shapes[key] if key in shapes or mine is None else mine.shape
+        # What training saves twice is twice the same: a trained copy by its name, the base's own weight whatever it is called.
+        one: Any = key if mine is None else id(mine) if ".base_layer." in key or ".original_module." in key else in_base(key)
+        if one not in own:
+            own[one] = torch.randn(shape) * 0.2 if ".lora_" in key and "magnitude" not in key else _drawn(key, tuple(shape))
+        tensors[key] = own[one].to(getattr(torch, DTYPES[info.dtype][0])).clone()
     save_file(tensors, out / path.name, metadata={"format": "pt"})
