@@ -153,7 +153,7 @@ def report_of(
 
 
 def _merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, reason: str, progress: Progress) -> MergeResult:
-    from handlers.merge.peft import merge_with_peft
+    from handlers.merge.peft.merge import merge_with_peft
     from handlers.merge.weights.changed import changed_tensors
 
     progress(0.05, f"merging with PEFT, since {reason}")

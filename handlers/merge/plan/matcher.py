@@ -210,7 +210,7 @@ class _Matcher:
         from handlers.merge.weights.model_structure import module_names
 
         names = module_names(self.model)
-        if names is not None and all((holder_of(module) or module.replace(*MOVED)) in names for module in missing):
+        if names is not None and all({module, module.replace(*MOVED), holder_of(module)} & names for module in missing):
             return NeedsPeft(f"the base stores the weights of {missing[0]} under another name")
         return nothing_matches(self.adapter, missing, names or {name.removesuffix(".weight") for name in self.stored})
 

@@ -11,6 +11,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, AdapterSource
 from handlers.merge.adapters.changes import Change
+from handlers.merge.adapters.keys import parse
 from handlers.merge.adapters.name_mapping import OPERATION, wrong_shape
 from handlers.merge.plan.operations import Rows
 from handlers.merge.plan.output_layout import Output
@@ -27,14 +28,15 @@ def replaced(adapter: Adapter, key: str, output: Output) -> Output:
 def _indices(adapter: Adapter, module: str) -> list[int]:
     setting = adapter.config.get("trainable_token_indices")
     if isinstance(setting, dict):
-        named = [value for name, value in setting.items() if f".{module}".endswith(f".{name}")]
+        named = [value for name, value in setting.items() if module.endswith(name)]  # as PEFT compares them
         return [int(one) for one in (named[0] if named else next(iter(setting.values()), ()))]
     return [int(one) for one in setting or ()]
 
 
 def rows_of_tokens(adapter: Adapter, change: Change, shape: tuple[int, ...]) -> Rows:
     """The replacement of trained tokens' rows; Permanent when indices, rows and vocabulary do not fit."""
-    key, indices = str(change.tokens), _indices(adapter, change.module)
+    key = str(change.tokens)
+    indices = _indices(adapter, next(iter(parse([key]).tokens)))  # of the module that was trained, with which this one may be tied
     if len(shape) != 2 or adapter.shapes[key] != (len(indices), shape[1]):
         raise wrong_shape(
             adapter, change.module, shape, f"the adapter has {' × '.join(map(str, adapter.shapes[key]))} for {len(indices)} trained tokens"

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change, digest, named_in, signature
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft
+from handlers.merge.weights.changed import equal
 from handlers.merge.weights.model_structure import Structure, build, model_class, structure
 from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
@@ -25,7 +26,7 @@ SHARED = (
     "output", "decoder",
 )  # fmt: skip
 """Names of modules whose weights are shared in some models: the last part of their path."""
-SCALED = ("mt5", "umt5", "udop", "switch_transformers")
+SCALED = ("umt5", "udop", "switch_transformers")
 """Model types that scale the input of the head if, and only if, its weight is tied: without the tie they compute something else."""
 SCALED_BY_KEY = ("t5", "longt5", "pop2piano")
 """Model types of which the same is true where `scale_decoder_outputs` is not set."""
@@ -65,20 +66,26 @@ def _structure(model: ModelFolder, names: Names, changes: dict[str, Change], unm
     return found
 
 
+def _tie_tokens(built: Structure, changes: dict[str, Change]) -> None:
+    """Give all modules that share the input embedding's weight the rows of its trained tokens: PEFT ties them, and saves them once.
+
+    Trained tokens of another module of the group change that module alone, and so do those that name other rows than the embedding's.
+    """
+    own = f"{built.embedding}.weight"
+    if own in changes and changes[own].tokens:
+        for name in built.group(own):
+            if name not in changes:
+                changes[name] = replace(changes[own], parameter=name, module=name.rpartition(".")[0])
+
+
 def _changes_of(adapter: Adapter, group: tuple[str, ...], changes: dict[str, Change]) -> tuple[dict[str, Change], str | None]:
     """Member of the group → its change, and the adapter's key that replaces the values that all members share, if there is one.
 
-    Trained tokens change all members, though the file holds them once. An embedding that was saved because the vocabulary was resized
-    is the shared weight itself, and not a change of one member.
+    An embedding that was saved because the vocabulary was resized is the shared weight itself, and not a change of one member.
     """
     mine = {name: changes[name] for name in group if name in changes}
     if len(group) == 1:
         return mine, None
-    tokens = [change for change in mine.values() if change.tokens]
-    if tokens:
-        for name in group:
-            if name not in mine:
-                mine[name] = replace(tokens[0], parameter=name, module=name.rpartition(".")[0])
     resized = [change for change in mine.values() if change.saved and not named_in(adapter.config, "modules_to_save", change.module)]
     named = [change for change in mine.values() if change.saved and change not in resized]
     if resized and not named and len({digest(adapter, str(change.saved)) for change in resized}) == 1:
@@ -112,25 +119,74 @@ class _Group:
         return TensorChange(change, names.tensor(name), source, names.stored[source], self.base)
 
 
-def _group(adapter: Adapter, names: Names, members: tuple[str, ...], changes: dict[str, Change]) -> _Group:
+def _group(adapter: Adapter, model: ModelFolder, names: Names, members: tuple[str, ...], changes: dict[str, Change]) -> _Group:
     mine, base = _changes_of(adapter, members, changes)
     stored = [name for name in members if names.info(name) is not None]
     same = len(members) == 1 or len({signature(adapter, mine.get(name)) for name in members}) == 1
+    if not same and stored and base is None:
+        # A module that was saved and is not used by the model, as T5's `shared`, has the base's values: no training changed it.
+        idle = [
+            name for name, one in mine.items() if one.saved and _as_stored(adapter, one.saved, model, names.stored[names.tensor(stored[0])])
+        ]
+        mine = {name: change for name, change in mine.items() if name not in idle}
+        same = len({signature(adapter, mine.get(name)) for name in members}) == 1
     return _Group(members, stored, mine, base, same)
 
 
-def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Group]) -> list[TensorChange]:
-    """Every member of every group as a tensor of its own, with the edits of config.json that make transformers load them so."""
-    kind = model.config.get("model_type")
+def _as_stored(adapter: Adapter, key: str, model: ModelFolder, info: TensorInfo) -> bool:
+    """Whether the adapter's tensor, in the dtype of the base's tensor, has the same values."""
+    import torch
+
+    if adapter.shapes[key] != info.shape or info.dtype not in ("F32", "F16", "BF16"):
+        return False
+    dtype: torch.dtype = getattr(torch, DTYPES[info.dtype][0])
+    with open(model.path_of(info), "rb") as file:
+        file.seek(info.start)
+        for first in range(0, info.elements, 1 << 20):
+            count = min(1 << 20, info.elements - first)
+            stored = torch.frombuffer(bytearray(file.read(count * dtype.itemsize)), dtype=dtype)
+            if not torch.equal(stored, adapter.part(key, first, count).to(dtype)):
+                return False
+    return True
+
+
+def _really_tied(model: ModelFolder, names: Names, members: tuple[str, ...], changes: dict[str, Change]) -> list[tuple[str, ...]]:
+    """The members of a group that the class ties, by those that transformers ties on loading: it leaves apart what is stored with
+    different values, as mT5 and T5 1.1 store their heads. Members that are not stored share the first that is.
+    """
+    stored = [name for name in members if names.info(name) is not None]
+    parts: list[list[str]] = []
+    for name in stored if changes.keys() & set(members) else stored[:1]:
+        info = names.stored[names.tensor(name)]
+        same = (part for part in parts if equal(model, info, model, names.stored[names.tensor(part[0])]))
+        part = next(same, None)
+        if part is None:
+            parts.append([name])
+        else:
+            part.append(name)
+    if len(parts) < 2:
+        return [members]
+    parts[0] += [name for name in members if name not in stored]
+    return [tuple(name for name in members if name in part) for part in parts]
+
+
+def refuse_scaled(adapter: Adapter, kind: str) -> None:
+    """Permanent for a model type that computes something else when its tied weights are separate."""
     if kind in SCALED:
         raise Permanent(
             FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
             f"the adapter changes one of the modules that share a weight, and a {kind} model in which they are separate"
             " computes different outputs",
-            "serve it with PEFT beside its base instead",
+            "serve it with PEFT beside its base instead, or train without the embeddings and the head",
             path=adapter.folder,
         )
+
+
+def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Group]) -> list[TensorChange]:
+    """Every member of every group as a tensor of its own, with the edits of config.json that make transformers load them so."""
+    kind = model.config.get("model_type")
+    refuse_scaled(adapter, str(kind))
     untied = build(model, model_class(model), tie_word_embeddings=False)
     written: list[TensorChange] = []
     for group in groups:
@@ -171,10 +227,16 @@ def tensor_changes(
 ) -> list[TensorChange]:
     """The tensors to write for all changes. Raises what `unmatched` returns for parameters that the base does not store."""
     found = _structure(model, names, changes, unmatched)
-    tied = [members for members in (found.groups if found else ()) if any(names.info(name) is not None for name in members)]
+    if found:
+        _tie_tokens(found, changes)
+        _check_token_biases(adapter, model, names, changes, found)
+    tied = [
+        part for members in (found.groups if found else ()) if any(names.info(name) is not None for name in members)
+        for part in _really_tied(model, names, members, changes)
+    ]  # fmt: skip
     shared = {name for members in tied for name in members}
-    groups = [_group(adapter, names, members, changes) for members in tied]
-    groups += [_group(adapter, names, (name,), changes) for name in changes if name not in shared]
+    groups = [_group(adapter, model, names, members, changes) for members in tied]
+    groups += [_group(adapter, model, names, (name,), changes) for name in changes if name not in shared]
     absent = [change.module for group in groups for change in group.changes.values() if not group.stored]
     if absent:
         _check_bias(adapter, names, changes, absent)
@@ -184,6 +246,31 @@ def tensor_changes(
     several = [group for group in groups if len(group.members) > 1]
     single = [group.written(names, name) for group in groups if len(group.members) == 1 for name in group.stored]
     return _untied(adapter, model, names, several) + single
+
+
+def _check_token_biases(adapter: Adapter, model: ModelFolder, names: Names, changes: dict[str, Change], built: Structure) -> None:
+    """Permanent when trained tokens act on a head with a bias, which PEFT's layer for them leaves out while the adapter is active."""
+    for change in changes.values():
+        biases = [names.info(name) for name in built.group(f"{change.module}.bias")] if change.tokens else []
+        info = next((one for one in biases if one is not None), None)
+        if info is None:
+            continue
+        with open(model.path_of(info), "rb") as file:
+            file.seek(info.start)
+            if not any(file.read(info.size)):
+                continue
+        raise drops_bias(adapter, change.module)
+
+
+def drops_bias(adapter: Adapter, module: str) -> Permanent:
+    """The error for trained tokens on a head with a bias."""
+    return Permanent(
+        FaultCode.ADAPTER_NOT_MERGEABLE, OPERATION,
+        f"trainable_token_indices acts on {module}, and PEFT leaves out its bias while such an adapter is active, so that the live model is"
+        " not base + adapter",
+        "merge it with PEFT (merge_and_unload) and export the result as a full fine-tune, if that is the model that you want",
+        path=adapter.folder,
+    )  # fmt: skip
 
 
 def _check_bias(adapter: Adapter, names: Names, changes: dict[str, Change], absent: list[str]) -> None:

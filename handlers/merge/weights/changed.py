@@ -1,6 +1,6 @@
-"""Which tensors of a merged model differ from the base's, by their bytes.
+"""Which stored tensors differ, by their bytes, which are read in pieces.
 
-Called by `handlers.merge.api` after a merge by PEFT, which does not say what it changed. Both models are read once, in pieces.
+Called by `handlers.merge.api` after a merge by PEFT, which does not say what it changed, and where weights may be tied.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from handlers.models.folder import ModelFolder
 def changed_tensors(base: ModelFolder, output: ModelFolder) -> tuple[int, int]:
     """(tensors, elements) whose bytes in `output` differ from the base's, or that only `output` has."""
     before = {} if base.pickled else base.headers
-    changed = [info for name, info in output.headers.items() if name not in before or not _equal(base, before[name], output, info)]
+    changed = [info for name, info in output.headers.items() if name not in before or not equal(base, before[name], output, info)]
     return len(changed), sum(info.elements for info in changed)
 
 
-def _equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
+def equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
+    """Whether two tensors, each stored in a model's files, have the same dtype, shape and bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with open(base.path_of(one), "rb") as first, open(output.path_of(other), "rb") as second:

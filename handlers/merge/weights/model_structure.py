@@ -31,6 +31,8 @@ class Structure:
     """Modules whose weights are stored as inputs × outputs."""
     state: frozenset[str]
     """All names of a state dict: parameters and the buffers that are saved."""
+    embedding: str = ""
+    """Path of the module that the class calls its input embeddings."""
 
     def group(self, parameter: str) -> tuple[str, ...]:
         """All names of the parameter."""
@@ -93,7 +95,18 @@ def build(model: ModelFolder, cls: Any, **settings: Any) -> Structure | None:
     modules = dict(built.named_modules(remove_duplicate=False))
     transposed = {name for name, module in modules.items() if type(module).__name__ == "Conv1D" or getattr(module, "is_transposed", False)}
     groups = tuple(tuple(names) for names in owners.values() if len(names) > 1)
-    return Structure(frozenset(name for name in modules if name), shapes, groups, frozenset(transposed), frozenset(built.state_dict()))
+    embedding = _input_embeddings(built)
+    return Structure(
+        frozenset(name for name in modules if name), shapes, groups, frozenset(transposed), frozenset(built.state_dict()),
+        next((name for name, module in modules.items() if module is embedding), ""),
+    )  # fmt: skip
+
+
+def _input_embeddings(model: Any) -> Any:
+    try:
+        return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # a model that reads no tokens
+        return None
 
 
 @functools.lru_cache(4)

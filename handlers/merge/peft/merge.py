@@ -20,8 +20,8 @@ from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import doubles, without_wrappers
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.adapters.patterns import bound
+from handlers.merge.peft.ties import separate, tied_modules, untie
 from handlers.merge.plan.fused_experts import square_of_older
-from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
 from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
@@ -96,9 +96,12 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
 
 def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
     """Give the base as many embedding rows as the adapter saved, when training added tokens."""
+    embeddings = getattr(model.get_input_embeddings(), "weight", None)
+    if embeddings is None:  # a model that reads no tokens
+        return
     full = {without_wrappers(key): shape for key, shape in adapter.shapes.items() if len(shape) == 2}
     rows = {shape[0] for key, shape in full.items() if key.endswith(EMBEDDINGS)}
-    have = model.get_input_embeddings().weight.shape[0]
+    have = embeddings.shape[0]
     if len(rows) == 1 and rows != {have}:
         wanted = rows.pop()
         model.resize_token_embeddings(wanted, mean_resizing=False)
@@ -197,51 +200,6 @@ def _merged(wrapped: Any, adapter: Adapter) -> Any:
         raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base ({cause})") from error
 
 
-def _untie(model: Any) -> None:
-    """Give the head a weight of its own when LoRA changes the embedding or the head of a tied pair.
-
-    The live adapter adds its delta to one of them, or to each of them once; merged into the shared weight it would change both, or twice.
-    """
-    layers = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
-    bases = [getattr(layer, "base_layer", layer) for layer in layers]
-    adapted = any(hasattr(layer, "base_layer") for layer in layers)
-    weights = [getattr(layer, "weight", None) for layer in bases]
-    if len(layers) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
-        import torch
-
-        plain = [(name, module) for name, module in model.named_modules() if not hasattr(module, "base_layer")]
-        sharing = [name.removesuffix(".base_layer") for name, module in plain if getattr(module, "weight", None) is weights[0]]
-        if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
-            # Untying the head alone would leave the others changed, and some models scale the input of a tied head.
-            raise Permanent(
-                FaultCode.ADAPTER_NOT_MERGEABLE,
-                OPERATION,
-                f"the adapter changes one of {', '.join(sharing)}, which share a weight, and PEFT's merge would change them all",
-                "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
-            )
-        bases[1].weight = torch.nn.Parameter(weights[1].detach().clone(), requires_grad=False)
-
-
-def _ties(model: Any) -> bool:
-    """Whether the configuration ties the head to the embeddings."""
-    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-
-
-def _tie_edits(model: Any, done: PeftMerge) -> None:
-    """Set tie_word_embeddings of a tied model to false when embedding and head no longer hold the same values."""
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    if None in layers:
-        return
-    first, second = (layer.weight for layer in layers)
-    same = first is second or first.data_ptr() == second.data_ptr()
-    if same or (first.shape == second.shape and bool((first == second).all())):
-        return
-    for part in (model.config, model.config.get_text_config()):
-        part.tie_word_embeddings = False
-    done.edits["tie_word_embeddings"] = False
-    done.warnings.append("embeddings and head are no longer tied: the adapter changed one of them, so both are written")
-
-
 def _forget_packing(model: Any) -> None:
     """Drop the load-time conversions of packed weights, through which a dequantized model can't be saved."""
     conversions = getattr(model, "_weight_conversions", None)
@@ -286,9 +244,9 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMe
         warnings.simplefilter("always")
         model = _load_base(base, done)
         _resize(model, adapter, done)
-        tied = _ties(model)  # asked now, since PEFT may change the configuration when it merges
+        tied = tied_modules(model)  # asked now: PEFT may change modules and configuration
         wrapped = _attach(model, adapter)
-        _untie(wrapped.base_model.model)
+        untie(wrapped.base_model.model, adapter)
         merged = _merged(wrapped, adapter)
     initializer = adapter.config.get("init_lora_weights")
     if isinstance(initializer, str) and initializer != "gaussian":
@@ -299,8 +257,9 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMe
     messages = {" ".join(str(one.message).split())[:300] for one in said if issubclass(one.category, UserWarning)}
     done.warnings.extend(sorted(message for message in messages if "tie_word_embeddings" not in message))  # ties are dealt with below
     _check_finite(merged, adapter)
-    if tied:
-        _tie_edits(merged, done)
+    edits, said_of_ties = separate(merged, tied, adapter)
+    done.edits.update(edits)
+    done.warnings.extend(said_of_ties)
     if "quantization_config" in done.edits:
         _forget_packing(merged)
     merged.save_pretrained(output, max_shard_size=SHARD)

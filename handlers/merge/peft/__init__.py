@@ -1,0 +1,1 @@
+"""The merge by PEFT itself, with the whole model in memory."""
