@@ -771,6 +771,12 @@ class FaultCode(StrEnum):
 
     To do: Set `merge.dtype` to "base".
     """
+    RANDOM_ROWS = "random-rows"
+    """Training enlarged the vocabulary, and the adapter does not contain the new rows of the embeddings or of the head.
+
+    To do: Train with the module that the message names in modules_to_save, or save the adapter with save_embedding_layers=True; or set
+    `merge.random_rows`.
+    """
     RANK_MISMATCH = "rank-mismatch"
     """The adapter's shapes and the rank in adapter_config.json contradict each other.
 

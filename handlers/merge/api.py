@@ -105,7 +105,7 @@ def merge_adapter(
     except NeedsPeft as reason:
         refuse_peft(adapter, options, str(reason), several=bool(others) or weight != 1)
         clear(output)
-        result = _merge_with_peft(loaded, model, output, str(reason), execution.report)
+        result = _merge_with_peft(loaded, model, output, str(reason), execution.report, options)
     else:
         original = Original(model, states if execution.resume else {})
         with collection_paused():
@@ -152,12 +152,14 @@ def report_of(
     return MergeReport(result.strategy, figures, result.fallbacks, result.warnings, ledger.digests if ledger else {})
 
 
-def _merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, reason: str, progress: Progress) -> MergeResult:
+def _merge_with_peft(
+    adapter: Adapter, base: ModelFolder, output: Path, reason: str, progress: Progress, options: MergeOptions
+) -> MergeResult:
     from handlers.merge.peft.merge import merge_with_peft
     from handlers.merge.weights.changed import changed_tensors
 
     progress(0.05, f"merging with PEFT, since {reason}")
-    peft = merge_with_peft(adapter, base, output)
+    peft = merge_with_peft(adapter, base, output, random_rows=options.random_rows)
     fallback = Fallback(wanted="streaming", taken="peft", reason=reason)
     return MergeResult("peft", *changed_tensors(base, ModelFolder(output)), peft.edits, (fallback,), tuple(peft.warnings))
 

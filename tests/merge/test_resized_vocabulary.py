@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
+from daemon.contract.errors import Permanent
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge import merge_adapter
 from tests.merge import zoo
 
@@ -37,7 +40,8 @@ def train(name: str, base: Path, folder: Path, modules: list[str], **options: An
 
     model = resized(name, base, "float32")
     targets, task = list(zoo.FAMILIES[name].targets), zoo.FAMILIES[name].task
-    live = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules=targets, task_type=task, modules_to_save=modules, **options))
+    settings = {"r": 4, "lora_alpha": 6, "target_modules": targets, "task_type": task, "modules_to_save": modules, **options}
+    live = get_peft_model(model, LoraConfig(**settings))
     zoo.randomize(live)
     live.save_pretrained(folder)
     return folder, zoo.logits(name, live)
@@ -106,3 +110,43 @@ def test_only_some_rows_trained_of_a_resized_vocabulary(name: str, tmp_path: Pat
     theirs = PeftModel.from_pretrained(resized(name, base, "float32"), adapter).merge_and_unload().state_dict()
     mine = zoo.load(name, tmp_path / "out", "float32").state_dict()
     assert [key for key, value in theirs.items() if not torch.equal(value, mine[key])] == []
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize(
+    ("name", "target", "lost"),
+    [
+        ("llama", "embed_tokens", "lm_head.weight"),
+        ("llama", "lm_head", "model.embed_tokens.weight"),
+        ("phi", "embed_tokens", "lm_head.weight and lm_head.bias"),
+    ],
+)
+def test_new_rows_that_no_file_holds_are_named_and_merged_only_where_the_configuration_allows_it(
+    name: str, target: str, lost: str, form: str, tmp_path: Path
+) -> None:
+    base = zoo.make(name, tmp_path / "base", "float32")
+    adapter, _ = train(name, base, tmp_path / "adapter", [], **lora_on(target))
+    if form == "bin":
+        torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+        (base / "model.safetensors").unlink()
+    with pytest.raises(Permanent, match=f"holds no values for rows 96 to 103 of {lost}") as caught:
+        merge(adapter, base, tmp_path / "out")
+    assert caught.value.fault.code == "random-rows" and "merge.random_rows" in str(caught.value)
+    (tmp_path / "allowed").mkdir()
+    report = merge_adapter(adapter, base, tmp_path / "allowed", MergeOptions(random_rows=True))
+    assert [one for one in report.warnings if f"rows 96 to 103 of {lost}: they are random numbers" in one]
+    written = zoo.load(name, tmp_path / "allowed", "float32")
+    assert written.get_output_embeddings().weight.shape[0] == ROWS
+
+
+def lora_on(target: str) -> dict[str, Any]:
+    return {"target_modules": ["q_proj", target]}
+
+
+@pytest.mark.parametrize(("name", "target"), [("qwen3", "embed_tokens"), ("llama", "v_proj"), ("phi", "v_proj")])
+def test_a_checkpoint_that_holds_all_new_rows_is_merged_without_a_word(name: str, target: str, tmp_path: Path) -> None:
+    base = zoo.make(name, tmp_path / "base", "float32")
+    adapter, live = train(name, base, tmp_path / "adapter", [], **lora_on(target))
+    report = merge(adapter, base, tmp_path / "out")
+    assert [one for one in report.warnings if "random" in one] == []
+    assert (zoo.logits(name, zoo.load(name, tmp_path / "out", "float32")) - live).abs().max() < 2e-4 * live.abs().max()

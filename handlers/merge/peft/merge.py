@@ -17,7 +17,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.adapters.keys import doubles, without_wrappers
+from handlers.merge.adapters.keys import doubles, parse, without_wrappers
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.adapters.patterns import bound
 from handlers.merge.peft.ties import separate, tied_modules, untie
@@ -94,8 +94,11 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
     return model.eval()
 
 
-def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
-    """Give the base as many embedding rows as the adapter saved, when training added tokens."""
+def _resize(model: Any, adapter: Adapter, done: PeftMerge, random_rows: bool) -> None:
+    """Give the base as many embedding rows as the adapter saved, when training added tokens.
+
+    Permanent where new rows stay random, since no file holds them, unless `random_rows` allows it.
+    """
     embeddings = getattr(model.get_input_embeddings(), "weight", None)
     if embeddings is None:  # a model that reads no tokens
         return
@@ -104,8 +107,33 @@ def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
     have = embeddings.shape[0]
     if len(rows) == 1 and rows != {have}:
         wanted = rows.pop()
+        before = {name: len(one) for name, one in model.named_parameters(remove_duplicate=False) if one.ndim}
         model.resize_token_embeddings(wanted, mean_resizing=False)
         done.edits["vocab_size"] = wanted
+        parameters, keys = dict(model.named_parameters(remove_duplicate=False)), parse(adapter.shapes)
+        saved = {id(parameters[name]) for name in {*keys.saved, *keys.base} if name in parameters}
+        lost = [name for name, one in parameters.items() if one.ndim and len(one) > before.get(name, len(one)) and id(one) not in saved]
+        if lost:
+            _tell_random(lost, range(have, wanted), adapter, done, random_rows)
+
+
+def _tell_random(lost: list[str], rows: range, adapter: Adapter, done: PeftMerge, allowed: bool) -> None:
+    """A warning that names rows which no file holds; Permanent where they are not allowed."""
+    holders = sorted({name.rpartition(".")[0].rpartition(".")[2] for name in lost})
+    cause = (
+        f"training enlarged the vocabulary by {len(rows)} rows, and the adapter holds no values for rows {rows[0]} to {rows[-1]} of"
+        f" {' and '.join(lost)}"
+    )
+    if not allowed:
+        raise Permanent(
+            FaultCode.RANDOM_ROWS,
+            OPERATION,
+            cause,
+            f"train with {' and '.join(holders)} in modules_to_save, or save the adapter with save_embedding_layers=True and without the"
+            " embeddings and the head among the target modules; to merge it with random rows, set merge.random_rows",
+            path=adapter.folder,
+        )
+    done.warnings.append(f"{cause}: they are random numbers, as merge.random_rows allows")
 
 
 def _peft_config(adapter: Adapter) -> Any:
@@ -232,8 +260,9 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
             )
 
 
-def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMerge:
-    """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors.
+def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, random_rows: bool = False) -> PeftMerge:
+    """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors. `random_rows`: as in
+    MergeOptions.
 
     Permanent when either does not load, when a key of the adapter is not used, or when the method can't be merged; Retryable when memory
     is short.
@@ -243,7 +272,7 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMe
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = _load_base(base, done)
-        _resize(model, adapter, done)
+        _resize(model, adapter, done, random_rows)
         tied = tied_modules(model)  # asked now: PEFT may change modules and configuration
         wrapped = _attach(model, adapter)
         untie(wrapped.base_model.model, adapter)
