@@ -17,6 +17,7 @@ from daemon.contract.jobs.messages import Verdict
 from handlers.adapter import stage
 from handlers.validate.engines.registry import EngineSpec
 from tests.adapter.publishing import Published, publish, run
+from tests.formats.test_declared_files import uncovered
 from tests.merge import helpers
 from tests.sampling import some
 from tests.validate import zoo
@@ -125,6 +126,7 @@ def test_a_tensor_that_is_changed_or_lost_in_publishing_fails_the_check(publishe
 
 def test_the_folder_holds_what_servers_read_and_nothing_else(published: Callable[[str], Published]) -> None:
     folder = published("lora").folder
+    assert uncovered("pytorch-adapter", folder) == []
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md", "adapter_base.json", "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip

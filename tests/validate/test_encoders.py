@@ -260,7 +260,7 @@ def test_labels_with_other_names_fail_although_every_figure_is_right(make: Make,
     zoo.edit_json(folder / "config.json", id2label={"0": "LABEL_1", "1": "LABEL_0", "2": "LABEL_2"})
     check = make("classes").bench.check("onnx", folder)
     assert check.verdict is Verdict.FAILED and check.figures["agreement"] == 1.0
-    assert check.reasons == ("its labels have other names than the live model's: label 0 is 'LABEL_1' instead of 'LABEL_0'",)
+    assert check.reasons[0] == "its labels have other names than the live model's: label 0 is 'LABEL_1' instead of 'LABEL_0'"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_labels_are_compared_at_their_thresholds_and_these_must_be_the_live_mode
     assert bench.check("pytorch", merged).verdict is Verdict.PASSED
     check = bench.check("onnx", model.onnx)
     assert check.verdict is Verdict.FAILED
-    assert check.reasons == ("its labels have other thresholds than the live model's: label 1 has 0.5 instead of 0.9",)
+    assert check.reasons[0] == "its labels have other thresholds than the live model's: label 1 has 0.5 instead of 0.9"
     mine, theirs = np.array([[1.0, 1.0]]), np.array([[1.0, 3.0]])
     assert Comparison("labels").add(mine, theirs).summary.agreement == 1.0
     assert Comparison("labels", (0.5, 0.9)).add(mine, theirs).summary.agreement == 0.0

@@ -17,7 +17,7 @@ from pydantic import Field
 from daemon.contract.errors import CkptdError
 from daemon.contract.values import Frozen, Json
 from handlers.models import sentence
-from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, read_json
+from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, read_json, setting
 from handlers.validate.engines.sentence import settings_of
 from handlers.validate.files import probes, templates
 from handlers.validate.workers.client import EngineWorker
@@ -88,6 +88,12 @@ def read(folder: Path | None) -> Expected | None:
     if folder is None or not path.is_file():
         return None
     return Expected.model_validate_json(path.read_bytes())
+
+
+def ends(wanted: Expected) -> frozenset[int]:
+    """Tokens that end a text: those of generation_config.json, and of config.json."""
+    said = ((wanted.generation or {}).get("eos_token_id"), setting(wanted.config, "eos_token_id"))
+    return frozenset(token for one in said if one is not None for token in (one if isinstance(one, list) else [one]))
 
 
 def fingerprint(path: Path) -> str:

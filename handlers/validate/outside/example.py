@@ -50,8 +50,11 @@ class Wanted:
     """Largest |Δ| that still counts as the same."""
 
 
-def check(folder: Path, text: str, tokens: Sequence[int], threads: int) -> str | None:
-    """Why the folder's example.py does not make `tokens` of `text`, in one sentence; None when it does, or when there is none."""
+def check(folder: Path, text: str, tokens: Sequence[int], threads: int, ends: frozenset[int] | None = None) -> str | None:
+    """Why the folder's example.py does not make `tokens` of `text`, in one sentence; None when it does, or when there is none.
+
+    `ends`: tokens at one of which it must end before that, and at no other; None where they are not known.
+    """
     if not (folder / NAME).is_file():
         return None
     fault, made = _run(folder, ["--tokens", str(len(tokens)), "--ids", "--", text], threads)
@@ -59,6 +62,8 @@ def check(folder: Path, text: str, tokens: Sequence[int], threads: int) -> str |
         return fault
     if not made or list(made) != list(tokens)[: len(made)]:  # it stops at an end token, the examination doesn't
         return f"its {NAME} gives other tokens than the artifact gave in this check"
+    if ends is not None and len(made) < len(tokens) and made[-1] not in ends:
+        return f"its {NAME} ends a text after {len(made)} tokens at token {made[-1]}, which is no end of the checkpoint's"
     return None
 
 

@@ -16,7 +16,8 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.outside import example, optimum_reader
+from handlers.validate.files import expected
+from handlers.validate.outside import chat, example, optimum_reader
 from handlers.validate.outside.optimum_reader import OwnAnswer
 
 
@@ -33,7 +34,10 @@ def example_fault(
     if rows is not None:
         wanted = example.Wanted(reference.subject, first, rows, variant.limits.cache * reference.logit_std)
         return example.check_encoder(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
-    return example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads)
+    said = expected.read(reference.files)
+    ends = expected.ends(said) if said else None
+    told = example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads, ends)
+    return told or chat.fault(Path(spec.folder), said)
 
 
 def other_program(
