@@ -26,6 +26,7 @@ from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench
 from tests.validate.long_models import ORIGINAL, WINDOW, LongLab
 
+GENAI = ("onnx-genai-fp32", "onnx-genai-int4")
 GRAPHS = ("onnx", "onnx-int8", "onnx-int4", "onnx-fp16")
 
 
@@ -185,6 +186,25 @@ def switch_factors(folder: Path, at: int) -> None:
         )
 
 
+def shift_tables(folder: Path, behind: int, by: int = 32) -> None:
+    """The tables of rotary positions are wrong from a position on."""
+    with _Surgery(folder) as graph:
+        tables = [one for one in graph.graph.initializer if one.name.endswith(("cos_cache", "sin_cache"))]
+        assert tables, "the graph has no tables"
+        for one in tables:
+            array = numpy_helper.to_array(one)
+            one.CopyFrom(numpy_helper.from_array(np.concatenate([array[:behind], np.roll(array[behind:], by, axis=0)]), one.name))
+
+
+def set_window_attribute(folder: Path, size: int) -> None:
+    """The window of the operators that attend is of another size; -1 is none."""
+    with _Surgery(folder) as graph:
+        found = [one for node in graph.graph.node for one in node.attribute if one.name == "local_window_size"]
+        assert found, "the graph has no window"
+        for one in found:
+            one.i = size
+
+
 def configure(folder: Path, **values: Any) -> None:
     """Other settings in config.json."""
     zoo.edit_json(folder / "config.json", **values)
@@ -210,11 +230,14 @@ class LongDamage:
 
 
 PLAIN = ("pytorch",)
-ANYWHERE = "long text|above the limit"
+ANYWHERE = "long text|(above|below) the limit"
 """Of frequencies that are wrong at all positions."""
 EXACT, HALF = ("onnx",), ("onnx", "onnx-fp16")
 DAMAGES = (
-    *(LongDamage(f"positions off from {at} on", "qwen3", GRAPHS, partial(shift_positions, behind=at, by=64), ANYWHERE) for at in (64, 100, 128, 200)),
+    *(
+        LongDamage(f"positions off from {at} on", "qwen3", GRAPHS, partial(shift_positions, behind=at, by=64), ANYWHERE)
+        for at in (64, 100, 128, 200)
+    ),
     LongDamage("positions off by one from 100 on", "qwen3", HALF, partial(shift_positions, behind=100, by=1)),
     LongDamage("positions end at 200", "qwen3", GRAPHS, partial(clamp_positions, behind=200)),
     LongDamage("learned positions end at 300", "gpt2", GRAPHS, partial(clamp_positions, behind=300)),
@@ -233,6 +256,10 @@ DAMAGES = (
     LongDamage("scaling lost, llama3", "llama3", GRAPHS, set_frequencies, ANYWHERE),
     LongDamage("long factors never taken", "longrope", GRAPHS, partial(switch_factors, at=1 << 20)),
     LongDamage("long factors taken late", "longrope", GRAPHS, partial(switch_factors, at=2 * ORIGINAL)),
+    *(LongDamage(f"tables wrong from {at} on", "qwen3", GENAI, partial(shift_tables, behind=at), ANYWHERE) for at in (128, 256)),
+    LongDamage("window halved in the operators", "mistral", GENAI, partial(set_window_attribute, size=WINDOW // 2), ANYWHERE),
+    LongDamage("no window in the operators", "mistral", GENAI, partial(set_window_attribute, size=-1)),
+    LongDamage("window one too large in the operators", "mistral", GENAI[:1], partial(set_window_attribute, size=WINDOW + 1)),
     LongDamage("window one too small in the settings", "mistral", PLAIN, partial(configure, sliding_window=WINDOW - 1)),
     LongDamage("no window in the settings", "mistral", PLAIN, partial(configure, sliding_window=None)),
     LongDamage("window of the wrong layers", "qwen2", PLAIN, partial(configure, layer_types=["sliding_attention", "full_attention"])),

@@ -102,10 +102,11 @@ class LongLab:
         if not target.is_dir():
             if variant == "pytorch":
                 return make_model(target, kind)
-            source, scratch = self.made(kind, "pytorch" if variant == "onnx" else "onnx"), self.folder / "scratch" / kind / variant
-            if variant == "onnx":
-                context = make_context(scratch, "onnx", {"merge": source}, source)
-                pkgutil.resolve_name(spec_of("onnx").entry)(context, silent())
+            scratch = self.folder / "scratch" / kind / variant
+            source = self.made(kind, "onnx" if variant in ("onnx-fp16", "onnx-int8", "onnx-int4") else "pytorch")
+            if variant == "onnx" or variant.startswith("onnx-genai"):
+                context = make_context(scratch, variant, {"merge": source}, source)
+                pkgutil.resolve_name(spec_of(variant).entry)(context, silent())
                 shutil.copytree(context.staging, target)
             else:
                 shutil.copytree(derived(variant.removeprefix("onnx-"), source, scratch).folder, target)
@@ -113,7 +114,7 @@ class LongLab:
 
     def source(self, kind: str, variant: str) -> Path | None:
         """What a form was made of."""
-        return self.made(kind, "onnx") if variant.startswith("onnx-") else None
+        return self.made(kind, "onnx") if variant in ("onnx-fp16", "onnx-int8", "onnx-int4") else None
 
     def bench(self, kind: str, scratch: Path) -> Bench:
         """The live model of a kind, measured."""

@@ -22,7 +22,7 @@ from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import LAYERWISE, EngineSpec, engine_for
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Ahead, Greedy, PaddedBatch, Padding, Rebase, Request, Teacher
+from handlers.validate.workers.protocol import Ahead, Greedy, LongPass, PaddedBatch, Padding, Rebase, Request, Teacher
 from tests import models
 from tests.sampling import some
 from tests.validate.bench import Direct
@@ -105,6 +105,9 @@ def answers(engine: str, folder: Path, base: Path | None, scratch: Path, *, told
         for bare in [False, True] if about.adapted else [False]:
             requests.append(Greedy(ids=ids, tokens=6, least=2, stop=True, verify=True, bare=bare))
             requests.append(Teacher(ids=ids, targets=[3, 4], keep=[0, len(ids)], out=str(scratch / "rows.npy"), bare=bare))
+    long = [token for ids in PROMPTS for token in ids] * 2
+    pieces = [len(long) // 2, len(long) - len(long) // 2 - 2, 1, 1]
+    requests.append(LongPass(ids=long, pieces=pieces, keep=[0, 5, len(long) - 2, len(long) - 1], out=str(scratch / "rows.npy")))
     requests.append(Padding(batch=PaddedBatch(prompts=PROMPTS, continuations=[[1, 2, 3]] * 3)))
     passes = 0
     if engine.endswith(LAYERWISE) and told:  # others would be run in one batch, and differ by rounding
@@ -115,7 +118,7 @@ def answers(engine: str, folder: Path, base: Path | None, scratch: Path, *, told
     found = []
     for request in requests:
         answer = worker.ask(request)
-        found.append(np.load(scratch / "rows.npy") if isinstance(request, Teacher) else answer)
+        found.append(np.load(scratch / "rows.npy") if isinstance(request, Teacher | LongPass) else answer)
     return found, passes
 
 

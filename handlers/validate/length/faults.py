@@ -14,8 +14,8 @@ CLEAR, EXACT_CLEAR = 1.5, 5.0
 """Ratio from which on a step counts, of forms that round and of exact ones. Sound artifacts of small models have up to 1.26, and 2.1 where
 their errors are below the least size."""
 GROWN = 3.0
-"""Growth from the first to the last third of the text beside which a step of any ratio from 1 on counts, of forms that round. Sound artifacts
-have up to 2.0."""
+"""Growth from the first to the last third of the text beside which a step of any ratio from 1 on counts, of forms that round. Sound
+artifacts have up to 2.0."""
 LEAST, EXACT_LEAST = 0.01, 1e-4
 """Mean |Δ| behind a step, in standard deviations, from which on it counts. fp16 has 0.003 where rotary positions change their scaling."""
 FARTHER: tuple[tuple[float, float, float], ...] = ((3.0, 1.0, 0.0), (4.0, 0.5, 0.0), (4.0, 0.0, 2.5), (8.0, 0.0, 0.0))
@@ -32,9 +32,7 @@ def faults(figures: CheckFigures, own: Limits, thresholds: Thresholds | None, *,
     long = figures.long
     if long is None or long.tokens is None or long.positions is None:
         return []
-    found = _structure(long, own, alone=alone)
-    if thresholds and alone:
-        found += _distances(figures, long, thresholds)
+    found = _structure(long, own, alone=alone) or (_distances(figures, long, thresholds) if thresholds and alone else [])
     return [f"on a long text of {long.tokens:,} tokens {one}" for one in found]
 
 
