@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.report.lengths import sentence
 from handlers.validate.engines.reach import Reach, reach_of
 from handlers.validate.length import course
-from handlers.validate.length.text import TAIL, fill, split
+from handlers.validate.length.text import TAIL, LongText, fill, split
 from handlers.validate.verdict import judge
 from tests.sampling import some
 from tests.sharing import shared
@@ -130,8 +131,21 @@ def test_steps_cover_the_text_and_are_cut_in_other_places() -> None:
     assert split(512, 512, 2, 4, [128])[0] == 128
 
 
+def test_an_artifact_with_less_room_reads_the_beginning_in_steps_of_its_own_or_those_of_the_live_model() -> None:
+    text = LongText(list(range(100)), [0, 20, 39, 40, 99], [50, 50], [32, 32, 32, 1, 1, 1, 1], None, positions=60)
+    cut = text.fitting(40, "causal")
+    assert (
+        isinstance(cut, LongText) and cut.ids == list(range(40)) and cut.keep == [0, 20, 39] and cut.limited == "it has room for 40 tokens"
+    )
+    assert sum(cut.own_pieces) == 40 and cut.own_pieces[-TAIL:] == [1] * TAIL
+    assert text.fitting(100, "causal") is text and text.fitting(60, "causal") is text, "its scaling goes on behind the positions it names"
+    assert text.fitting(40, "encoder") == "it has room for 40 tokens, and the text is of 100"
+    same = replace(text, own_pieces=text.pieces).fitting(70, "causal")
+    assert isinstance(same, LongText) and same.own_pieces == [50, 20]
+
+
 def test_large_models_read_shorter_texts() -> None:
-    assert long_tokens(600_000_000) > 2048 > long_tokens(1_700_000_000) > LONG_LEAST == long_tokens(7_000_000_000)
+    assert long_tokens(300_000_000) > 2048 > long_tokens(600_000_000) > 1024 > long_tokens(1_700_000_000) == LONG_LEAST
 
 
 def test_where_errors_become_larger_is_found_and_noise_is_none() -> None:

@@ -26,8 +26,8 @@ LEAST = 16
 """Tokens below which no text is long."""
 ROWS = 48
 """Positions that are compared."""
-BYTES = 160 << 20
-"""Most bytes of the outputs of one step."""
+BYTES, WHOLE_BYTES = 96 << 20, 384 << 20
+"""Most bytes of the outputs of one step, and of an encoder's only one."""
 LIVE_PIECE, PIECE = 512, 384
 """Most tokens of a step of the live model, and of an artifact: cut in other places, so that no size of a step hides anything."""
 TAIL = 4
@@ -72,6 +72,8 @@ class LongText:
     window: int | None = None
     original: int | None = None
     """See `Reach`."""
+    positions: int | None = None
+    """Those that the live model names; the text is longer where its scaling goes on behind them."""
 
     def asked(self, out: Path, pieces: Sequence[int]) -> LongPass:
         """The request for its rows."""
@@ -79,12 +81,12 @@ class LongText:
 
     def fitting(self, room: int | None, kind: str) -> LongText | str:
         """What of it a model reads that has room for so many tokens; why not, as a clause, where that is too little or another text."""
-        if room is None or room >= len(self.ids):
+        if room is None or room >= len(self.ids) or room == self.positions:
             return self
         keep = [place for place in self.keep if place < room]
         if kind != "causal" or room < LEAST or not keep:
             return f"it has room for {room:,} tokens, and the text is of {len(self.ids):,}"
-        own = split(room, max(self.own_pieces), 3, TAIL)
+        own = _beginning(self.pieces, room) if self.own_pieces == self.pieces else split(room, max(self.own_pieces), 3, TAIL)
         return replace(self, ids=self.ids[:room], keep=keep, own_pieces=own, limited=f"it has room for {room:,} tokens")
 
 
@@ -96,7 +98,8 @@ def make(
         return "validate.long_tokens is 0"
     length, limited = _length(about, tokens, parameters)
     if subject.kind == "encoder" and not subject.one_answer:
-        length = min(length, max(LEAST, BYTES // (4 * (about.vocabulary or 1))))
+        most = max(LEAST, WHOLE_BYTES // (4 * (about.vocabulary or 1)))
+        length, limited = (length, limited) if length <= most else (most, "the outputs of a longer text would take too much memory")
     if length < LEAST:
         return f"the model has room for {length} tokens"
     ids, types = _compose(live, rows, length, readable=readable)
@@ -115,7 +118,7 @@ def make(
     pieces = split(length, most, 2, TAIL if reach.varying else 0, first)
     own = pieces if reach.varying else split(length, min(PIECE, most), 3, TAIL)
     keep = _places(length, [*np.cumsum(pieces).tolist(), *np.cumsum(own).tolist()], edges)
-    return LongText(ids, keep, pieces, own, limited, window=reach.window, original=reach.original)
+    return LongText(ids, keep, pieces, own, limited, window=reach.window, original=reach.original, positions=about.context_length)
 
 
 def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ()) -> list[int]:
@@ -125,6 +128,12 @@ def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ())
     cuts = {number * body // count for number in range(count + 1)} | {place for place in at if place < body}
     ordered = sorted(cuts)
     return [stop - start for start, stop in itertools.pairwise(ordered)] + [1] * (length - body)
+
+
+def _beginning(pieces: Sequence[int], length: int) -> list[int]:
+    """The first steps, cut after so many tokens."""
+    ends = [min(end, length) for end in itertools.accumulate(pieces)]
+    return [end - start for start, end in itertools.pairwise([0, *ends]) if end > start]
 
 
 def _length(about: Loaded, tokens: int, parameters: int) -> tuple[int, str | None]:
