@@ -58,7 +58,13 @@ def rounding(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Round
     power = float(power) or 1e-30
     same = [row for row in shifts if len(row) == len(shifts[0])]
     shift = max(abs(sum(column)) for column in zip(*same, strict=True)) / count / float(np.sqrt(power / values))
-    return Rounding(share=float(np.sqrt(away / power)), slope=float(product / power), shift=float(shift), rows=count)
+    return Rounding(
+        share=float(np.sqrt(away / power)),
+        slope=float(product / power),
+        shift=float(shift),
+        rows=count,
+        outputs=min(REGIONS, values // count - 1),
+    )
 
 
 def spread(rows: Sequence[np.ndarray]) -> float:

@@ -125,13 +125,13 @@ def judged(answer: Answer, *, half: bool) -> Compared:
 
 
 def _systematic(found: Rounding) -> str | None:
-    allowed = SYSTEMATIC + 4 * found.share / max(1, found.rows) ** 0.5
-    if not abs(found.slope - 1) <= allowed:
+    noise = 4 * found.share / max(1, found.rows) ** 0.5  # of the mean of so many rows, whose own differences are no systematic error
+    if not abs(found.slope - 1) <= SYSTEMATIC + noise / max(1, found.outputs) ** 0.5:
         return (
             f"its outputs are {found.slope:.3g} times those that it gives without rounding its activations, instead of once: the rounding"
             " takes too much away"
         )
-    if not found.shift <= allowed:
+    if not found.shift <= SYSTEMATIC + noise:
         return (
             f"the rounding of its activations moves a part of its outputs by {found.shift:.2g} standard deviations in the same direction:"
             " its scales or zero points do not fit"

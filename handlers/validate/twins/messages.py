@@ -55,6 +55,8 @@ class Rounding(Frozen):
     """The largest mean difference of a region of outputs over all rows, in standard deviations of the outputs: of errors that have nothing
     in common little is left."""
     rows: int
+    outputs: int
+    """Of a row, as far as they are independent of each other."""
 
 
 class Answer(Frozen):

@@ -1,0 +1,275 @@
+"""Graphs beside the model that their own stored weights give: sound ones equal it, damaged ones don't, and the reasons say why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from filelock import FileLock
+from onnx import TensorProto, helper, numpy_helper
+
+from daemon.contract.jobs.figures import CheckFigures
+from handlers.onnx.export import stage
+from handlers.validate.twins import findings, matching, rounding, stored
+from handlers.validate.twins.float_form import float_form
+from handlers.validate.twins.messages import Answer, Rounding, Text
+from handlers.validate.twins.stored import Stored, UnreadableError
+from tests.onnx.conftest import SMALL, make_context, make_model, silent
+from tests.onnx.small import derived
+from tests.sampling import some
+from tests.sharing import shared
+from tests.validate import damage_quantized, sabotage, zoo
+from tests.validate.damage_quantized import CASES, FORMS, Damage, answered, artifact, reasons
+from tests.validate.sabotage import Lab
+
+MICROSOFT = "com.microsoft"
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return shared(tmp_path_factory, "sabotage", sabotage.make)
+
+
+def _made(lab: Lab, form: str) -> Path:
+    with FileLock(lab.folder / "lock"):
+        return artifact(lab, form)
+
+
+@pytest.mark.parametrize("form", some(FORMS, of=4))
+def test_a_sound_form_is_the_model_that_its_own_weights_give(form: str, lab: Lab) -> None:
+    answer = answered(lab, form, _made(lab, form))
+    assert reasons(answer, form) == ""
+    assert answer.error is not None and answer.error < (findings.IN_HALVES if form == "fp16" else findings.STRUCTURE) / 5
+    assert answer.rounding is not None and abs(answer.rounding.slope - 1) < findings.SYSTEMATIC / 2
+
+
+@pytest.mark.parametrize(("damage", "form"), some(CASES, of=36), ids=lambda value: value if isinstance(value, str) else value.name)
+def test_each_damage_is_caught_with_its_reason_or_is_harmless(damage: Damage, form: str, lab: Lab, tmp_path: Path) -> None:
+    answer = answered(lab, form, damage.apply(_made(lab, form), tmp_path / "damaged"))
+    told = reasons(answer, form)
+    if damage.words:
+        assert re.search(damage.words, told), (told, answer)
+    else:
+        limit = findings.IN_HALVES if form == "fp16" else findings.STRUCTURE
+        assert not told and answer.error is not None and answer.error <= limit, "what passes moves no output by more than the limit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "int4", "genai-int4"])
+def test_another_checkpoint_is_not_what_rounding_gives(form: str, lab: Lab) -> None:
+    with FileLock(lab.folder / "lock"):
+        folder = artifact(lab, form, "stale")
+    assert re.search(damage_quantized.STORED, reasons(answered(lab, form, folder), form))
+
+
+def _exported(merged: Path, folder: Path, pin: Path) -> Path:
+    """What the stage `onnx` makes of a model; `pin` has a tokenizer."""
+    context = make_context(folder, "onnx", {"merge": merged}, pin)
+    stage.run(context, silent())
+    return Path(context.staging)
+
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", SMALL),
+    "one layer": ("Llama", SMALL | {"num_hidden_layers": 1, "initializer_range": 0.02}),
+    "tied, large vocabulary": ("Llama", SMALL | {"vocab_size": 5003, "tie_word_embeddings": True}),
+    "odd sizes": ("Llama", SMALL | {"hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "gpt2": ("GPT2LMHead", {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "phi3": ("Phi3", SMALL),
+    "experts": ("Qwen3Moe", SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}),
+}
+
+
+def _compared(folder: Path, merged: Path, texts: list[Text], task: str = "text-generation", *, half: bool = False) -> Any:
+    from handlers.validate.twins.compare import compare
+    from handlers.validate.twins.messages import Order
+
+    order = Order(engine="onnx", folder=str(folder), merged=str(merged), task=task, sentence=False, threads=1, texts=texts)
+    return findings.judged(compare(order), half=half)
+
+
+@pytest.mark.parametrize("form", some(["int4", "int8", "int8_static", "int8_weight", "fp16"], of=5))
+@pytest.mark.parametrize("kind", some(DECODERS, of=7))
+def test_sound_forms_of_untrained_decoders_raise_no_alarm(
+    kind: str, form: str, pico_base: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def make(folder: Path) -> tuple[Path, Path]:
+        name, settings = DECODERS[kind]
+        merged = make_model(folder / "merged", name, **settings)
+        return merged, _exported(merged, folder / "onnx", pico_base)
+
+    merged, plain = shared(tmp_path_factory, f"twin-{kind.replace(' ', '-')}", make)
+    drawn = np.random.default_rng(2)
+    texts = [Text(ids=[int(token) for token in drawn.integers(3, 320, count)]) for count in (9, 100)]
+    found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, half=form == "fp16")
+    assert (found.weights, found.structure, found.rounding, found.note) == (None, None, None, None), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int4", "int8", "int8_static", "int8_weight", "fp16"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "marian", "t5", "bart"])
+def test_sound_forms_of_other_families_raise_no_alarm(
+    kind: str, form: str, pico_base: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pair = kind in ("marian", "t5", "bart")
+
+    def make(folder: Path) -> tuple[Path, Path]:
+        auto = "AutoModelForSequenceClassification"
+        merged = (
+            zoo.make_seq2seq_base(folder / "merged", kind) if pair else zoo.make_encoder_base(folder / "merged", auto, kind, num_labels=3)
+        )
+        return merged, _exported(merged, folder / "onnx", pico_base)
+
+    merged, plain = shared(tmp_path_factory, f"twin-{kind}", make)
+    drawn = np.random.default_rng(2)
+    texts = [
+        Text(ids=[*map(int, drawn.integers(5, 300, count)), 1], targets=tuple(map(int, drawn.integers(5, 300, 6))) if pair else ())
+        for count in (9, 60)
+    ]
+    task = "text2text-generation" if pair else "text-classification"
+    found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, task, half=form == "fp16")
+    assert (found.weights, found.structure, found.rounding, found.note) == (None, None, None, None), found
+
+
+def test_a_rounded_cache_is_told_and_not_compared(tmp_path: Path) -> None:
+    node = helper.make_node("GroupQueryAttention", ["a", "b", "c"], ["d"], domain=MICROSOFT, kv_cache_bit_width=8)
+    graph = helper.make_graph([node], "g", [], [])
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    with pytest.raises(UnreadableError, match="its KV cache is rounded"):
+        float_form(tmp_path / "model.onnx")
+    found = findings.judged(Answer(left_out="its KV cache is rounded to int8"), half=False)
+    assert found.structure is None and found.note == (
+        "its graph was not compared with the model that its own weights give: its KV cache is rounded to int8"
+    )
+
+
+def test_integers_that_an_unknown_operator_reads_are_told(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Mystery", ["w"], ["y"])], "g", [], [], [numpy_helper.from_array(np.ones((32, 32), np.int8), "w")]
+    )
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    with pytest.raises(UnreadableError, match="numbers of w are read by operators that are not known here"):
+        stored.read(tmp_path / "model.onnx")
+    for name in ("QLinearMatMul", "DynamicQuantizeMatMul", "MatMulBnb4"):
+        onnx.save(helper.make_model(helper.make_graph([helper.make_node(name, ["w"], ["y"])], "g", [], [])), tmp_path / "model.onnx")
+        with pytest.raises(UnreadableError, match=f"its operator {name} is not known here"):
+            stored.read(tmp_path / "model.onnx")
+
+
+def _run(nodes: list[onnx.NodeProto], tensors: dict[str, np.ndarray], feeds: dict[str, np.ndarray], path: Path) -> np.ndarray:
+    """What onnxruntime computes; the graph stays in `path`."""
+    import onnxruntime
+
+    inputs = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(one.dtype), one.shape) for name, one in feeds.items()]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in tensors.items()])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    found: np.ndarray = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(["y"], feeds)[0]
+    return found
+
+
+@pytest.mark.parametrize(("bits", "points"), [(4, None), (4, "packed"), (4, "floats"), (8, None), (8, "packed")])
+def test_blocks_mean_what_onnxruntime_multiplies(bits: int, points: str | None, tmp_path: Path) -> None:
+    drawn, rows, columns, block = np.random.default_rng(3), 24, 80, 32
+    count = -(-columns // block)
+    tensors = {
+        "w": drawn.integers(0, 256, (rows, count, block * bits // 8)).astype(np.uint8),
+        "s": drawn.normal(0, 1, (rows, count)).astype(np.float32),
+    }
+    if points == "packed":
+        tensors["z"] = drawn.integers(0, 256, (rows, -(-count * bits // 8))).astype(np.uint8)
+    elif points == "floats":
+        tensors["z"] = drawn.uniform(3, 9, (rows, count)).astype(np.float32)
+    node = helper.make_node("MatMulNBits", ["x", *tensors], ["y"], domain=MICROSOFT, K=columns, N=rows, bits=bits, block_size=block)
+    wanted = _run([node], tensors, {"x": np.eye(columns, dtype=np.float32)}, tmp_path / "model.onnx").T
+    (weight,) = stored.read(tmp_path / "model.onnx")
+    assert (weight.use, weight.shape) == ("product", (rows, columns))
+    np.testing.assert_allclose(weight.part(slice(0, rows)).values, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("points", [False, True])
+def test_a_table_in_blocks_means_what_onnxruntime_gathers(points: bool, tmp_path: Path) -> None:
+    drawn, rows, columns, block = np.random.default_rng(4), 40, 64, 16
+    tensors = {
+        "w": drawn.integers(0, 256, (rows, columns // 2)).astype(np.uint8),
+        "s": drawn.normal(0, 1, (rows, columns // block)).astype(np.float32),
+    }
+    if points:
+        tensors["z"] = drawn.integers(0, 256, (rows, columns // block // 2)).astype(np.uint8)
+    node = helper.make_node(
+        "GatherBlockQuantized", ["w", "x", "s", *(["z"] if points else [])], ["y"], domain=MICROSOFT, bits=4, block_size=block,
+        gather_axis=0, quantize_axis=1,
+    )  # fmt: skip
+    wanted = _run([node], tensors, {"x": np.arange(rows)}, tmp_path / "model.onnx")
+    (weight,) = stored.read(tmp_path / "model.onnx")
+    assert (weight.use, weight.shape) == ("table", (rows, columns))
+    np.testing.assert_allclose(weight.part(slice(0, rows)).values, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dequantized_matrices_mean_what_onnxruntime_multiplies(axis: int, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(5)
+    tensors = {
+        "w": drawn.integers(-128, 128, (48, 24)).astype(np.int8), "s": drawn.normal(0, 1, (48, 24)[axis]).astype(np.float32),
+        "z": drawn.integers(-9, 9, (48, 24)[axis]).astype(np.int8),
+    }  # fmt: skip
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wide"], axis=axis), helper.make_node("MatMul", ["x", "wide"], ["y"])]
+    wanted = _run(nodes, tensors, {"x": np.eye(48, dtype=np.float32)}, tmp_path / "model.onnx").T
+    (weight,) = stored.read(tmp_path / "model.onnx")
+    np.testing.assert_allclose(weight.part(slice(0, 24)).values, wanted, rtol=1e-5, atol=1e-4)
+
+
+def _stored(values: np.ndarray, levels: int = 127) -> Stored:
+    scales = (np.abs(values).max(axis=1, keepdims=True) / levels).astype(np.float32)
+    return Stored("w", "product", np.rint(values / scales).astype(np.int8), values.shape[1], scales, range=(-128, 127))
+
+
+def test_a_weight_is_known_by_its_numbers_turned_joined_or_taken_apart() -> None:
+    drawn = np.random.default_rng(6)
+    query, key, gate = (drawn.normal(0, 1, shape).astype(np.float32) for shape in ((32, 48), (16, 48), (48, 32)))
+    parameters = {"k": key, "q": query, "g": gate, "bias": np.ones(48, np.float32)}
+    assert matching.match(_stored(query), parameters) == [matching.Segment("q", False, 0, 0, 32)]
+    assert matching.match(_stored(np.ascontiguousarray(gate.T)), parameters) == [matching.Segment("g", True, 0, 0, 32)]
+    joined = matching.match(_stored(np.concatenate([query, key])), parameters)
+    assert joined == [matching.Segment("q", False, 0, 0, 32), matching.Segment("k", False, 32, 0, 16)]
+    assert matching.match(_stored(query[8:24]), parameters) == [matching.Segment("q", False, 0, 8, 16)]
+    assert matching.match(_stored(drawn.normal(0, 1, (32, 48)).astype(np.float32)), parameters) is None
+    twice = {"first": query, "second": query.copy()}
+    assert {matching.match(_stored(query), twice, skipped)[0].parameter for skipped in ((), ("second",), ("first",))} == {"first", "second"}  # type: ignore[index]
+
+
+def test_one_bad_row_is_told_and_none_of_a_matrix_with_outliers() -> None:
+    drawn = np.random.default_rng(7)
+    values = drawn.standard_t(2, (64, 256)).astype(np.float32)
+    weight = _stored(values)
+    assert rounding.misrounded(weight, values) is None
+    weight.codes[9] += 1
+    found = rounding.misrounded(weight, values)
+    assert found is not None and (found.row, found.rows) == (9, 1) and found.share > 0.9
+    coarse = _stored(values)
+    coarse.scales[3] *= 4  # type: ignore[index]
+    coarse.codes[3] = np.rint(values[3] / coarse.scales[3]).astype(np.int8)  # type: ignore[index]
+    found = rounding.misrounded(coarse, values)
+    assert found is not None and (found.row, found.share) == (3, 0.0) and found.steps == pytest.approx(4, rel=0.01)
+
+
+def test_only_what_rounding_cannot_make_is_a_systematic_error() -> None:
+    def told(**changes: float) -> str | None:
+        found = Rounding(**{"share": 0.03, "slope": 1.0, "shift": 0.0, "rows": 100, "outputs": 16, **changes})  # type: ignore[arg-type]
+        return findings.judged(Answer(error=1e-6, tokens=9, rounding=found), half=False).rounding
+
+    assert told() is told(slope=1.04) is told(shift=0.05) is None
+    assert "its outputs are 0.92 times those" in (told(slope=0.92) or "")
+    assert "moves a part of its outputs by 0.2 standard deviations" in (told(shift=0.2) or "")
+    assert told(slope=0.88, rows=2, outputs=1) is None, "three rows of noise have a slope too"
+
+
+def test_an_error_that_is_no_number_is_above_every_limit() -> None:
+    found = findings.judged(Answer(error=None, tokens=9), half=True)
+    assert found.structure is not None and "differ without limit" in found.structure
+    assert found.figures == CheckFigures(twin_error=None)
