@@ -46,9 +46,9 @@ class ExportedFolder:
     def text(self, ids: list[int]) -> str:
         return self._loaded_tokenizer().decode(ids)
 
-    def whole_text(self, ids: list[int]) -> str | None:
-        """The text of token ids, with special tokens; None where the folder has no tokenizer.json."""
-        return str(self._whole.decode(ids, skip_special_tokens=False)) if self._whole else None
+    def whole_text(self, ids: list[int]) -> str:
+        """The text of token ids, with special tokens; AttributeError where the folder has no tokenizer.json."""
+        return str(self._whole.decode(ids, skip_special_tokens=False))
 
     def tokenizer_json(self) -> str | None:
         """tokenizer.json as the library tokenizers reads it; None where there is none."""

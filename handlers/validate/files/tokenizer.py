@@ -8,6 +8,7 @@ words themselves must be equal, and it is told what it reads otherwise.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,7 +102,9 @@ def _tokens_fault(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
         return None
     lost = [token for token in wanted if token not in found]
     more = [token for token in found if token not in wanted]
-    moved = [token for token in wanted if token in found and found[token] != wanted[token]]
+    moved = [token for token in wanted if token in found and not _alike(found[token], wanted[token])]
+    if not lost and not more and not moved:
+        return None
     if moved:
         token = moved[0]
         (mine, score), (theirs, other) = found[token], wanted[token]
@@ -114,6 +117,12 @@ def _tokens_fault(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     token, word = (lost[0], "lacks") if lost else (more[0], "has, as the checkpoint's has not,")
     number = (wanted if lost else found)[token][0]
     return f"{word} the token {_short(token)} (id {number}){_others(len(lost or more))}"
+
+
+def _alike(found: tuple[int, float | None], wanted: tuple[int, float | None]) -> bool:
+    """Whether id and score of a token are the same, a score to the digits that every writer of JSON keeps."""
+    mine, theirs = found[1], wanted[1]
+    return found[0] == wanted[0] and (mine == theirs or (None not in found + wanted and math.isclose(mine or 0, theirs or 0, rel_tol=1e-9)))
 
 
 def _merges_fault(found: list[tuple[str, str]], wanted: list[tuple[str, str]]) -> str | None:

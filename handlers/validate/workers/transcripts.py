@@ -29,8 +29,8 @@ def transcribe(engine: Any, request: Transcribe) -> Transcript:
         ids=_each(encode, request.texts),
         pairs=[] if foreign else _each(lambda pair: engine.encode_pair(*pair)[0], request.pairs),
         digests=[] if foreign else [None if ids is None else digest(ids) for ids in _each(encode, request.digested)],
-        texts=_each(engine.text, request.sequences),
-        whole=None if whole is None else _each(whole, request.sequences),
+        texts=_each(lambda ids: _plain(engine.text(ids)), request.sequences),
+        whole=None if whole is None else _each(lambda ids: _plain(whole(ids)), request.sequences),
         foreign=foreign,
     )
 
@@ -53,6 +53,11 @@ def read_files(engine: Any, request: ReadFiles) -> FilesRead:
         defaults=_of(engine, "generation_defaults"),
         runtime=_of(engine, "runtime_settings"),
     )
+
+
+def _plain(text: str) -> str:
+    """The text with halves of characters, which no JSON holds, in words."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _of(engine: Any, name: str) -> Any:
