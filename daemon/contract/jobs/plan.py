@@ -86,7 +86,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, _CALIBRATION, *ordered((*known.stages.values(), *variants)), *rest)}
 
 
-_TWIN = (1000 * MIB, 1.6)
+_TWIN = (1000 * MIB, 2.0)
 """Memory, fixed and in bytes a byte of the weights in fp32, that a check takes which compares graphs with the model in PyTorch: that model
 in fp32, an embedding that it is tied to no more, and then the graphs' own runs."""
 

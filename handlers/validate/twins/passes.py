@@ -38,6 +38,7 @@ class _FloatGraph(LoadedGraph):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
         options.log_severity_level = 3
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # which would keep what weights are cast to
         return onnxruntime.InferenceSession(float_form(path), options, providers=["CPUExecutionProvider"])
 
     def empty_past(self, rows: int) -> dict[str, OrtValue]:

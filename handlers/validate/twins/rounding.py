@@ -14,7 +14,7 @@ import numpy as np
 
 from handlers.validate.twins.stored import Part, Stored
 
-ROWS = 1 << 22
+ELEMENTS = 1 << 20
 """Elements that are compared at once."""
 SLACK = 0.51
 """Share of a step that a weight may be away from its stored number."""
@@ -65,7 +65,7 @@ def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded
 
 
 def _parts(weight: Stored, source: np.ndarray, first: int) -> Iterator[tuple[int, Part, np.ndarray]]:
-    rows = max(1, ROWS // max(1, weight.columns))
+    rows = max(1, ELEMENTS // max(1, weight.columns))
     for start in range(0, len(source), rows):
         end = min(len(source), start + rows)
         yield first + start, weight.part(slice(first + start, first + end)), source[start:end].astype(np.float32)

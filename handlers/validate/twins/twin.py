@@ -20,7 +20,7 @@ from handlers.validate.twins.matching import Segment
 from handlers.validate.twins.rounding import Misrounded
 from handlers.validate.twins.stored import Stored, UnreadableError
 
-_ELEMENTS = 1 << 22
+_ELEMENTS = 1 << 20
 """That are written at once."""
 _SMALL = 1 << 16
 """Elements of a parameter that is known by all its numbers."""
@@ -106,7 +106,8 @@ class Twin:
         ):
             mine = [one for one in mine if fits(one)] or mine
         found: torch.nn.Parameter = getattr(mine[0].module, mine[0].attribute)
-        if found is self._weights[name] and len(mine) < len(owners):
+        others = [one for one in owners if one not in mine and getattr(one.module, one.attribute) is found]
+        if found is self._weights[name] and others:
             found = torch.nn.Parameter(found.detach().clone(), requires_grad=False)
             for one in mine:
                 setattr(one.module, one.attribute, found)
