@@ -53,7 +53,8 @@ def text() -> str:
             " with the same most likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error in standard"
             " deviations of the logits. Merging rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most"
             " likely token where two tokens are almost equally likely; therefore agreement is not 100 %, and a"
-            " limit of it that is not above the default does not count where the divergence is at most a fifth of the limit of kl."
+            " limit of it that is not above the default does not count where the divergence is certainly at most a fifth of the limit of"
+            " kl."
         )
     )
     return "\n\n".join([*sections, f"{intro}\n{thresholds()}"])

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.checkpoints.layer_sizes import LayerSizes, layers_of
-from daemon.contract.formats.stages import LAYER_BY_LAYER, MIB, ModelSize
+from daemon.contract.formats.stages import LAYER_BY_LAYER, MIB, WITHOUT_TWIN, ModelSize
 from daemon.contract.jobs.plan import all_specs, spec_of
 from daemon.journal.attempts import Measured
-from daemon.running.rules.estimates import Estimate, by_layers, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
 from tests.runner.desk import Desk, done
 
 GIB = 1 << 30
@@ -24,6 +24,8 @@ CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": LAYERS, "hidden_size": 4096,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
+SIZE = LAYERS * LAYER + 2 * EMBEDDING + 4096
+"""Parameters of the large model."""
 Desks = Callable[..., Desk]
 
 
@@ -164,3 +166,20 @@ def test_a_configuration_of_any_form_gives_a_reason_and_no_error(content: str, t
     (tmp_path / "config.json").write_text(content)
     assert isinstance(layers_of(tmp_path, "LORA"), str)
     assert isinstance(layers_of(tmp_path / "nowhere", "LORA"), str)
+
+
+def test_a_check_without_memory_for_its_twin_leaves_that_out(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (32 * GIB, 32 * GIB))
+    monkeypatch.setattr("daemon.system.box.free_disk", lambda folder: 1 << 50)
+    desk = make_desk()
+    desk.script = lambda context: done(context).model_copy(update={"peak_rss": 2 * GIB})
+    desk.add("run", 1, variants=("onnx-int8",))
+    large_model(desk.runner.paths.pins / "run-1")
+    desk.tick(20)
+    attempt = next(row for row in desk.journal.attempts.of("run-1") if row.stage == "check-onnx-int8")
+    spec, size = spec_of("check-onnx-int8"), ModelSize(2 * SIZE, SIZE)
+    whole = estimate(spec, size, ())
+    assert attempt.strategy == WITHOUT_TWIN and (attempt.estimate or 0) < whole.memory / 2
+    assert without_twin(spec, whole, size).memory == attempt.estimate
+    assert not desk.journal.attempts.measurements("check-onnx-int8"), "what it took would let the twin start the next time"
+    assert without_twin(spec_of("check-pytorch-bf16"), whole, size) == whole, "nothing can be left out"
