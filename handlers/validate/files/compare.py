@@ -14,7 +14,7 @@ from typing import Any
 from daemon.contract.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.values import Json
-from handlers.models.files import has_tokenizer, read_json
+from handlers.models.files import read_json
 from handlers.models.older_readers import readable_tokenizer
 from handlers.validate import findings
 from handlers.validate.files import expected, generation, runtime, templates, tokenizer
@@ -113,7 +113,7 @@ class _Folder:
         """The chat template, wherever a loader may take it from, and those with names."""
         wanted, found = self.wanted, templates.read(self.path)
         places = dict(found.places)
-        if has_tokenizer(self.path) and self.read.templates is not None and (loaded := self.read.templates.get("default")):
+        if loaded := (self.read.templates or {}).get("default"):  # an adapter's users may have it from the base
             places["chat template"] = loaded
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
