@@ -230,7 +230,7 @@ class LongDamage:
 
 
 PLAIN = ("pytorch",)
-ANYWHERE = "long text|(above|below) the limit"
+ANYWHERE = "long text|(above|below) the limit|inv_freq is not that of the graph"
 """Of frequencies that are wrong at all positions."""
 EXACT, HALF = ("onnx",), ("onnx", "onnx-fp16")
 DAMAGES = (

@@ -116,12 +116,14 @@ def test_a_blanked_cross_cache_is_named_with_the_way_that_reads_it(marian: Trans
     artifacts.blank_cache(folder, "past_key_values.1.encoder.value", LATER)
     check = marian.bench.check("onnx", folder)
     assert check.verdict is Verdict.FAILED
-    assert len(check.reasons) == 1 and "cached decoding (decoder_with_past) differs" in check.reasons[0], check.reasons
+    first, *others = check.reasons
+    assert "cached decoding (decoder_with_past) differs" in first and all("on a long text" in one for one in others), check.reasons
     zoo.merge_decoders(folder)
     (folder / LATER).write_bytes(sound)
     check = marian.bench.check("onnx", folder)
     assert check.verdict is Verdict.FAILED
-    assert len(check.reasons) == 1 and "cached decoding (decoder_merged) differs" in check.reasons[0], check.reasons
+    first, *others = check.reasons
+    assert "cached decoding (decoder_merged) differs" in first and all("on a long text" in one for one in others), check.reasons
     # A pass without a cache can't see it.
     assert check.figures["agreement"] == 1.0
 
