@@ -129,6 +129,25 @@ def test_the_live_model_goes_back_to_the_stored_base(pico_base: Path, pico_check
     assert all(np.abs(rows[one] - rows[other]).max() > 0.01 for one, other in [(0, 1), (0, 2), (1, 2)])
 
 
+@pytest.mark.parametrize("values", ["dequantized", "dequantized-double"])
+def test_the_base_is_what_transformers_and_bitsandbytes_make_of_it_in_4_bits(values: str, pico_checkpoint: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    base = models.make_base(tmp_path / "base")
+    double = values == "dequantized-double"
+    settings: Any = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double)
+    stock: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, quantization_config=settings)
+    wanted = stock.dequantize(torch.bfloat16).state_dict()
+    live = Direct("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(base)))
+    live.load()
+    live.ask(Rebase(values=values))
+    model = live._commands._engine._model.get_base_model()
+    for name, value in model.named_parameters():
+        if ".lora_" not in name:
+            assert torch.equal(value, wanted[name.replace(".base_layer", "")].float()), name
+
+
 def train(base: Path, pin: Path, *, packed: bool) -> Path:
     """An adapter trained until it has learnt TEXTS, on the base as it is stored or as bitsandbytes' own 4 bits leave it."""
     import torch

@@ -20,6 +20,7 @@ from handlers.layerwise import parts
 from handlers.tensors.sources import StoredSource
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.engines.adapters import packed_base
 from handlers.validate.engines.registry import LAYERWISE, EngineSpec, engine_for
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Ahead, Greedy, LongPass, PaddedBatch, Padding, Rebase, Request, Teacher
@@ -170,8 +171,12 @@ def test_what_was_not_told_is_answered_too_by_passes_of_its_own(bases: Callable[
     assert_same(answers("torch", folder, None, tmp_path)[0], answers("torch-layerwise", folder, None, tmp_path, told=False)[0])
 
 
-def test_an_adapter_on_the_base_as_it_was_trained_in_4_bits_answers_the_same(bases: Callable[[str], Path], tmp_path: Path) -> None:
-    base = bases("qwen3, tied")
+@pytest.mark.parametrize("name", ["qwen3, tied", "gpt2"])
+def test_an_adapter_on_the_base_as_it_was_trained_in_4_bits_answers_the_same(
+    name: str, bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_base, "CHUNK", 1 << 10)
+    base = bases(name)
     adapter = adapt(base, tmp_path / "adapter")
     rows = []
     for engine in ("live", "live-layerwise"):

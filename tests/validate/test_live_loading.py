@@ -164,6 +164,21 @@ def test_a_resized_vocabulary_is_told_and_loaded_from_the_adapters_file(family: 
     assert np.abs(got - wanted[:, -got.shape[1] :]).max() < 1e-4
 
 
+def test_an_adapter_in_a_bin_file_is_read_as_one_in_safetensors(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    base = zoo.make("llama", tmp_path / "base", "float32")
+    resize(base, tmp_path / "pin", "llama", ADDED, modules_to_save=["embed_tokens", "lm_head"])
+    plain = live(tmp_path / "pin", base)
+    torch.save(load_file(tmp_path / "pin" / WEIGHTS), tmp_path / "pin" / "adapter_model.bin")
+    (tmp_path / "pin" / WEIGHTS).unlink()
+    pickled = live(tmp_path / "pin", base)
+    assert pickled.findings == plain.findings
+    ids = np.arange(ADDED - 16, ADDED)[None]
+    rows = [engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0] for engine in (plain, pickled)]
+    np.testing.assert_array_equal(*rows)
+
+
 MADE_UP: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"target_modules": ["q_proj", "embed_tokens"]}, "lm_head.weight has 8 rows that no file holds (96 to 103)"),
     ("llama", {"target_modules": ["q_proj", "lm_head"]}, "model.embed_tokens.weight has 8 rows that no file holds (96 to 103)"),
