@@ -28,7 +28,7 @@ from handlers.validate.engines.registry import LAYERWISE, EngineSpec, as_taken, 
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
-from handlers.validate.twin import proof
+from handlers.validate.miniature import proof
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 

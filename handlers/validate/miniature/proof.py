@@ -1,4 +1,4 @@
-"""Proves how a live model is read that is too large to be held: its twin in small, read layer by layer, answers as stock PEFT's.
+"""Proves how a live model is read that is too large to be held: its miniature, read layer by layer, answers as stock PEFT's.
 
 Called by the stage `reference` before it runs such a model. A verdict is kept in the cache: it depends on the structure alone, so that the
 second checkpoint of a run needs no proof. Imports numpy and nothing heavier.
@@ -24,36 +24,36 @@ from handlers.child.hints import Hints
 from handlers.models.folder import ModelFolder
 from handlers.toolchains import use
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.twin.stock import BARE, LIVE
+from handlers.validate.miniature.stock import BARE, LIVE
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Teacher
 
-MODULE = "handlers.validate.twin.stock"
+MODULE = "handlers.validate.miniature.stock"
 SECONDS = 900
 MOST = 1e-3
 """Largest |Δ| in standard deviations: both compute in fp32, in orders that may differ."""
-FILE = "twins.json"
+FILE = "miniatures.json"
 KEPT = 200
 
 
 def prove(spec: EngineSpec, cache: Path, scratch: Path, limits: ChildLimits) -> list[str]:
-    """What there is to tell about the proof of `spec`, a live model that is read layer by layer; `scratch` is for the twin.
+    """What there is to tell about the proof of `spec`, a live model that is read layer by layer; `scratch` is for the miniature.
 
-    Permanent where the twin answers otherwise than stock PEFT's.
+    Permanent where the miniature answers otherwise than stock PEFT's.
     """
     known, key = Hints(cache / FILE, KEPT), _structure(spec)
     if known.get(key) is True:
         return []
-    out = scratch / "twin"
+    out = scratch / "miniature"
     stock = _stock(spec, out, scratch)
     if "unlike" in stock:
-        return [f"How the model is read layer by layer was not proved by a small twin of it: {stock['unlike']}."]
+        return [f"How the model is read layer by layer was not proved by a miniature of it: {stock['unlike']}."]
     small = spec.model_copy(update={
         "folder": str(out / "adapter-0"), "base": str(out / "base"), "base_values": "original",
         "additions": tuple((str(out / f"adapter-{number}"), factor) for number, (_, factor) in enumerate(spec.additions, 1)),
     })  # fmt: skip
     try:
-        with EngineWorker("twin", small, scratch, limits) as worker:
+        with EngineWorker("miniature", small, scratch, limits) as worker:
             worker.load()
             worst = max(_difference(worker, stock["tokens"], out, name) for name in (LIVE, BARE))
     except WorkerFailed as error:
@@ -65,7 +65,7 @@ def prove(spec: EngineSpec, cache: Path, scratch: Path, limits: ChildLimits) -> 
 
 
 def _difference(worker: EngineWorker, tokens: list[int], out: Path, name: str) -> float:
-    """Largest |Δ| of the twin's logits from those that stock PEFT gave, in standard deviations of these."""
+    """Largest |Δ| of the miniature's logits from those that stock PEFT gave, in standard deviations of these."""
     mine = out / f"layerwise-{name}"
     worker.ask(Teacher(ids=tokens, keep=list(range(len(tokens))), out=str(mine), bare=name == BARE))
     wanted = np.load(out / name)
@@ -75,7 +75,7 @@ def _difference(worker: EngineWorker, tokens: list[int], out: Path, name: str) -
 def _disproved(spec: EngineSpec, why: str) -> Permanent:
     return Permanent(
         FaultCode.MEMORY_NEVER, "run the model layer by layer",
-        "the model is too large to be held in memory, and read layer by layer a small twin of it, with the same structure and adapter,"
+        "the model is too large to be held in memory, and read layer by layer a miniature of it, with the same structure and adapter,"
         f" does not answer as PEFT does: {why}", "export on a larger machine, or raise limits.memory_fraction", path=spec.folder,
     )  # fmt: skip
 
@@ -94,8 +94,8 @@ def _structure(spec: EngineSpec) -> str:
 
 
 def _stock(spec: EngineSpec, out: Path, scratch: Path) -> Json:
-    """What the process says that makes the twin and runs it as stock PEFT does."""
-    file = scratch / "twin-spec.json"
+    """What the process says that makes the miniature and runs it as stock PEFT does."""
+    file = scratch / "miniature-spec.json"
     file.write_text(spec.model_dump_json(), encoding="utf-8")
     words = [str(file), str(out)]
     try:

@@ -1,7 +1,7 @@
-"""Makes the twin of a model: the same configuration with small widths, tensors and adapter keys of the same names, random values.
+"""Makes the miniature of a model: the same configuration with small widths, tensors and adapter keys of the same names, random values.
 
 Called by `stock.py`, in a process of its own. All layers are kept, so that layer numbers, patterns and adapter_config.json stay as they
-are, byte by byte; widths, heads and vocabulary shrink. What can't be made small raises Unlike: there is no twin then, and nothing proved.
+are, byte by byte; widths, heads and vocabulary shrink. What can't be made small raises Unlike: there is none then, and nothing proved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from handlers.validate.engines.adapters.loading import in_base
 TOKENS = 256
 """Of the vocabulary, unless the adapter trained rows further on."""
 MOST = 150_000_000
-"""Parameters of the largest twin."""
+"""Parameters of the largest miniature."""
 _UNITS = (8, 16, 32, 64, 128)
 """Widths that a head may be given."""
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -39,11 +39,11 @@ _SAMPLED = 64
 
 
 class Unlike(Exception):
-    """There is no twin of this model; the message says why, as a clause."""
+    """There is no miniature of this model; the message says why, as a clause."""
 
 
 def make(base: Path, adapters: list[Path], out: Path) -> list[int]:
-    """Write the twin of the base into `out`/base and those of the adapters into `out`/adapter-0 and so on; token ids to run it on."""
+    """Write the miniature of the base into `out`/base and those of the adapters into `out`/adapter-0 and so on; token ids to run it on."""
     configs = [json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")) for folder in adapters]
     tokens = max([TOKENS, *(1 + token for config in configs for token in _trained(config.get("trainable_token_indices")))])
     real = ModelFolder(base)
@@ -137,7 +137,7 @@ def _drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _write_base(model: Any, real: ModelFolder, config: Json, out: Path) -> None:
-    """The twin in the dtype, under the names and with the doubles of the real files."""
+    """The miniature in the dtype, under the names and with the doubles of the real files."""
     dtype: torch.dtype = getattr(torch, real.main_dtype)
     model.to(dtype).save_pretrained(out, max_shard_size="5GB")
     tensors = load_file(out / SINGLE)

@@ -1,7 +1,7 @@
-"""The twin run as its users would: `python -m handlers.validate.twin.stock SPEC OUT`, with an EngineSpec as JSON in the file SPEC.
+"""The miniature run as its users would: `python -m handlers.validate.miniature.stock SPEC OUT`, the file SPEC holding an EngineSpec.
 
-Started by `proof.py`. It makes the twin in the folder OUT (`small.py`), loads base and adapters by transformers and PEFT alone, with the
-whole model in memory, and writes what they answer. Nothing of the engines that read a model layer by layer is imported here.
+Started by `proof.py`. It makes the miniature in the folder OUT (`small.py`), loads base and adapters by transformers and PEFT alone, with
+the whole model in memory, and writes what they answer. Nothing of the engines that read a model layer by layer is imported here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ LIVE, BARE = "live.npy", "bare.npy"
 
 
 def main(words: list[str]) -> int:
-    """Write LIVE and BARE, logits (tokens, vocabulary) with the adapters and without; say on which tokens, or why there is no twin."""
+    """Write LIVE and BARE, logits (tokens, vocabulary) with the adapters and without; say on which tokens, or why there is no miniature."""
     import numpy as np
     import torch
     from peft import PeftModel
     from peft.tuners.lora import LoraLayer
     from transformers import AutoModelForCausalLM
 
-    from handlers.validate.twin import small
+    from handlers.validate.miniature import small
 
     spec, out = json.loads(Path(words[0]).read_text(encoding="utf-8")), Path(words[1])
     torch.set_num_threads(spec["threads"])
     mixture = [(spec["folder"], spec["weight"]), *spec["additions"]]
     try:
         tokens = small.make(Path(spec["base"]), [Path(folder) for folder, _ in mixture], out)
-    except Exception as error:  # whatever a configuration holds that nobody has thought of: there is no twin
+    except Exception as error:  # whatever a configuration holds that nobody has thought of: there is no miniature
         why = str(error) if isinstance(error, small.Unlike) else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(json.dumps({"unlike": why}))
         return 0

@@ -1,4 +1,4 @@
-"""How a model is read that is too large to be held, its twin in small proves: stock PEFT, the layer-by-layer engine and the merge agree."""
+"""How a model is read that is too large to be held, its miniature proves: stock PEFT, the layer-by-layer engine and the merge agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handlers.layerwise import skeleton
 from handlers.merge import merge_adapter
 from handlers.validate.engines import live
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.twin import proof, small, stock
+from handlers.validate.miniature import proof, small, stock
 from tests.merge import helpers
 from tests.validate import test_layerwise as layerwise
 from tests.validate.bench import Direct
@@ -74,17 +74,17 @@ KINDS = [
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("name", "options"), KINDS, ids=str)
-def test_a_twin_has_the_structure_of_its_model_and_answers_the_same_in_both_ways(
+def test_a_miniature_has_the_structure_of_its_model_and_answers_the_same_in_both_ways(
     name: str, options: dict[str, Any], bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = bases(name)
     pin = layerwise.adapt(base, tmp_path / "pin", **options)
     assert prove(spec_of(pin, base), tmp_path) == []
-    twin = tmp_path / "scratch/twin"
-    assert (twin / "adapter-0/adapter_config.json").read_bytes() == (pin / "adapter_config.json").read_bytes()
-    mine, real = (set(helpers.stored(folder)) for folder in (twin / "base", base))
+    miniature = tmp_path / "scratch/miniature"
+    assert (miniature / "adapter-0/adapter_config.json").read_bytes() == (pin / "adapter_config.json").read_bytes()
+    mine, real = (set(helpers.stored(folder)) for folder in (miniature / "base", base))
     assert mine == real
-    adapted, bare = np.load(twin / stock.LIVE), np.load(twin / stock.BARE)
+    adapted, bare = np.load(miniature / stock.LIVE), np.load(miniature / stock.BARE)
     assert np.abs(adapted - bare).max() > adapted.std(), "the adapter acts"
 
 
@@ -128,19 +128,19 @@ def test_a_second_checkpoint_of_the_same_structure_needs_no_proof_and_another_sc
 
 
 @pytest.mark.usefixtures("here")
-def test_several_adapters_with_their_factors_have_twins_too(bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_several_adapters_with_their_factors_have_miniatures_too(bases: Callable[[str], Path], tmp_path: Path) -> None:
     base = bases("llama, untied")
     first, second = layerwise.adapt(base, tmp_path / "first"), layerwise.adapt(base, tmp_path / "second", r=2)
     assert prove(spec_of(first, base, weight=0.7, additions=((str(second), 0.4),)), tmp_path) == []
 
 
 @pytest.mark.usefixtures("here")
-def test_a_model_without_a_twin_is_told_and_not_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_model_without_a_miniature_is_told_and_not_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
     base = bases("llama, untied")
     pin = layerwise.adapt(base, tmp_path / "pin")
     helpers.rewrite(pin / "adapter_model.safetensors", lambda tensors: tensors.update(other=torch.ones(3)))
     (told,) = prove(spec_of(pin, base), tmp_path)
-    assert told == "How the model is read layer by layer was not proved by a small twin of it: PEFT knows no other."
+    assert told == "How the model is read layer by layer was not proved by a miniature of it: PEFT knows no other."
 
 
 LARGE: dict[str, dict[str, Any]] = {
@@ -180,19 +180,19 @@ def test_a_configuration_becomes_small_and_keeps_its_layers_and_ratios(kind: str
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", layerwise.ADAPTERS)
-def test_the_merge_of_a_twin_is_what_stock_peft_answers(name: str, bases: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_merge_of_a_miniature_is_what_stock_peft_answers(name: str, bases: Callable[[str], Path], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     base = bases("qwen3, tied")
     pin = layerwise.adapt(base, tmp_path / "pin", **layerwise.ADAPTERS[name])
     assert prove(spec_of(pin, base), tmp_path) == []
-    twin = tmp_path / "scratch/twin"
+    miniature = tmp_path / "scratch/miniature"
     (tmp_path / "merged").mkdir()
-    merge_adapter(twin / "adapter-0", twin / "base", tmp_path / "merged", MergeOptions(dtype="float32"))
-    tokens = torch.tensor([small.ids_of(json.loads((twin / "base/config.json").read_text())["vocab_size"])])
+    merge_adapter(miniature / "adapter-0", miniature / "base", tmp_path / "merged", MergeOptions(dtype="float32"))
+    tokens = torch.tensor([small.ids_of(json.loads((miniature / "base/config.json").read_text())["vocab_size"])])
     with torch.inference_mode():
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)(input_ids=tokens).logits[0].numpy()
-    wanted = np.load(twin / stock.LIVE)
+    wanted = np.load(miniature / stock.LIVE)
     assert np.abs(merged - wanted).max() < 1e-3 * wanted.std()
 
 
