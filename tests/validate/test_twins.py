@@ -258,6 +258,17 @@ def test_one_bad_row_is_told_and_none_of_a_matrix_with_outliers() -> None:
     assert found is not None and (found.row, found.share) == (3, 0.0) and found.steps == pytest.approx(4, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [np.full((4, 64), 0.25), np.zeros((4, 64)), np.r_[np.full((2, 64), 1.0), np.full((2, 64), 1e-5)]],
+    ids=["equal numbers", "zeros", "rows that are almost nothing"],
+)
+def test_coarse_steps_that_cost_nothing_are_no_alarm(values: np.ndarray) -> None:
+    points = np.where(np.abs(values) > 1e-3, -values, 0).astype(np.float32)[:, :1]
+    weight = Stored("w", "product", np.zeros(values.shape, np.int8), 64, np.ones((4, 1), np.float32), points, range=(-8, 7))
+    assert rounding.misrounded(weight, values.astype(np.float32)) is None
+
+
 def test_only_what_rounding_cannot_make_is_a_systematic_error() -> None:
     def told(**changes: float) -> str | None:
         found = Rounding(**{"share": 0.03, "slope": 1.0, "shift": 0.0, "rows": 100, "outputs": 16, **changes})  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ COARSE = 2.3
 with zero points takes up to twice the first, and int8 weights whose pairs have to fit 16 bits up to twice too."""
 CUT = 2.5
 """Largest distance, in steps, of a weight that is stored as the smallest or the largest number."""
-_TINY = 1e-6
-"""Of the matrix's largest magnitude: a block below it is nothing."""
+_TINY = 1.5e-3
+"""Of the matrix's largest magnitude: a block below it may be stored in any steps, as hqq has a smallest one of 0.00005."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded
         allowed = np.where(part.inside, SLACK, CUT) * part.steps + 2e-6 * np.abs(wanted) + 1e-7 * largest
         far = away > allowed
         shares = far.mean(axis=1)
-        coarse = _coarseness(weight, part, wanted, largest)
+        coarse = _coarseness(weight, part, wanted, away, largest)
         rows = (shares > 0) | (coarse > COARSE)
         bad += int(rows.sum())
         if not rows.any():
@@ -71,15 +71,16 @@ def _parts(weight: Stored, source: np.ndarray, first: int) -> Iterator[tuple[int
         yield first + start, weight.part(slice(first + start, first + end)), source[start:end].astype(np.float32)
 
 
-def _coarseness(weight: Stored, part: Part, wanted: np.ndarray, largest: float) -> np.ndarray:
-    """Of each row, its coarsest block's step over the one that the block's own numbers ask for."""
+def _coarseness(weight: Stored, part: Part, wanted: np.ndarray, away: np.ndarray, largest: float) -> np.ndarray:
+    """Of each row, its coarsest block's step over the one that the block's own numbers ask for, where that costs it anything."""
     if weight.scales is None or len(weight.scales) == 1:
         return np.zeros(len(wanted), np.float32)  # halves have no steps of their own; one step for all rows goes by the largest of them
     levels = (weight.range[1] - weight.range[0]) // 2
     block = weight.block or weight.columns
-    filled = np.pad(np.abs(wanted), ((0, 0), (0, -weight.columns % block)))
-    sizes = filled.reshape(len(wanted), -1, block).max(axis=2)
-    steps = np.abs(part.steps[:, ::block])
-    ratios = steps * levels / np.maximum(sizes, _TINY * largest + 1e-30)
-    coarsest: np.ndarray = np.where(sizes > _TINY * largest, ratios, 0).max(axis=1)
+    sizes, errors = (
+        np.pad(np.abs(one), ((0, 0), (0, -weight.columns % block))).reshape(len(one), -1, block).max(axis=2) for one in (wanted, away)
+    )
+    due = np.maximum(sizes, _TINY * largest + 1e-30) / levels
+    counts = (sizes > _TINY * largest) & (errors > COARSE / 2 * due)
+    coarsest: np.ndarray = np.where(counts, np.abs(part.steps[:, ::block]) / due, 0).max(axis=1)
     return coarsest
