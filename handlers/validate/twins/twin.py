@@ -59,10 +59,12 @@ class Twin:
         self._model: torch.nn.Module = self.engine._plain()
         self._owners: dict[str, list[_Owner]] = {}
         """Name of a parameter → the places that have it; of a tied one, all of them."""
-        self._weights: dict[str, torch.nn.Parameter] = {}
+        self._weights: dict[str, torch.Tensor] = {}
+        """Parameters, and tables that are computed when the model is made (positions)."""
         names: dict[int, str] = {}
         for path, module in self._model.named_modules():
-            for name, weight in module.named_parameters(recurse=False):
+            tables = (pair for pair in module.named_buffers(recurse=False) if pair[1].ndim > 1 and pair[1].is_floating_point())
+            for name, weight in (*module.named_parameters(recurse=False), *tables):
                 if not weight.is_floating_point():
                     raise UnreadableError("the merged model is stored quantized")
                 own = names.setdefault(id(weight), f"{path}.{name}")
@@ -97,7 +99,7 @@ class Twin:
     def _rows(self, segment: Segment) -> np.ndarray:
         return _as_rows(self._merged[segment.parameter], segment)
 
-    def _own(self, name: str, weight: Stored) -> torch.nn.Parameter:
+    def _own(self, name: str, weight: Stored) -> torch.Tensor:
         """A parameter for the place where a weight is read, and its side of an encoder-decoder; what is tied to it keeps its own."""
         mine = owners = self._owners[name]
         for fits in (
@@ -105,7 +107,7 @@ class Twin:
             lambda one: ("encoder" in one.path.split(".")) == (weight.role == "encoder"),
         ):
             mine = [one for one in mine if fits(one)] or mine
-        found: torch.nn.Parameter = getattr(mine[0].module, mine[0].attribute)
+        found: torch.Tensor = getattr(mine[0].module, mine[0].attribute)
         others = [one for one in owners if one not in mine and getattr(one.module, one.attribute) is found]
         if found is self._weights[name] and others:
             found = torch.nn.Parameter(found.detach().clone(), requires_grad=False)
@@ -119,7 +121,7 @@ def _as_rows(array: np.ndarray, segment: Segment) -> np.ndarray:
     return rows[segment.start : segment.start + segment.count]
 
 
-def _write(weight: Stored, segment: Segment, target: torch.nn.Parameter) -> None:
+def _write(weight: Stored, segment: Segment, target: torch.Tensor) -> None:
     rows, step = _as_rows(target.detach().numpy(), segment), max(1, _ELEMENTS // weight.columns)
     for start in range(0, segment.count, step):
         end = min(segment.count, start + step)
