@@ -151,6 +151,11 @@ def _peft_config(adapter: Adapter) -> Any:
         )  # fmt: skip
     try:
         return PeftConfig.from_pretrained(str(adapter.folder))
+    except ImportError as error:
+        cause = f"PEFT {__version__} needs another package for it: {' '.join(str(error).split())[:300]}"
+        raise Permanent(
+            FaultCode.ADAPTER_NOT_LOADABLE, OPERATION, cause, "install that package into the environment of ckptd", path=path
+        ) from error
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         cause = f"PEFT {__version__} does not accept it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
         raise Permanent(FaultCode.BAD_ADAPTER_CONFIG, OPERATION, cause, "save the adapter again with PEFT", path=path) from error
@@ -192,7 +197,10 @@ def _attach(model: Any, adapter: Adapter) -> Any:
     if unexpected:
         modules = sorted({key.removeprefix(PREFIX).partition(".lora_")[0].removesuffix(".weight") for key in unexpected})
         raise nothing_matches(adapter, modules, names)
-    missing = sorted(key for key in result.missing_keys if "default" in key)
+    # What several modules share, as VB-LoRA's bank of vectors, is in the file once, and under one of its names.
+    parameters = dict(wrapped.named_parameters(remove_duplicate=False))
+    loaded = {id(one) for name, one in parameters.items() if name not in result.missing_keys}
+    missing = sorted(key for key in result.missing_keys if "default" in key and id(parameters.get(key)) not in loaded)
     if missing:
         raise Permanent(
             FaultCode.BASE_WEIGHT_UNCHANGED,
@@ -224,8 +232,8 @@ def _merged(wrapped: Any, adapter: Adapter) -> Any:
     try:
         return wrapped.merge_and_unload()
     except (NotImplementedError, AttributeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
-        cause = " ".join(str(error).split())[:300] or type(error).__name__
-        raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base ({cause})") from error
+        cause = "" if "merge_and_unload" in str(error) else " ".join(str(error).split())[:300]  # a method that has no merge
+        raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base" + (f" ({cause})" if cause else "")) from error
 
 
 def _forget_packing(model: Any) -> None:
