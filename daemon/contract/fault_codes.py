@@ -1045,6 +1045,11 @@ class FaultCode(StrEnum):
 
     To do: Look at the run's loss, and export an earlier checkpoint.
     """
+    TASK_UNKNOWN = "task-unknown"
+    """The model is of a kind that ckptd has no check for, for example a vision or a speech model.
+
+    To do: To publish it without a check, name the variant in `validate.publish_unverified`.
+    """
     TOKENIZER_MISMATCH = "tokenizer-mismatch"
     """The tokenizer gives token ids that the model does not have.
 

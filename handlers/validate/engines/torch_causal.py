@@ -260,12 +260,23 @@ class TorchEngine(TorchModel):
 
 
 def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.dtype | str = torch.float32, **settings: Any) -> Any:
-    """The model of a transformers folder, as its task's class; Permanent when weights would be made up, but for those `made` later.
+    """The model of a transformers folder, as its task's class; Permanent when it has no such class, and when weights would be made up, but
+    for those `made` later.
 
     `dtype` is what it computes in, "auto" for what its configuration says; `settings` are keys of its configuration to change.
     """
     loader: Any = getattr(transformers, BY_NAME[task].auto)
-    loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
+    try:
+        loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        config = json.loads((folder / "config.json").read_bytes())
+        named = (config.get("architectures") or [config.get("model_type")])[0]
+        raise Permanent(
+            FaultCode.TASK_UNKNOWN, "load the model", f"it is a {named}, and ckptd has no check for models of this kind",
+            "to publish it without a check, name the variant in validate.publish_unverified", path=folder,
+        ) from error  # fmt: skip
     model, info = loaded
     lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
     if lost:
