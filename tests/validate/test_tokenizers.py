@@ -33,8 +33,10 @@ class Told:
 
     def ask(self, request: Any) -> Any:
         """The answer, as it would cross the pipe."""
-        function = transcripts.read_files if isinstance(request, ReadFiles) else transcripts.transcribe
-        answer: Frozen = function(self._engine, request)  # type: ignore[operator]
+        files = isinstance(request, ReadFiles)
+        answer: Frozen = (
+            transcripts.read_files(self._engine, request, Path(self.folder)) if files else transcripts.transcribe(self._engine, request)
+        )
         return type(answer).model_validate(json.loads(json.dumps(answer.model_dump())))
 
 

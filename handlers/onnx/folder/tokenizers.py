@@ -35,6 +35,9 @@ class FolderTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
 
+    def decode_whole(self, ids: Sequence[int]) -> str | None:
+        """The text of token ids, with special tokens; None where the reader leaves them out always."""
+
 
 class _Json:
     def __init__(self, path: Path) -> None:
@@ -52,6 +55,9 @@ class _Json:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def decode_whole(self, ids: Sequence[int]) -> str | None:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 class _Marian:
@@ -76,6 +82,9 @@ class _Marian:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
+
+    def decode_whole(self, ids: Sequence[int]) -> str | None:
+        return None
 
 
 def load(folder: Path, operation: str = "load the tokenizer") -> FolderTokenizer:

@@ -5,10 +5,8 @@ Free of torch, transformers and every runtime, as a deployment would be.
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.values import Json
 from handlers.onnx.folder import tokenizers
@@ -46,21 +44,16 @@ class ExportedFolder:
     def text(self, ids: list[int]) -> str:
         return self._loaded_tokenizer().decode(ids)
 
-    def whole_text(self, ids: list[int]) -> str:
-        """The text of token ids, with special tokens; AttributeError where the folder has no tokenizer.json."""
-        return str(self._whole.decode(ids, skip_special_tokens=False))
+    def whole_text(self, ids: list[int]) -> str | None:
+        """The text of token ids, with special tokens; None where the tokenizer's reader leaves them out."""
+        return self._loaded_tokenizer().decode_whole(ids)
 
     def tokenizer_json(self) -> str | None:
-        """tokenizer.json as the library tokenizers reads it; None where there is none."""
-        return str(self._whole.to_str()) if self._whole else None
-
-    @functools.cached_property
-    def _whole(self) -> Any:
-        """tokenizer.json with all that it says, lengths of texts among it."""
+        """tokenizer.json with all that it says, as the library tokenizers reads it; None where there is none."""
         from tokenizers import Tokenizer  # not in every toolchain
 
         path = self._folder / "tokenizer.json"
-        return Tokenizer.from_file(str(path)) if path.is_file() else None
+        return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
 
     def _loaded_tokenizer(self) -> tokenizers.FolderTokenizer:
         if self._tokenizer is None:

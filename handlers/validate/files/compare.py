@@ -48,7 +48,7 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
         return Compared()
     folder, made = Path(worker.folder), scratch / "files"
     made.mkdir(parents=True, exist_ok=True)
-    read = worker.ask(ReadFiles(out=str(made)))
+    read = worker.ask(ReadFiles(out=str(made), known=str(known / STORED)))
     found = _Folder(folder, worker.name, wanted, read)
     result = Compared()
     if texts:
@@ -75,24 +75,25 @@ class _Folder:
         wanted, found = self.wanted, list[Finding]()
         assert wanted.asked is not None and wanted.told is not None
         behaviour = tokenizer.transcript_fault(wanted.asked, told, wanted.told)
-        ours = _json(made / CANONICAL) or _json(self.path / CANONICAL)
-        theirs = [one for name in (CANONICAL, STORED) if (one := _json(known / name))]
+        places = [known / name for name in (CANONICAL, STORED) if (known / name).is_file()]
+        mine = [*([made / CANONICAL] if self.read.tokenizer else []), *([one] if (one := self.path / CANONICAL).is_file() else [])]
+        others = [one for one in mine if not any(one.read_bytes() == other.read_bytes() for other in places)]
+        theirs = [_json(one) for one in places] if others else []
         clauses = [] if behaviour is None else [behaviour]
-        if ours and theirs:
+        for place, ours in ((place, _json(place)) for place in others if theirs):
             if fault := tokenizer.vocabulary_fault(ours, theirs):
-                clauses.insert(0, fault)
-            if (stored := _json(self.path / CANONICAL)) and (fault := tokenizer.vocabulary_fault(stored, theirs)) and fault not in clauses:
-                clauses.append(f"{fault}, as other programs read it from {CANONICAL}")
+                clauses.insert(0, fault if place == others[0] else f"{fault}, as other programs read it from {CANONICAL}")
             if told.foreign and (parts := tokenizer.other_parts(ours, theirs)):
                 clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
             if fault := tokenizer.limits_fault(ours, theirs):
                 clauses.append(fault)
-        elif wanted.vocabulary and (own := self.read.vocabulary or dict(_json(self.path / "vocab.json"))):
+        if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(_json(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         if clauses:
+            clauses = list(dict.fromkeys(clauses))
             found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
         if wanted.tokenizer_config is not None and (self.path / TOKENIZER_CONFIG).is_file():
-            also = readable_tokenizer(wanted.tokenizer_config, theirs[-1] if theirs else {})
+            also = readable_tokenizer(wanted.tokenizer_config, _json(places[-1]) if places else {})
             if fault := generation.tokenizer_difference(_json(self.path / TOKENIZER_CONFIG), wanted.tokenizer_config, also):
                 found.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
@@ -118,7 +119,7 @@ class _Folder:
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
         elif not places:
-            lost = self.read.templates is not None or self._carries(templates.JINJA)
+            lost = (has_tokenizer(self.path) and self.read.templates is not None) or self._carries(templates.JINJA)
             faults = ["it has no chat template, and the checkpoint has one"] if lost else []
         else:
             faults = []

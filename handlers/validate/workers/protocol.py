@@ -289,6 +289,8 @@ class ReadFiles(Request[FilesRead]):
     command = "read_files"
 
     out: str
+    known: str = ""
+    """A tokenizer.json that need not be written where the folder has the same."""
 
 
 class Generate(Request[Generated]):

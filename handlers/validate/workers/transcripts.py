@@ -40,9 +40,11 @@ def digest(ids: Iterable[int]) -> str:
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
 
 
-def read_files(engine: Any, request: ReadFiles) -> FilesRead:
-    """What the engine's loader says of the files; the tokenizer is written into the folder `request.out`."""
-    text = _of(engine, "tokenizer_json")
+def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
+    """What the engine's loader says of the files of `folder`; the tokenizer is written into the folder `request.out`."""
+    path, by_transformers = folder / TOKENIZER, hasattr(engine, "vocabulary_map")  # which reads more than this file
+    same = not by_transformers and all(one.is_file() for one in (path, Path(request.known))) and _same(path, Path(request.known))
+    text = None if same else _of(engine, "tokenizer_json")
     if text is not None:
         Path(request.out, TOKENIZER).write_text(text, encoding="utf-8")
     return FilesRead(
@@ -55,9 +57,13 @@ def read_files(engine: Any, request: ReadFiles) -> FilesRead:
     )
 
 
-def _plain(text: str) -> str:
+def _same(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
+
+
+def _plain(text: str | None) -> str | None:
     """The text with halves of characters, which no JSON holds, in words."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _of(engine: Any, name: str) -> Any:
@@ -67,7 +73,7 @@ def _of(engine: Any, name: str) -> Any:
     return None
 
 
-def _each(function: Callable[[S], T], values: Iterable[S]) -> list[T | None]:
+def _each(function: Callable[[S], T | None], values: Iterable[S]) -> list[T | None]:
     found: list[T | None] = []
     for value in values:
         try:

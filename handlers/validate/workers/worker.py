@@ -90,7 +90,7 @@ class Commands:
         return self._transcripts.transcribe(self._engine, request)
 
     def read_files(self, request: protocol.ReadFiles) -> protocol.FilesRead:
-        return self._transcripts.read_files(self._engine, request)
+        return self._transcripts.read_files(self._engine, request, Path(self._spec.folder))
 
     def generate(self, request: protocol.Generate) -> protocol.Generated:
         whole = not self._spec.engine.endswith(self._engines.LAYERWISE)  # which reads all weights for each token
