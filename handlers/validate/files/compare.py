@@ -119,7 +119,7 @@ class _Folder:
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
         elif not places:
-            lost = (has_tokenizer(self.path) and self.read.templates is not None) or self._carries(templates.JINJA)
+            lost = self.read.templates is not None or self._carries(templates.JINJA)
             faults = ["it has no chat template, and the checkpoint has one"] if lost else []
         else:
             faults = []

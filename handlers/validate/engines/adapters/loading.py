@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from safetensors import safe_open
 
 from daemon.contract.errors import Permanent
@@ -52,13 +52,22 @@ def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
     """
     with _reports() as reports:
         try:
-            wrapped = PeftModel.from_pretrained(model, str(folder), is_trainable=False)
+            wrapped = PeftModel.from_pretrained(model, str(folder), config=_config(folder), is_trainable=False)
         except _ERRORS as error:
             raise _not_loadable(folder, _first_line(error)) from error
     report = reports[-1]
     if lost := _lost(report.unexpected_keys, NAME, folder):
         raise _not_loadable(folder, f"it leaves {_some(lost)} of the adapter out, for which it has no place in the model")
     return wrapped, _missing(report.missing_keys)
+
+
+def _config(folder: Path) -> Any:
+    """adapter_config.json as PEFT reads it, without dropout: that acts in training alone, but PEFT takes no adapter that names it over the
+    parameters of stacked experts, as it reads those that were trained on experts with layers of their own."""
+    config = PeftConfig.from_pretrained(str(folder))
+    if getattr(config, "lora_dropout", 0.0):
+        config.lora_dropout = 0.0
+    return config
 
 
 def add(wrapped: Any, folder: Path, name: str) -> None:
