@@ -30,8 +30,9 @@ from handlers.validate.length.text import LongText
 REFERENCE = "reference.json"
 CHECK = "check.json"
 _LOGITS = "logits"
-_FILES = ("logits", "base_logits")
+_FILES = ("logits", "base_logits", "rounded")
 """What of a sample is a file there."""
+_LONG_FILES = ("logits", "rounded")
 _KNOWN = "files"
 _MERGED = "merged.json"
 OPERATION = "read what an earlier stage of the validation found"
@@ -61,7 +62,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
     value = dataclasses.asdict(reference)
     value["samples"] = [{**sample, **{key: sample[key] and Path(sample[key]).name for key in _FILES}} for sample in value["samples"]]
     if reference.long is not None:
-        value["long"]["logits"] = Path(value["long"]["logits"]).name
+        value["long"] |= {key: value["long"][key] and Path(value["long"][key]).name for key in _LONG_FILES}
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
@@ -91,7 +92,7 @@ def read_reference(folder: Path) -> Reference:
         adapter = figures_of(value.pop("adapter"), Likeness)
         bases = figures_of(value.pop("bases"), BasesFigures)
         if (long := value.get("long")) is not None:  # outputs of earlier versions have none
-            value["long"] = LongText(**{**long, "logits": folder / _LOGITS / long["logits"]})
+            value["long"] = LongText(**{**long, **{key: folder / _LOGITS / long[key] for key in _LONG_FILES if long.get(key)}})
         value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None  # outputs of earlier versions have none
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:

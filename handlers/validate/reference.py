@@ -15,12 +15,13 @@ from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigur
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.safetensors import parse_header
 from handlers.child.progress import Reporter, StageOutput
+from handlers.models.folder import ModelFolder
 from handlers.texts import distribution
 from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, scoring
+from handlers.validate.checks import answers, base_likelihood, rounded, scoring
 from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
@@ -115,6 +116,10 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
+            merged = ModelFolder(Path(context.inputs["merge"]))
+            whole = subject.kind == "causal" and context.base is not None and not engine.endswith(LAYERWISE)
+            if whole and rounded.chooses_experts(merged.config) and merged.main_dtype in rounded.HALVES:
+                rounded.ask(live, reference, merged.main_dtype, logits)
         except WorkerFailed as error:
             reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent

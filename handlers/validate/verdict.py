@@ -34,7 +34,8 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if missing := _missing(figures, rounded=unquantized(variant) is not None):
         reasons.append(missing)
         remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
-    if thresholds is not None and (distances := _distances(variant, figures, thresholds)):
+    distances, as_rounded = ([], None) if thresholds is None else _beyond(variant, figures, thresholds)
+    if distances:
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
@@ -44,6 +45,8 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         reasons += at_length
         remedies.append(length_faults.REMEDY)
     told = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
+    if as_rounded:
+        told.append(as_rounded)
     if lost := _swallowed(figures):
         told.append(lost)
     written = figures.plus(notes=tuple(told)).written()
@@ -167,6 +170,20 @@ def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool
     """Whether the agreement is judged: always where the configuration asks for more than the default."""
     default = catalog().thresholds.get(variant)
     return default is None or thresholds.agreement > default.agreement or not notes.even(figures, thresholds)
+
+
+def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tuple[list[tuple[str, str]], str | None]:
+    """The thresholds that are not met, as `_distances`; and, where they are met beside the live model with rounded weights, that."""
+    distances = _distances(variant, figures, thresholds)
+    rounded = figures.rounded
+    if not distances or rounded is None or _distances(variant, figures.plus(**rounded.given), thresholds):
+        return distances, None
+    return [], (
+        "rounding the merged weights makes the model choose other experts at some positions: the largest error beside the live model"
+        f" is {_show(_largest_error(figures))} standard deviations; beside the live model with the weights that PEFT merges, rounded in the"
+        f" same way, 98 % of the errors are up to {_show(_largest_error(rounded))}, which was judged;"
+        ' merge.dtype = "float32" keeps the answers'
+    )
 
 
 def _distances(variant: str, figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:

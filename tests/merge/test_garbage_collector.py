@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from handlers.merge import merge_adapter, peft
+from handlers.merge import merge_adapter
+from handlers.merge.peft import merge as peft
 from tests.merge import helpers
 
 
@@ -46,7 +47,7 @@ def test_it_rests_while_weights_are_streamed_and_is_as_before_also_after_an_erro
 def test_it_runs_while_peft_merges(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter, seen = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora"), []
     merge: Any = peft.merge_with_peft
-    monkeypatch.setattr(peft, "merge_with_peft", lambda *arguments: seen.append(gc.isenabled()) or merge(*arguments))
+    monkeypatch.setattr(peft, "merge_with_peft", lambda *given, **named: seen.append(gc.isenabled()) or merge(*given, **named))
     (tmp_path / "out").mkdir()
     merge_adapter(adapter, pico_base, tmp_path / "out")
     assert seen == [True]

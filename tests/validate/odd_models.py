@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,10 @@ ODD = (
         lora={"target_modules": ["q_proj", "v_proj", "fc1", "fc2"]}),
     Odd("learnt positions", "gpt2", _GPT2, lora={"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
     Odd("experts", "qwen3_moe", {**_EXPERTS, "mlp_only_layers": []}, lora=_ATTENTION),
+    Odd("many experts in bf16", "qwen3_moe", {**_EXPERTS, "num_experts": 16, "mlp_only_layers": [], "num_hidden_layers": 4,
+        "initializer_range": 0.03}, dtype="bfloat16", rate=1e-3),
+    Odd("experts of Mixtral in bf16", "mixtral", {
+        "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4, "initializer_range": 0.03}, dtype="bfloat16", rate=1e-3),
     Odd("experts and dense layers", "qwen3_moe", {**_EXPERTS, "mlp_only_layers": [0]}, lora=_ATTENTION),
     Odd("experts of Mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, lora=_ATTENTION),
 )  # fmt: skip
@@ -131,7 +136,9 @@ def make(odd: Odd, folder: Path) -> Path:
     tokenizer.save_pretrained(folder / "base")
     settings = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", "target_modules": "all-linear", **odd.lora}
     plain = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=getattr(torch, odd.training))
-    model = get_peft_model(plain, LoraConfig(**settings), autocast_adapter_dtype=odd.training == "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's own keys for parameters of experts match no module, and it says so
+        model = get_peft_model(plain, LoraConfig(**settings), autocast_adapter_dtype=odd.training == "float32")
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=odd.rate)

@@ -451,6 +451,10 @@ class CheckFigures(Likeness):
     """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    rounded: Likeness | None = None
+    """How near it is to the live model whose weights PEFT merged and that were rounded to the merge's 16 bits, `error_max` without the 2 %
+    of the positions with the largest errors; missing but for mixtures of experts, where that rounding decides which expert a token
+    gets."""
     twin_error: float | None = None
     """Largest |Δ| between its graph, computed in fp32, and the merged model in PyTorch with the graph's own weights, in standard
     deviations of the outputs: whether the graph is that model, however its weights were rounded. Null where it is infinite; missing where

@@ -20,7 +20,7 @@ from handlers.validate import findings
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
-from handlers.validate.checks import stock_generation, worst
+from handlers.validate.checks import rounded, stock_generation, worst
 from handlers.validate.checks.foresight import GROUP, Progress, of_examination
 from handlers.validate.checks.reference import (
     Reference,
@@ -108,6 +108,7 @@ def examine(
     result.findings += [*compared.findings, *([findings.changed("generation", told, "settings of generation")] if told else [])]
     result.notes = [*compared.notes, *known]
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
+    tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
     for number, sample in enumerate(reference.samples):
@@ -121,6 +122,8 @@ def examine(
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
         with _comparable():
             rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
+            if tied is not None and sample.rounded is not None:
+                tied.add(np.load(sample.rounded), logits, reference.following(sample))
             figures = PromptFigures(**rows[-1].summary.given)
             if merged is not None:
                 figures = figures.plus(
@@ -144,6 +147,8 @@ def examine(
         sample=samples[0] if samples else None,
         samples=samples,
     )
+    if tied is not None:
+        result.figures = result.figures.plus(rounded=tied.figures())
     if (found := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=found)
     return result

@@ -53,6 +53,8 @@ class Sample:
     """Rows of `logits`, ascending, whose counterparts by the base without the adapter are kept; empty without a base."""
     base_logits: Path | None = None
     """.npy file of these, (len(base_rows), V) float32."""
+    rounded: Path | None = None
+    """.npy file (len(keep), V) float32 of what the live model answers with its weights rounded; None where nobody asked."""
     piece: bool = False
     """It is a piece of the text that the sample before it is of too."""
 

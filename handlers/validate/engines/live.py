@@ -16,6 +16,7 @@ from typing import Any
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import numpy as np
+import torch
 from peft.tuners.lora import LoraLayer
 from transformers import GenerationConfig
 
@@ -40,6 +41,7 @@ class Adapted(TorchModel):
     adapted = True
     _again: Any = None
     """Loads the base once more, as it was loaded, with other settings."""
+    _pin: Path
     findings: tuple[str, ...] = ()
     """What was done beside the plain calls, and what PEFT reported, in sentences."""
 
@@ -49,6 +51,7 @@ class Adapted(TorchModel):
     def _load(self, spec: EngineSpec) -> Any:
         assert spec.base is not None
         pin, base = Path(spec.folder), Path(spec.base)
+        self._pin = pin
         self._tokenizer_folders = [pin, base]
         shapes = loading.shapes_in(pin)
         model = self._load_base(base, spec, shapes)
@@ -90,6 +93,25 @@ class Adapted(TorchModel):
     def fixed(self) -> str | None:
         """Why the adapter can't be put on another base, as a clause; None where it can."""
         return self._rebasing.obstacle
+
+    def round(self, dtype: str) -> int:
+        """Merge as PEFT does with a base that was loaded in `dtype`, by its own `merge_adapter`, and go on in fp32; the number of weights.
+
+        Permanent where the adapter acts on one of two layers that share a weight: PEFT would change both.
+        """
+        layers = [layer for layer in (self._plain().get_input_embeddings(), self._plain().get_output_embeddings()) if layer is not None]
+        weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
+        if len(layers) == 2 and weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
+            cause = "the adapter changes the embedding or the head, which share a weight"
+            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "round the live model", cause, "", path=self._pin)
+        for name, weight in self._model.named_parameters():
+            if weight.is_floating_point() and "lora_" not in name:
+                weight.data = weight.data.to(getattr(torch, dtype))
+        self._model.base_model.merge_adapter()
+        rounded = [weight for weight in self._model.parameters() if weight.is_floating_point()]
+        for weight in rounded:
+            weight.data = weight.data.float()
+        return len(rounded)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:

@@ -66,7 +66,7 @@ def _distances(figures: CheckFigures, long: LongFigures, thresholds: Thresholds)
         times, share, grown = long.kl / max(figures.kl, 1e-9), long.kl / max(thresholds.kl, 1e-9), long.growth or 0.0
         if any(times > most and share > part and grown >= growth for most, part, growth in FARTHER):
             found.append(f"its divergence is {long.kl:.3g} nats a position, {times:.2g} times that on the prompts")
-    if not (long.error_max is not None and long.error_max <= thresholds.error):
+    if figures.rounded is None and not (long.error_max is not None and long.error_max <= thresholds.error):
         value = "infinite" if long.error_max is None else f"{long.error_max:.3g}"
         found.append(f"its largest error is {value} standard deviations, above the limit {thresholds.error:.3g}")
     return found

@@ -66,6 +66,8 @@ class LongText:
     """Why it is shorter than it should be, as a clause; None where it is not."""
     logits: Path | None = None
     """.npy file of the live model's rows (len(keep), V) float32; None until it has read the text."""
+    rounded: Path | None = None
+    """The same of the live model with rounded weights; None where nobody asked."""
     targets: list[int] | None = None
     """An encoder-decoder's output."""
     types: list[int] | None = None

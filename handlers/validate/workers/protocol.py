@@ -238,6 +238,16 @@ class CanRebase(Request[Obstacle]):
     command = "can_rebase"
 
 
+class Round(Request[Rebased]):
+    """Merge the live adapter by PEFT itself, with a base of a 16-bit dtype; what is asked from then on is asked of that model, in fp32."""
+
+    command = "round"
+    reads_model = True
+
+    dtype: str
+    """Torch's name."""
+
+
 class Encode(Request[Encoding]):
     """Encode texts by the tokenizer of the engine's own folder."""
 
@@ -487,7 +497,7 @@ class AskStats(Request[Stats]):
 REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
-        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue, Padding,
+        Load, Rebase, CanRebase, Round, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue, Padding,
         CompareWeights, CompareWrapper, Time, Ahead, AskStats, Transcribe, ReadFiles, Generate,
     )
 }  # fmt: skip

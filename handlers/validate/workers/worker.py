@@ -64,6 +64,9 @@ class Commands:
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
         return protocol.Rebased(tensors=self._engine.rebase(request.values))
 
+    def round(self, request: protocol.Round) -> protocol.Rebased:
+        return protocol.Rebased(tensors=self._engine.round(request.dtype))
+
     def can_rebase(self, request: protocol.CanRebase) -> protocol.Obstacle:
         return protocol.Obstacle(reason=self._engine.fixed())
 
