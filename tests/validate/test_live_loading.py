@@ -114,7 +114,7 @@ def test_weights_that_the_configuration_names_and_the_file_lacks_are_told(pico_b
             del tensors[f"base_model.model.model.layers.1.mlp.up_proj.lora_{part}.weight"]
 
     helpers.rewrite(pin / WEIGHTS, drop)
-    (told,) = live(pin, pico_base).findings
+    (told,) = live(pin, pico_base).deviations
     assert "model.layers.1.mlp.up_proj.lora_A.default.weight" in told and "no weights for" in told
 
 
@@ -155,7 +155,7 @@ def test_a_resized_vocabulary_is_told_and_loaded_from_the_adapters_file(family: 
     base = zoo.make(family, tmp_path / "base", "float32")
     trained = resize(base, tmp_path / "pin", family, ADDED, **options)
     engine = live(tmp_path / "pin", base)
-    (told,) = engine.findings
+    (told,) = engine.deviations
     assert told.startswith(f"The base has {zoo.VOCABULARY} tokens and the adapter's embeddings {ADDED}")
     ids = np.arange(ADDED - 16, ADDED)[None]
     with torch.inference_mode():
@@ -173,7 +173,7 @@ def test_an_adapter_in_a_bin_file_is_read_as_one_in_safetensors(tmp_path: Path) 
     torch.save(load_file(tmp_path / "pin" / WEIGHTS), tmp_path / "pin" / "adapter_model.bin")
     (tmp_path / "pin" / WEIGHTS).unlink()
     pickled = live(tmp_path / "pin", base)
-    assert pickled.findings == plain.findings
+    assert pickled.deviations == plain.findings
     ids = np.arange(ADDED - 16, ADDED)[None]
     rows = [engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0] for engine in (plain, pickled)]
     np.testing.assert_array_equal(*rows)
@@ -190,7 +190,7 @@ def test_rows_that_are_made_up_when_the_model_is_loaded_are_named(family: str, o
     base = zoo.make(family, tmp_path / "base", "float32")
     resize(base, tmp_path / "pin", family, ADDED, **options)
     engine = live(tmp_path / "pin", base)
-    assert len(engine.findings) == 2 and engine.findings[1].startswith(said)
+    assert len(engine.deviations) == 2 and engine.findings[1].startswith(said)
     ids = np.arange(16)[None]
     assert np.isfinite(engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]).all()
 

@@ -1,6 +1,6 @@
 """PEFT's rules by which adapter_config.json names modules, with an end to the work that they may ask for.
 
-Called by the merge's planning, and before PEFT itself matches anything, in a merge by PEFT and in the live model's worker. The rules are
+Called by the merge's planning, and before PEFT itself matches anything, in a merge by PEFT. The rules are
 those of `check_target_module_exists` and `get_pattern_key` of PEFT (0.21): the first key of rank_pattern for which
 `re.match(rf"(.*\\.)?({key})$", module)` holds, `re.fullmatch` of a target. They are Python's regular expressions, so only Python's own
 engine gives PEFT's answers: RE2 lacks look-around and back-references, and the `regex` package, which has a time limit, differs in

@@ -140,7 +140,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     about = live.load()
     if model.base_values != "original":
         live.ask(Rebase(values=model.base_values))
-    warnings = list(about.findings)
+    warnings = list(about.deviations)
     fallbacks: list[Fallback] = []
     rows, readable = _encode(live, subject, pieces(subject, prompts), about.vocabulary, fallbacks)
     hide = _hidden(live, subject, readable, fallbacks)

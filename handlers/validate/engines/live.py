@@ -42,7 +42,7 @@ class Adapted(TorchModel):
     _again: Any = None
     """Loads the base once more, as it was loaded, with other settings."""
     _pin: Path
-    findings: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
     """What was done beside the plain calls, and what PEFT reported, in sentences."""
 
     def _plain(self) -> Any:
@@ -61,7 +61,7 @@ class Adapted(TorchModel):
         self._rebasing = packed_base.Rebasing(model, self._again, base)  # asked now, since PEFT gives the parameters other names
         wrapped, told = loading.wrap(model, pin)
         self._rebasing.note_changes({loading.in_base(key) for key in shapes})
-        self.findings = (*(resized.settle(wrapped) if resized else ()), *told)
+        self.deviations = (*(resized.settle(wrapped) if resized else ()), *told)
         _mix(wrapped, spec)
         return wrapped
 

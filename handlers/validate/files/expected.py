@@ -54,8 +54,6 @@ class Expected(Frozen):
     """There is a generation_config.json."""
     config: Json = Field(default_factory=dict)
     """config.json of the merged model."""
-    sources: list[Json] = Field(default_factory=list)
-    """config.json of the checkpoint and of the base, as far as there are any."""
     copies: dict[str, str] = Field(default_factory=dict)
     """Path below the folder → `fingerprint` of a file that is carried along as it is."""
 
@@ -77,7 +75,7 @@ def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder
         asked=asked, told=told, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
         names=templates.names(spoken), tokenizer_config=_json(spoken / TOKENIZER_CONFIG) if (spoken / TOKENIZER_CONFIG).is_file() else None,
         generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=_json(merged / CONFIG),
-        sources=[_json(one / CONFIG) for one in folders if (one / CONFIG).is_file()], copies=_copies(pin, base, sentences=sentences),
+        copies=_copies(pin, base, sentences=sentences),
     )  # fmt: skip
     (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
 

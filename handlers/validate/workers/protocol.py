@@ -30,7 +30,7 @@ class Loaded(Frozen):
     """Whether many requests take little more time than one, if they are sent `Ahead`."""
     ends: tuple[int, ...] | None = None
     """Tokens at which the runtime ends a text by what its file says; None where nobody but the caller says so."""
-    findings: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
     """Of a live model, what was done beside the plain calls that load it, in sentences."""
     reach: Reach = Reach()
     """Where it changes what it does, as its configuration says; empty for engines that don't read it."""

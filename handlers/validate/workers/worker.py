@@ -57,7 +57,7 @@ class Commands:
             adapted=bool(getattr(self._engine, "adapted", False)),
             together=hasattr(self._driver, "expect"),
             ends=getattr(self._engine, "own_ends", None),
-            findings=tuple(getattr(self._engine, "findings", ())),
+            deviations=tuple(getattr(self._engine, "deviations", ())),
             reach=getattr(self._engine, "reach", Reach()),
         )
 
