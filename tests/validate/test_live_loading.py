@@ -173,7 +173,7 @@ def test_an_adapter_in_a_bin_file_is_read_as_one_in_safetensors(tmp_path: Path) 
     torch.save(load_file(tmp_path / "pin" / WEIGHTS), tmp_path / "pin" / "adapter_model.bin")
     (tmp_path / "pin" / WEIGHTS).unlink()
     pickled = live(tmp_path / "pin", base)
-    assert pickled.deviations == plain.findings
+    assert pickled.deviations == plain.deviations
     ids = np.arange(ADDED - 16, ADDED)[None]
     rows = [engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0] for engine in (plain, pickled)]
     np.testing.assert_array_equal(*rows)
@@ -190,7 +190,7 @@ def test_rows_that_are_made_up_when_the_model_is_loaded_are_named(family: str, o
     base = zoo.make(family, tmp_path / "base", "float32")
     resize(base, tmp_path / "pin", family, ADDED, **options)
     engine = live(tmp_path / "pin", base)
-    assert len(engine.deviations) == 2 and engine.findings[1].startswith(said)
+    assert len(engine.deviations) == 2 and engine.deviations[1].startswith(said)
     ids = np.arange(16)[None]
     assert np.isfinite(engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]).all()
 
