@@ -11,21 +11,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.values import Json
-from handlers.models.files import read_json
 from handlers.models.older_readers import readable_tokenizer
 from handlers.validate import findings
 from handlers.validate.files import expected, generation, runtime, templates, tokenizer
 from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
+from handlers.validate.files.reading import values
 from handlers.validate.findings import Finding
 from handlers.validate.folders import configs
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcript
 from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
 
-_OPERATION = "compare the files beside the weights"
 NAMED = 3
 
 
@@ -78,23 +75,23 @@ class _Folder:
         places = [known / name for name in (CANONICAL, STORED) if (known / name).is_file()]
         mine = [*([made / CANONICAL] if self.read.tokenizer else []), *([one] if (one := self.path / CANONICAL).is_file() else [])]
         others = [one for one in mine if not any(one.read_bytes() == other.read_bytes() for other in places)]
-        theirs = [_json(one) for one in places] if others else []
+        theirs = [values(one) for one in places] if others else []
         clauses = [] if behaviour is None else [behaviour]
-        for place, ours in ((place, _json(place)) for place in others if theirs):
+        for place, ours in ((place, values(place)) for place in others if theirs):
             if fault := tokenizer.vocabulary_fault(ours, theirs):
                 clauses.insert(0, fault if place == others[0] else f"{fault}, as other programs read it from {CANONICAL}")
             if told.foreign and (parts := tokenizer.other_parts(ours, theirs)):
                 clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
             if fault := tokenizer.limits_fault(ours, theirs):
                 clauses.append(fault)
-        if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(_json(self.path / "vocab.json"))):
+        if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         if clauses:
             clauses = list(dict.fromkeys(clauses))
             found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
         if wanted.tokenizer_config is not None and (self.path / TOKENIZER_CONFIG).is_file():
-            also = readable_tokenizer(wanted.tokenizer_config, _json(places[-1]) if places else {})
-            if fault := generation.tokenizer_difference(_json(self.path / TOKENIZER_CONFIG), wanted.tokenizer_config, also):
+            also = readable_tokenizer(wanted.tokenizer_config, values(places[-1]) if places else {})
+            if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), wanted.tokenizer_config, also):
                 found.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
             found.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))
@@ -155,7 +152,7 @@ class _Folder:
         if not path.is_file():
             lost = wanted.stated and self._carries(GENERATION)
             return [findings.changed("generation", f"it lacks {GENERATION}, which the checkpoint has", "folder")] if lost else []
-        mine = self.read.generation if self.read.generation is not None else _json(path)
+        mine = self.read.generation if self.read.generation is not None else values(path)
         told = generation.difference(mine, wanted.generation, wanted.defaults)
         return [findings.changed("generation", f"its {GENERATION} is not the checkpoint's: {told}", GENERATION)] if told else []
 
@@ -172,7 +169,7 @@ class _Folder:
 
     def config(self) -> list[Finding]:
         """config.json, beside that of the merged model."""
-        mine = _json(self.path / CONFIG)
+        mine = values(self.path / CONFIG)
         if not mine or not self.wanted.config:
             return []
         own = self._kind(CONFIG) != "config"
@@ -193,11 +190,3 @@ class _Folder:
 
 def _more(clauses: list[str]) -> str:
     return "".join(f"; it {clause}" for clause in clauses[1:NAMED])
-
-
-def _json(path: Path) -> Json:
-    try:
-        found = read_json(path, _OPERATION) if path.is_file() else {}
-    except CkptdError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -10,16 +10,15 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
-from daemon.contract.errors import CkptdError
 from daemon.contract.values import Frozen, Json
 from handlers.models import sentence
-from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, read_json, setting
+from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, setting
 from handlers.validate.engines.sentence import settings_of
 from handlers.validate.files import probes, templates
+from handlers.validate.files.reading import values
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import ReadFiles, Transcribe, Transcript
 from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
@@ -28,7 +27,6 @@ FILE, STORED = "expected.json", "stored.json"
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 _APART = (CANONICAL, TOKENIZER_CONFIG)
 """Files of a tokenizer that formats write in another form: what they say is compared."""
-_OPERATION = "read the files beside the weights"
 
 
 class Expected(Frozen):
@@ -70,11 +68,12 @@ def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder
             (folder / STORED).write_text(stored, encoding="utf-8")
         asked, told = _transcript(live, list(_added(folder, read.vocabulary)), _size(folder, read.vocabulary))
     template = next((found for one in folders if (found := templates.read(one)).texts), templates.Templates())
-    first = {name: next((_json(one / name) for one in folders if (one / name).is_file()), None) for name in (CONFIG, GENERATION)}
+    first = {name: next((values(one / name) for one in folders if (one / name).is_file()), None) for name in (CONFIG, GENERATION)}
+    settings = spoken / TOKENIZER_CONFIG
     expected = Expected(
         asked=asked, told=told, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
-        names=templates.names(spoken), tokenizer_config=_json(spoken / TOKENIZER_CONFIG) if (spoken / TOKENIZER_CONFIG).is_file() else None,
-        generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=_json(merged / CONFIG),
+        names=templates.names(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
+        generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=values(merged / CONFIG),
         copies=_copies(pin, base, sentences=sentences),
     )  # fmt: skip
     (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
@@ -120,7 +119,7 @@ def _added(folder: Path, vocabulary: dict[str, int] | None) -> list[str]:
     if vocabulary is not None:
         return []
     path = folder / CANONICAL
-    found = [one["content"] for one in _json(path).get("added_tokens", [])] if path.is_file() else []
+    found = [one["content"] for one in values(path).get("added_tokens", [])] if path.is_file() else []
     return found if len(found) <= 2 * MOST else [*found[:MOST], *found[-MOST:]]
 
 
@@ -132,7 +131,7 @@ def _size(folder: Path, vocabulary: dict[str, int] | None) -> int:
     if vocabulary is not None:
         return len(vocabulary)
     path = folder / CANONICAL
-    return len(_json(path)["model"]["vocab"]) if path.is_file() else 256
+    return len(values(path)["model"]["vocab"]) if path.is_file() else 256
 
 
 def _stored(path: Path) -> str | None:
@@ -153,11 +152,3 @@ def _copies(pin: Path, base: Path | None, *, sentences: bool) -> dict[str, str]:
         patterns = (sentence.MODULES, *sentence.SETTINGS, "[0-9]*_*/config.json")
         found |= {str(path.relative_to(folder)): path for pattern in patterns for path in folder.glob(pattern)}
     return {name: fingerprint(path) for name, path in sorted(found.items()) if path.is_file()}
-
-
-def _json(path: Path) -> Json:
-    try:
-        found: Any = read_json(path, _OPERATION) if path.is_file() else {}
-    except CkptdError:
-        return {}
-    return found if isinstance(found, dict) else {}

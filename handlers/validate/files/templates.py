@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError
-from daemon.contract.values import Json
-from handlers.models.files import read_json
 from handlers.texts import chat
 from handlers.texts.rows import RowRefused
 from handlers.validate.files import probes
+from handlers.validate.files.reading import values
 
 JINJA, CONFIG, OLDER, MORE = "chat_template.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates"
 _USUAL, _SHOWN = "default", 120
-_OPERATION = "read the chat template"
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def read(folder: Path) -> Templates:
     if (folder / JINJA).is_file():
         places[JINJA] = (folder / JINJA).read_text(encoding="utf-8", errors="replace")
     for name in (OLDER, CONFIG):
-        found = _json(folder / name).get("chat_template")
+        found = values(folder / name).get("chat_template")
         table = {_USUAL: found} if isinstance(found, str) else _table(found)
         named |= {key: text for key, text in table.items() if key != _USUAL}
         if _USUAL in table:
@@ -55,7 +52,7 @@ def names(folder: Path) -> dict[str, str]:
     """The texts of the special tokens that a template knows."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", CONFIG):
-        for key, value in _json(folder / name).items():
+        for key, value in values(folder / name).items():
             content = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(content, str):
                 found[key] = content
@@ -96,11 +93,3 @@ def _told(text: str | None, other: str | None) -> str:
 def _table(found: object) -> dict[str, str]:
     rows = found if isinstance(found, list) else []
     return {one["name"]: one["template"] for one in rows if isinstance(one, dict) and {"name", "template"} <= one.keys()}
-
-
-def _json(path: Path) -> Json:
-    try:
-        found = read_json(path, _OPERATION) if path.is_file() else {}
-    except CkptdError:
-        return {}
-    return found if isinstance(found, dict) else {}
