@@ -729,6 +729,12 @@ class FaultCode(StrEnum):
     To do: Put the whole model into a separate directory, where it is exported as a full fine-tune; or remove its weights, if the adapter is
     the right one.
     """
+    MISSING_ROWS = "missing-rows"
+    """Training enlarged the vocabulary, and the adapter does not contain the new rows of the embeddings or of the head.
+
+    To do: Train with the module that the message names in modules_to_save, or save the adapter with save_embedding_layers=True; or set
+    `merge.fill_rows`.
+    """
     NEEDS_PEFT = "needs-peft"
     """The adapter can only be merged through PEFT, which does not support the options that `[merge]` sets.
 
@@ -770,12 +776,6 @@ class FaultCode(StrEnum):
     """The full fine-tune has a quantization that ckptd can't undo.
 
     To do: Set `merge.dtype` to "base".
-    """
-    RANDOM_ROWS = "random-rows"
-    """Training enlarged the vocabulary, and the adapter does not contain the new rows of the embeddings or of the head.
-
-    To do: Train with the module that the message names in modules_to_save, or save the adapter with save_embedding_layers=True; or set
-    `merge.random_rows`.
     """
     RANK_MISMATCH = "rank-mismatch"
     """The adapter's shapes and the rank in adapter_config.json contradict each other.

@@ -159,7 +159,7 @@ def _merge_with_peft(
     from handlers.merge.weights.changed import changed_tensors
 
     progress(0.05, f"merging with PEFT, since {reason}")
-    peft = merge_with_peft(adapter, base, output, random_rows=options.random_rows)
+    peft = merge_with_peft(adapter, base, output, fill_rows=options.fill_rows)
     fallback = Fallback(wanted="streaming", taken="peft", reason=reason)
     return MergeResult("peft", *changed_tensors(base, ModelFolder(output)), peft.edits, (fallback,), tuple(peft.warnings))
 

@@ -131,10 +131,10 @@ def test_new_rows_that_no_file_holds_are_named_and_merged_only_where_the_configu
         (base / "model.safetensors").unlink()
     with pytest.raises(Permanent, match=f"holds no values for rows 96 to 103 of {lost}") as caught:
         merge(adapter, base, tmp_path / "out")
-    assert caught.value.fault.code == "random-rows" and "merge.random_rows" in str(caught.value)
+    assert caught.value.fault.code == "missing-rows" and "merge.fill_rows" in str(caught.value)
     (tmp_path / "allowed").mkdir()
-    report = merge_adapter(adapter, base, tmp_path / "allowed", MergeOptions(random_rows=True))
-    assert [one for one in report.warnings if f"rows 96 to 103 of {lost}: they are random numbers" in one]
+    report = merge_adapter(adapter, base, tmp_path / "allowed", MergeOptions(fill_rows=True))
+    assert [one for one in report.warnings if f"rows 96 to 103 of {lost}: they get the mean of the other rows" in one]
     written = zoo.load(name, tmp_path / "allowed", "float32")
     assert written.get_output_embeddings().weight.shape[0] == ROWS
 
@@ -148,5 +148,5 @@ def test_a_checkpoint_that_holds_all_new_rows_is_merged_without_a_word(name: str
     base = zoo.make(name, tmp_path / "base", "float32")
     adapter, live = train(name, base, tmp_path / "adapter", [], **lora_on(target))
     report = merge(adapter, base, tmp_path / "out")
-    assert [one for one in report.warnings if "random" in one] == []
+    assert [one for one in report.warnings if "the mean of" in one] == []
     assert (zoo.logits(name, zoo.load(name, tmp_path / "out", "float32")) - live).abs().max() < 2e-4 * live.abs().max()

@@ -39,7 +39,7 @@ OWN_SECTIONS = frozenset({
 """With what else the settings are made of, and the variables CKPTD_… that are no key's."""
 OWN_KEYS = {
     "export": frozenset({"variants", "quantization", "deploy", "opset", "target"}),
-    "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "random_rows", "trust_remote_code"}),
+    "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "fill_rows", "trust_remote_code"}),
     "validation": frozenset({
         "samples", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases", "publish_unverified", "on_failed_check",
         "fallback_tries", "fallback_minutes", "thresholds",

@@ -102,9 +102,9 @@ class MergeOptions(Frozen):
     training saw them, with or without double quantization. "original", since nothing in an adapter tells that it was so trained."""
     verify: Literal["sample", "full"] = "sample"
     """How much of the unchanged weights is compared with the base's: a sample of each tensor, or all, which reads both once more."""
-    random_rows: bool = False
+    fill_rows: bool = False
     """Merge an adapter also where training enlarged the vocabulary and neither it nor the base holds the new rows of the embeddings or of
-    the head: they are then random. Off, since such a model is not the one that was trained."""
+    the head: they then get the mean of the other rows. Off, since such a model is not the one that was trained."""
     trust_remote_code: bool = False
     """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
 

@@ -94,10 +94,11 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
     return model.eval()
 
 
-def _resize(model: Any, adapter: Adapter, done: PeftMerge, random_rows: bool) -> None:
+def _resize(model: Any, adapter: Adapter, done: PeftMerge, fill_rows: bool) -> None:
     """Give the base as many embedding rows as the adapter saved, when training added tokens.
 
-    Permanent where new rows stay random, since no file holds them, unless `random_rows` allows it.
+    Rows that no file holds get the mean of the base's rows, as transformers does by default but without its noise; Permanent where
+    `fill_rows` does not allow it.
     """
     embeddings = getattr(model.get_input_embeddings(), "weight", None)
     if embeddings is None:  # a model that reads no tokens
@@ -114,10 +115,13 @@ def _resize(model: Any, adapter: Adapter, done: PeftMerge, random_rows: bool) ->
         saved = {id(parameters[name]) for name in {*keys.saved, *keys.base} if name in parameters}
         lost = [name for name, one in parameters.items() if one.ndim and len(one) > before.get(name, len(one)) and id(one) not in saved]
         if lost:
-            _tell_random(lost, range(have, wanted), adapter, done, random_rows)
+            _tell_missing(lost, range(have, wanted), adapter, done, fill_rows)
+            for name in lost:
+                rows = parameters[name].data
+                rows[have:] = rows[:have].float().mean(dim=0).to(rows.dtype)
 
 
-def _tell_random(lost: list[str], rows: range, adapter: Adapter, done: PeftMerge, allowed: bool) -> None:
+def _tell_missing(lost: list[str], rows: range, adapter: Adapter, done: PeftMerge, allowed: bool) -> None:
     """A warning that names rows which no file holds; Permanent where they are not allowed."""
     holders = sorted({name.rpartition(".")[0].rpartition(".")[2] for name in lost})
     cause = (
@@ -126,14 +130,14 @@ def _tell_random(lost: list[str], rows: range, adapter: Adapter, done: PeftMerge
     )
     if not allowed:
         raise Permanent(
-            FaultCode.RANDOM_ROWS,
+            FaultCode.MISSING_ROWS,
             OPERATION,
             cause,
             f"train with {' and '.join(holders)} in modules_to_save, or save the adapter with save_embedding_layers=True and without the"
-            " embeddings and the head among the target modules; to merge it with random rows, set merge.random_rows",
+            " embeddings and the head among the target modules; to merge it with the mean of the other rows there, set merge.fill_rows",
             path=adapter.folder,
         )
-    done.warnings.append(f"{cause}: they are random numbers, as merge.random_rows allows")
+    done.warnings.append(f"{cause}: they get the mean of the other rows, as merge.fill_rows allows")
 
 
 def _peft_config(adapter: Adapter) -> Any:
@@ -268,8 +272,8 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
             )
 
 
-def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, random_rows: bool = False) -> PeftMerge:
-    """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors. `random_rows`: as in
+def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, fill_rows: bool = False) -> PeftMerge:
+    """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors. `fill_rows`: as in
     MergeOptions.
 
     Permanent when either does not load, when a key of the adapter is not used, or when the method can't be merged; Retryable when memory
@@ -280,7 +284,7 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, random
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = _load_base(base, done)
-        _resize(model, adapter, done, random_rows)
+        _resize(model, adapter, done, fill_rows)
         tied = tied_modules(model)  # asked now: PEFT may change modules and configuration
         wrapped = _attach(model, adapter)
         untie(wrapped.base_model.model, adapter)

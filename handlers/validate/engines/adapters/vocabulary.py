@@ -50,14 +50,14 @@ class Resized:
     names: tuple[str, ...]
     """Of the weights of input embedding and head."""
     tails: dict[str, torch.Tensor]
-    """Parameter → the rows that transformers made up for it. In the model they are NaN, until `settle` has seen which ones are used."""
+    """Parameter → the mean of its rows, for each new one. In the model they are NaN, until `settle` has seen which ones are used."""
 
     def settle(self, wrapped: Any) -> list[str]:
         """Put the made-up rows where no file has filled them, once PEFT has loaded the adapter; what there is to tell."""
         told = [f"The base has {self.before} tokens and the adapter's embeddings {self.after}: the base was resized before PEFT loaded it."]
         told += [
-            f"{name} has {len(rows)} rows that no file holds ({rows[0]} to {rows[-1]}): neither the base nor the adapter has them. They are"
-            " made up when the model is loaded, so what it says of these tokens means nothing. Save the adapter with this layer among its"
+            f"{name} has {len(rows)} rows that no file holds ({rows[0]} to {rows[-1]}): neither the base nor the adapter has them. They get"
+            " the mean of the other rows, so what it says of these tokens means nothing. Save the adapter with this layer among its"
             " modules_to_save, or train on the resized base that was saved first."
             for name, rows in self._made_up(wrapped.get_base_model()).items()
         ]
@@ -91,7 +91,8 @@ def resize(model: Any, rows: int) -> Resized:
     tails, layers = {}, {name.rpartition(".")[0] for name in names}
     for name, value in model.named_parameters():
         if rows > before and value.shape[0] == rows and name.rpartition(".")[0] in layers:
-            tails[name] = value.data[before:].clone()
+            mean = value.data[:before].float().mean(dim=0, keepdim=True)
+            tails[name] = mean.expand(rows - before, *value.shape[1:]).to(value.dtype).clone()
             value.data[before:] = float("nan")
     return Resized(before, rows, names, tails)
 
