@@ -14,7 +14,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
-from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.options import MergeOptions, ValidateOptions
 from handlers.merge import merge_adapter
 from handlers.merge.adapters import adapter as merges_reading
 from handlers.merge.adapters.adapter import Adapter
@@ -162,6 +162,21 @@ def test_a_resized_vocabulary_is_told_and_loaded_from_the_adapters_file(family: 
         wanted = trained(input_ids=torch.tensor(ids)).logits.numpy()
     got = engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
     assert np.abs(got - wanted[:, -got.shape[1] :]).max() < 1e-4
+
+
+def test_rows_that_no_file_holds_are_the_same_in_the_merge_and_in_the_live_model(tmp_path: Path) -> None:
+    base = zoo.make("llama", tmp_path / "base", "float32")
+    resize(base, tmp_path / "pin", "llama", ADDED, target_modules=["q_proj", "embed_tokens"])
+    (tmp_path / "merged").mkdir()
+    merge_adapter(tmp_path / "pin", base, tmp_path / "merged", MergeOptions(fill_rows=True))
+    head = zoo.load("llama", tmp_path / "merged", "float32").get_output_embeddings().weight[-8:]
+    known = zoo.load("llama", base, "float32").get_output_embeddings().weight.mean(dim=0)
+    assert torch.allclose(head, known.expand(8, -1), atol=1e-6)
+    engine, ids = live(tmp_path / "pin", base), np.arange(ADDED - 16, ADDED)[None]
+    got = engine.step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
+    with torch.inference_mode():
+        wanted = zoo.load("llama", tmp_path / "merged", "float32")(input_ids=torch.tensor(ids)).logits.numpy()
+    assert np.abs(got - wanted).max() < 1e-4
 
 
 def test_an_adapter_in_a_bin_file_is_read_as_one_in_safetensors(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ class Resized:
             " modules_to_save, or train on the resized base that was saved first."
             for name, rows in self._made_up(wrapped.get_base_model()).items()
         ]
-        for value in wrapped.parameters():
-            tail = next((one for one in self.tails.values() if value.shape == (self.after, *one.shape[1:])), None)
-            if tail is not None:
+        for name, value in wrapped.named_parameters():
+            tails = (one for key, one in self.tails.items() if _of_layer(name, key) and value.shape == (self.after, *one.shape[1:]))
+            if (tail := next(tails, None)) is not None:
                 mine = value.data[self.before :]
                 mine.copy_(torch.where(torch.isnan(mine), tail, mine))
         return told
@@ -95,6 +95,11 @@ def resize(model: Any, rows: int) -> Resized:
             tails[name] = mean.expand(rows - before, *value.shape[1:]).to(value.dtype).clone()
             value.data[before:] = float("nan")
     return Resized(before, rows, names, tails)
+
+
+def _of_layer(name: str, parameter: str) -> bool:
+    """Whether a parameter, by its name under PEFT's wrappers, is of the layer that had this one before."""
+    return f".{parameter.rpartition('.')[0]}." in f".{name}"
 
 
 def _layers(model: Any) -> list[Any]:
