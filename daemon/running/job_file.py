@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
         stage=spec.name,
         entry=spec.entry,
         toolchain=spec.toolchain,
+        python=sys.executable,
         attempt=number,
         checkpoint=job.checkpoint,
         pin=str(consolidated or job.pin),

@@ -19,6 +19,7 @@ from handlers.onnx.options import OnnxOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
 RUNTIME = ("onnx", "onnxruntime")
+TWIN = "handlers.validate.twins.onnx.form:OnnxForm"
 TEXTS = ("validation.prompts", "validation.data", "validation.samples")
 """What measures on texts depends on them."""
 CACHE = ("onnx.kv_cache", "onnx.calibration_samples", *TEXTS)
@@ -64,7 +65,7 @@ FORMAT = Format(
             about="the ONNX graph with int8 weights per channel, and activations quantized at run time",
             needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.8, disk_fp32=0.6, settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
-            limits=Limits("onnx", twin=True, memory_fp32=0.9, cache=0.5, padding=0.5, noise_share=1.5),
+            limits=Limits("onnx", twin=TWIN, memory_fp32=0.9, cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"cpu-server", "android", "browser", "edge"}), also_for=frozenset({"laptop"}),
@@ -74,7 +75,7 @@ FORMAT = Format(
             about="the ONNX graph in half precision, with norms and angles in fp32",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",
-            limits=Limits("onnx", twin=True, cache=0.02, padding=0.02, noise_share=1.5),
+            limits=Limits("onnx", twin=TWIN, cache=0.02, padding=0.02, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"nvidia", "laptop", "browser"}),
@@ -85,7 +86,7 @@ FORMAT = Format(
             needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
-            limits=Limits("onnx", twin=True, cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", twin=TWIN, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
@@ -95,7 +96,7 @@ FORMAT = Format(
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.6, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
-            limits=Limits("onnx", twin=True, memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", twin=TWIN, memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
@@ -106,7 +107,7 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.35, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int4-fine",
-            limits=Limits("onnx", twin=True, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"laptop", "edge"}), also_for=frozenset({"cpu-server", "android", "browser"}),
@@ -116,7 +117,7 @@ FORMAT = Format(
             about="like onnx-int4, with half the block, zero points, and values that are searched: a little larger and more exact",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.4, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", fallback="onnx-mixed",
-            limits=Limits("onnx", twin=True, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),
@@ -129,7 +130,7 @@ FORMAT = Format(
                       *CACHE),
             libraries=RUNTIME,
             form_of="onnx", fallback="onnx-int8-weight",
-            limits=Limits("onnx", twin=True, cache=0.1, padding=0.1, noise_share=0.25),
+            limits=Limits("onnx", twin=TWIN, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),

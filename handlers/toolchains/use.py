@@ -52,10 +52,25 @@ def name_of(toolchain: Path) -> str:
     return toolchain.name.rpartition("-")[0]
 
 
-def command(toolchain: Path | None, module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules with the toolchain's Python, or (None) with that of the main environment."""
+def borrow(toolchain: Path) -> None:
+    """Let this process, in the environment that ckptd is installed in, import what the toolchain holds and that environment lacks.
+
+    Both have the same Python, with which toolchains are made. Raises OSError where the toolchain's packages are gone.
+    """
+    site = toolchain / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    if not site.is_dir():
+        raise FileNotFoundError(f"the toolchain in {toolchain} has no packages for this Python; install it again")
+    if str(site) not in sys.path:
+        sys.path.append(str(site))
+
+
+def command(toolchain: Path | None, module: str, *arguments: str, python: str = "") -> list[str]:
+    """The command that runs one of our modules with the toolchain's Python, or (None) with that of the main environment.
+
+    `python`: that of the main environment, where the caller itself runs in a toolchain.
+    """
     if toolchain is None:
-        return [sys.executable, "-m", module, *arguments]
+        return [python or sys.executable, "-m", module, *arguments]
     return [str(_python(toolchain)), "-I", "-u", str(BOOTSTRAP), module, *arguments]
 
 

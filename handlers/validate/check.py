@@ -17,10 +17,9 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
-from daemon.contract.formats.stages import WITHOUT_TWIN
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
-from daemon.contract.jobs.plan import CHECK, fallback, unquantized
+from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import findings, record
@@ -30,7 +29,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
 from handlers.validate.folders import portability
 from handlers.validate.outside import external, optimum_reader
-from handlers.validate.twins import findings as twins
+from handlers.validate.twins import judging
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats, CompareWeights
@@ -126,17 +125,11 @@ def _examined(
     if graphs.fault:
         examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
-    if variant.limits.twin and context.strategy == WITHOUT_TWIN:
-        examination.notes.append(twins.not_compared(twins.NO_MEMORY))
-    elif variant.limits.twin:
+    if variant.limits.twin:
         reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
-        twin = twins.compared(context, variant, engine, reference, about.context_length)
-        if twin.weights and not any(finding.aspect == "weights" for finding in examination.findings):
-            examination.findings.append(findings.weights(twin.weights, variant.name))
-        if twin.structure:
-            examination.findings.append(findings.structure(twin.structure, variant.name))
-        if twin.rounding:
-            examination.findings.append(findings.rounding(twin.rounding, fallback(variant.name) or unquantized(variant.name), variant.name))
-        examination.notes += [twin.note] if twin.note else []
+        twin = judging.compared(context, variant, engine, reference, about.context_length)
+        known = {finding.aspect for finding in examination.findings} & {"weights"}
+        examination.findings += [finding for finding in twin.findings if finding.aspect not in known]
+        examination.notes += twin.notes
         examination.figures = examination.figures.plus(**twin.figures.given)
     return examination

@@ -20,8 +20,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from daemon.contract.jobs.messages import ChildLimits
+from handlers.onnx.format import TWIN
 from handlers.onnx.options import OnnxOptions
-from handlers.validate.twins import findings
+from handlers.validate.twins import judging
 from handlers.validate.twins.compare import compare
 from handlers.validate.twins.messages import Answer, Order, Text
 from tests.onnx.conftest import make_context, silent
@@ -67,7 +68,7 @@ def artifact(lab: Lab, form: str, source: str = "sound") -> Path:
 def texts(form: str) -> list[Text]:
     """A short and a long text; where positions are told, a short one at the end."""
     drawn = np.random.default_rng(0)
-    short, long = ([int(token) for token in drawn.integers(2, 320, count)] for count in (12, findings.LONG))
+    short, long = ([int(token) for token in drawn.integers(2, 320, count)] for count in (12, judging.LONG))
     far = [] if form in GENAI else [Text(ids=short, start=LENGTH - len(short))]
     return [Text(ids=short), Text(ids=long), *far]
 
@@ -76,16 +77,20 @@ def answered(lab: Lab, form: str, folder: Path) -> Answer:
     """What the comparison of a folder finds."""
     engine = "onnx-genai" if form in GENAI else "onnx"
     order = Order(
-        engine=engine, folder=str(folder), merged=str(lab.made("sound", "pytorch")), task="text-generation", sentence=False, threads=1,
-        texts=texts(form), limits=ChildLimits(),
+        form=TWIN, engine=engine, folder=str(folder), merged=str(lab.made("sound", "pytorch")), task="text-generation", sentence=False,
+        threads=1, texts=texts(form), arithmetic="half" if form == "fp16" else "float", limits=ChildLimits(),
     )  # fmt: skip
     return compare(order)
 
 
-def reasons(answer: Answer, form: str) -> str:
+def reasons(answer: Answer) -> str:
     """What a check would say of it."""
-    found = findings.judged(answer, half=form == "fp16")
-    return " | ".join(filter(None, (found.weights, found.structure, found.rounding, found.note)))
+    return said(judging.judged(answer, "onnx-int8"))
+
+
+def said(compared: judging.Compared) -> str:
+    """Its reasons and notes."""
+    return " | ".join((*(finding.reason for finding in compared.findings), *compared.notes))
 
 
 Change = Callable[[onnx.ModelProto], None]
@@ -490,12 +495,12 @@ def main() -> None:
         lab = make(Path(name, "lab"))
         for form in FORMS:
             answer = answered(lab, form, artifact(lab, form))
-            print(f"{'sound':45} {form:18} {reasons(answer, form) or 'passes'}  {_figures(answer)}", flush=True)
+            print(f"{'sound':45} {form:18} {reasons(answer) or 'passes'}  {_figures(answer)}", flush=True)
         for number, (one, form) in enumerate(CASES):
             if len(sys.argv) > 1 and not any(word in one.name for word in sys.argv[1:]):
                 continue
             answer = answered(lab, form, one.apply(artifact(lab, form), Path(name, f"case-{number}")))
-            told = reasons(answer, form)
+            told = reasons(answer)
             right = bool(re.search(one.words, told)) if one.words else not told
             print(f"{one.name:45} {form:18} {'right' if right else 'WRONG':6} {_figures(answer)} {told[:160]}", flush=True)
 

@@ -14,16 +14,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 from daemon.contract.jobs.figures import CheckFigures
 from handlers.onnx.export import stage
-from handlers.validate.twins import findings, matching, rounding, stored
-from handlers.validate.twins.float_form import float_form
+from handlers.onnx.format import TWIN
+from handlers.validate.twins import judging, matching, rounding
 from handlers.validate.twins.messages import Answer, Rounding, Text
-from handlers.validate.twins.stored import Stored, UnreadableError
+from handlers.validate.twins.onnx import stored
+from handlers.validate.twins.onnx.float_form import float_form
+from handlers.validate.twins.onnx.form import IN_HALVES, STRUCTURE
+from handlers.validate.twins.weights import Scaled, UnreadableError
 from tests.onnx.conftest import SMALL, make_context, make_model, silent
 from tests.onnx.small import derived
 from tests.sampling import some
 from tests.sharing import shared
 from tests.validate import damage_quantized, sabotage, zoo
-from tests.validate.damage_quantized import CASES, FORMS, Damage, answered, artifact, reasons
+from tests.validate.damage_quantized import CASES, FORMS, Damage, answered, artifact, reasons, said
 from tests.validate.sabotage import Lab
 
 MICROSOFT = "com.microsoft"
@@ -42,19 +45,19 @@ def _made(lab: Lab, form: str) -> Path:
 @pytest.mark.parametrize("form", some(FORMS, of=4))
 def test_a_sound_form_is_the_model_that_its_own_weights_give(form: str, lab: Lab) -> None:
     answer = answered(lab, form, _made(lab, form))
-    assert reasons(answer, form) == ""
-    assert answer.error is not None and answer.error < (findings.IN_HALVES if form == "fp16" else findings.STRUCTURE) / 5
-    assert answer.rounding is not None and abs(answer.rounding.slope - 1) < findings.SYSTEMATIC / 2
+    assert reasons(answer) == ""
+    assert answer.error is not None and answer.error < (IN_HALVES if form == "fp16" else STRUCTURE) / 5
+    assert answer.rounding is not None and abs(answer.rounding.slope - 1) < judging.SYSTEMATIC / 2
 
 
 @pytest.mark.parametrize(("damage", "form"), some(CASES, of=36), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_each_damage_is_caught_with_its_reason_or_is_harmless(damage: Damage, form: str, lab: Lab, tmp_path: Path) -> None:
     answer = answered(lab, form, damage.apply(_made(lab, form), tmp_path / "damaged"))
-    told = reasons(answer, form)
+    told = reasons(answer)
     if damage.words:
         assert re.search(damage.words, told), (told, answer)
     else:
-        limit = findings.IN_HALVES if form == "fp16" else findings.STRUCTURE
+        limit = IN_HALVES if form == "fp16" else STRUCTURE
         assert not told and answer.error is not None and answer.error <= limit, "what passes moves no output by more than the limit"
 
 
@@ -63,7 +66,7 @@ def test_each_damage_is_caught_with_its_reason_or_is_harmless(damage: Damage, fo
 def test_another_checkpoint_is_not_what_rounding_gives(form: str, lab: Lab) -> None:
     with FileLock(lab.folder / "lock"):
         folder = artifact(lab, form, "stale")
-    assert re.search(damage_quantized.STORED, reasons(answered(lab, form, folder), form))
+    assert re.search(damage_quantized.STORED, reasons(answered(lab, form, folder)))
 
 
 def _exported(merged: Path, folder: Path, pin: Path) -> Path:
@@ -88,8 +91,11 @@ def _compared(folder: Path, merged: Path, texts: list[Text], task: str = "text-g
     from handlers.validate.twins.compare import compare
     from handlers.validate.twins.messages import Order
 
-    order = Order(engine="onnx", folder=str(folder), merged=str(merged), task=task, sentence=False, threads=1, texts=texts)
-    return findings.judged(compare(order), half=half)
+    order = Order(
+        form=TWIN, engine="onnx", folder=str(folder), merged=str(merged), task=task, sentence=False, threads=1, texts=texts,
+        arithmetic="half" if half else "float",
+    )  # fmt: skip
+    return judging.judged(compare(order), "onnx-int8")
 
 
 @pytest.mark.parametrize("form", some(["int4", "int8", "int8_static", "int8_weight", "fp16"], of=5))
@@ -106,7 +112,7 @@ def test_sound_forms_of_untrained_decoders_raise_no_alarm(
     drawn = np.random.default_rng(2)
     texts = [Text(ids=[int(token) for token in drawn.integers(3, 320, count)]) for count in (9, 100)]
     found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, half=form == "fp16")
-    assert (found.weights, found.structure, found.rounding, found.note) == (None, None, None, None), found
+    assert (found.findings, found.notes) == ((), ()), found
 
 
 @pytest.mark.slow
@@ -132,7 +138,7 @@ def test_sound_forms_of_other_families_raise_no_alarm(
     ]
     task = "text2text-generation" if pair else "text-classification"
     found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, task, half=form == "fp16")
-    assert (found.weights, found.structure, found.rounding, found.note) == (None, None, None, None), found
+    assert (found.findings, found.notes) == ((), ()), found
 
 
 def test_a_rounded_cache_is_told_and_not_compared(tmp_path: Path) -> None:
@@ -141,9 +147,9 @@ def test_a_rounded_cache_is_told_and_not_compared(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
     with pytest.raises(UnreadableError, match="its KV cache is rounded"):
         float_form(tmp_path / "model.onnx")
-    found = findings.judged(Answer(left_out="its KV cache is rounded to int8"), half=False)
-    assert found.structure is None and found.note == (
-        "its graph was not compared with the model that its own weights give: its KV cache is rounded to int8"
+    found = judging.judged(Answer(left_out="its KV cache is rounded to int8"), "onnx-int8")
+    assert found.findings == () and found.notes == (
+        "its graph was not compared with the model that its own weights give: its KV cache is rounded to int8",
     )
 
 
@@ -224,9 +230,9 @@ def test_dequantized_matrices_mean_what_onnxruntime_multiplies(axis: int, tmp_pa
     np.testing.assert_allclose(weight.part(slice(0, 24)).values, wanted, rtol=1e-5, atol=1e-4)
 
 
-def _stored(values: np.ndarray, levels: int = 127) -> Stored:
+def _stored(values: np.ndarray, levels: int = 127) -> Scaled:
     scales = (np.abs(values).max(axis=1, keepdims=True) / levels).astype(np.float32)
-    return Stored("w", "product", np.rint(values / scales).astype(np.int8), values.shape[1], scales, range=(-128, 127))
+    return Scaled("w", "product", np.rint(values / scales).astype(np.int8), values.shape[1], scales, range=(-128, 127))
 
 
 def test_a_weight_is_known_by_its_numbers_turned_joined_or_taken_apart() -> None:
@@ -265,22 +271,22 @@ def test_one_bad_row_is_told_and_none_of_a_matrix_with_outliers() -> None:
 )
 def test_coarse_steps_that_cost_nothing_are_no_alarm(values: np.ndarray) -> None:
     points = np.where(np.abs(values) > 1e-3, -values, 0).astype(np.float32)[:, :1]
-    weight = Stored("w", "product", np.zeros(values.shape, np.int8), 64, np.ones((4, 1), np.float32), points, range=(-8, 7))
+    weight = Scaled("w", "product", np.zeros(values.shape, np.int8), 64, np.ones((4, 1), np.float32), points, range=(-8, 7))
     assert rounding.misrounded(weight, values.astype(np.float32)) is None
 
 
 def test_only_what_rounding_cannot_make_is_a_systematic_error() -> None:
-    def told(**changes: float) -> str | None:
+    def told(**changes: float) -> str:
         found = Rounding(**{"share": 0.03, "slope": 1.0, "shift": 0.0, "rows": 100, "outputs": 16, **changes})  # type: ignore[arg-type]
-        return findings.judged(Answer(error=1e-6, tokens=9, rounding=found), half=False).rounding
+        return said(judging.judged(Answer(error=1e-6, limit=1e-3, tokens=9, rounding=found), "onnx-int8"))
 
-    assert told() is told(slope=1.04) is told(shift=0.05) is None
-    assert "its outputs are 0.92 times those" in (told(slope=0.92) or "")
-    assert "moves a part of its outputs by 0.2 standard deviations" in (told(shift=0.2) or "")
-    assert told(slope=0.88, rows=2, outputs=1) is None, "three rows of noise have a slope too"
+    assert told() == told(slope=1.04) == told(shift=0.05) == ""
+    assert "its outputs are 0.92 times those" in told(slope=0.92)
+    assert "moves a part of its outputs by 0.2 standard deviations" in told(shift=0.2)
+    assert told(slope=0.88, rows=2, outputs=1) == "", "three rows of noise have a slope too"
 
 
 def test_an_error_that_is_no_number_is_above_every_limit() -> None:
-    found = findings.judged(Answer(error=None, tokens=9), half=True)
-    assert found.structure is not None and "differ without limit" in found.structure
+    found = judging.judged(Answer(error=None, limit=1, tokens=9), "onnx-int8")
+    assert "differ without limit" in said(found)
     assert found.figures == CheckFigures(twin_error=None)

@@ -113,8 +113,9 @@ class Limits:
     """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     weights: bool = False
     """Its engine compares the artifact's weights with those of the merge (`weights_difference`), so that its check reads the merge."""
-    twin: bool = False
-    """It is ONNX graphs, which its check compares with the merged model in PyTorch that computes with the graphs' own weights."""
+    twin: str = ""
+    """`module:class` of a `handlers.validate.twins.form.Form`, by which its check compares it with the merged model in PyTorch that
+    computes with its own stored weights; "" for none. Made in ckptd's own environment, beside the libraries of `toolchain`."""
     timed: bool = True
     """What its check runs it with is what will run it, so that its speed is worth measuring."""
     merged: float | None = None

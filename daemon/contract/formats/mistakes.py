@@ -179,6 +179,8 @@ def _variant(one: Variant) -> Iterator[str]:
     if one.usage is not None and not one.usage.is_file():
         yield f"{one.name}: usage is {one.usage}, which does not exist; add this file to the package (package-data of setuptools)"
     limits = one.limits
+    if limits.twin and not _PLACE.fullmatch(limits.twin):
+        yield f"{one.name}: limits.twin is {limits.twin!r}; write module:class"
     if min(limits.memory_fixed, limits.cache, limits.padding, limits.noise_share, limits.merged or 0) < 0:
         yield f"{one.name}: a limit of its check is negative"
     if not 0 <= limits.memory_fp32 <= _LARGEST_FACTOR:

@@ -237,6 +237,8 @@ class StageContext(Frozen):
     """`module:function` of the code that makes the stage."""
     toolchain: str = ""
     """The toolchain whose Python runs it; "" for the one that ckptd is installed in."""
+    python: str = ""
+    """The Python that ckptd is installed in, for what a stage in a toolchain needs PyTorch for."""
     attempt: int
     strategy: str = "default"
     checkpoint: CheckpointRef

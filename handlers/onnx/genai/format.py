@@ -11,6 +11,7 @@ from handlers.onnx.options import OnnxOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "cache", "padding", "dynamic axes", "tokenizer"})
 LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai")
+TWIN = "handlers.validate.twins.onnx.form:OnnxForm"
 TYPES = frozenset(
     {
         "ernie4_5", "gemma", "gemma2", "granite", "internlm3", "iquestcoder", "llama", "mistral", "nemotron", "phi", "phi3", "qwen2",
@@ -36,7 +37,7 @@ FORMAT = Format(
             about="a folder that onnxruntime-genai runs, fp32",
             needs=("merge",), model_types=TYPES,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
-            limits=Limits("onnx-genai", twin=True, cache=1e-3, padding=1e-3, merged=1e-2),
+            limits=Limits("onnx-genai", twin=TWIN, cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"cpu-server", "laptop"}),
@@ -47,7 +48,7 @@ FORMAT = Format(
             needs=("merge",), model_types=TYPES,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
-            limits=Limits("onnx-genai", twin=True, cache=0.05, padding=0.05, noise_share=1.5),
+            limits=Limits("onnx-genai", twin=TWIN, cache=0.05, padding=0.05, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"nvidia", "laptop"}),
@@ -63,7 +64,7 @@ FORMAT = Format(
             ),
             libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",
-            limits=Limits("onnx-genai", twin=True, cache=0.5, padding=0.5, noise_share=1.5),
+            limits=Limits("onnx-genai", twin=TWIN, cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"cpu-server", "laptop", "edge"}),

@@ -58,12 +58,16 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
     return Inspected(fault=f"it is not known whether its integer products overflow on other processors: {why}")
 
 
-def asked(module: str, words: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """What one of our modules says, in a process of its own; raises subprocess.TimeoutExpired."""
+def asked(module: str, words: list[str], seconds: float, *, python: str = "") -> subprocess.CompletedProcess[str]:
+    """What one of our modules says, in a process of its own; raises subprocess.TimeoutExpired.
+
+    `python`: of the environment that ckptd is installed in, if it is to run there even where this stage runs in a toolchain.
+    """
     toolchain = use.own()
     if toolchain is None and warm.is_forked():  # which has its libraries
         return warm.called(lambda: int(pkgutil.resolve_name(f"{module}:main")(words)), seconds)
+    toolchain = None if python else toolchain
     return subprocess.run(
-        use.command(toolchain, module, *words), env=use.environment(toolchain), capture_output=True, text=True, encoding="utf-8",
-        errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False,
+        use.command(toolchain, module, *words, python=python), env=use.environment(toolchain), capture_output=True, text=True,
+        encoding="utf-8", errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip

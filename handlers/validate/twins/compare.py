@@ -1,13 +1,14 @@
-"""Compares a graph with the twin that its stored weights give: `python -m handlers.validate.twins.compare FILE`, a JSON `Order`.
+"""Compares an artifact with the twin that its stored weights give: `python -m handlers.validate.twins.compare FILE`, a JSON `Order`.
 
-Started by a check in a process of its own, since it loads PyTorch and onnxruntime, one after the other. Three things are looked at: whether
-each stored weight is a merged one rounded, whether the graph in fp32 arithmetic is the twin (its structure), and what is left, the rounding
-of activations. The answer is a JSON `Answer` on standard output.
+Started by a check in a process of its own, since it loads PyTorch and the artifact's runtime, one after the other. Three things are looked
+at: whether each stored weight is a merged one rounded, whether the artifact in fp32 arithmetic is the twin (its structure), and what is
+left, the rounding of activations. The answer is a JSON `Answer` on standard output.
 """
 
 from __future__ import annotations
 
 import gc
+import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,55 +16,58 @@ from pathlib import Path
 import numpy as np
 
 from handlers.child import process
-from handlers.validate.engines.onnx_folder import graph_files
-from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.twins import stored
+from handlers.toolchains import use
 from handlers.validate.twins.comparison import apart, rounding, spread
+from handlers.validate.twins.form import Form
 from handlers.validate.twins.messages import Answer, Order
-from handlers.validate.twins.passes import of_graph, of_twin
-from handlers.validate.twins.stored import Stored, UnreadableError
+from handlers.validate.twins.passes import of_twin
 from handlers.validate.twins.twin import Twin, Wrong
+from handlers.validate.twins.weights import UnreadableError
 
 
 def compare(order: Order) -> Answer:
     """The answer to an order; raises what a runtime raises."""
-    spec = EngineSpec(engine=order.engine, folder=order.folder, threads=order.threads, task=order.task, sentence=order.sentence)
+    form = _form(order)
+    texts = [text for text in order.texts if form.told_positions or not text.start]
     try:
-        weights = _weights(Path(order.folder))
-        twin = Twin(Path(order.merged), spec)
-        wrong = twin.take(weights)
-        told = _told(wrong)
-        if told and any(not one.parameter for one in wrong):
-            return Answer(weights=told)
-        twin.round_to({one for path in graph_files(Path(order.folder)).values() for one in stored.halves(path)})
-        wanted = of_twin(spec, twin.engine, order.texts)
-        del twin, weights
+        twin = Twin(Path(order.merged), order.spec)
+        wrong = twin.take(form.weights())
+        weights = _worst(wrong)
+        if weights and any(not weight.parameter for weight in wrong):
+            return Answer(weights=weights)
+        twin.round_to(form.halves())
+        wanted = of_twin(order.spec, twin.engine, texts)
+        del twin
         gc.collect()
-        floats = of_graph(spec, order.texts, in_float=True)
+        floats = form.outputs(texts, in_float=True)
+        unit = spread(wanted)
+        structure = max((apart(wanted, rows, unit, way) for way, rows in _by_way(floats).items()), key=lambda way: way.error)
+        text = texts[structure.text]
+        count = len(text.targets or text.ids)
+        answer = Answer(weights=weights, limit=form.limit, tokens=count, way=structure.way)
+        if not np.isfinite(structure.error):
+            return answer
+        position = int(text.places(count)[structure.first]) + text.start
+        ways = _by_way(form.outputs(texts, in_float=False))
     except UnreadableError as error:
         return Answer(left_out=str(error))
-    unit = spread(wanted)
-    structure = max((apart(wanted, rows, unit, way) for way, rows in _by_way(floats).items()), key=lambda one: one.error)
-    text = order.texts[structure.text]
-    count = len(text.targets or text.ids)
-    position = int(text.places(count)[structure.first]) + text.start
-    if not np.isfinite(structure.error):
-        return Answer(weights=told, tokens=count, way=structure.way)
-    ways = _by_way(of_graph(spec, order.texts, in_float=False))
-    rounded = [rounding(rows, ways[way]) for way, rows in _by_way(floats).items()]
-    worst = max(rounded, key=lambda one: abs(one.slope - 1))
-    return Answer(weights=told, error=structure.error, position=position, tokens=count, way=structure.way, rounding=worst)
+    roundings = [rounding(rows, ways[way]) for way, rows in _by_way(floats).items()]
+    worst = max(roundings, key=lambda way: abs(way.slope - 1))
+    return answer.model_copy(update={"error": structure.error, "position": position, "rounding": worst})
 
 
-def _weights(folder: Path) -> list[Stored]:
-    return [one for role, path in graph_files(folder).items() for one in stored.read(path, role)]
+def _form(order: Order) -> Form:
+    if order.toolchain:
+        use.borrow(Path(order.toolchain))
+    form: Form = pkgutil.resolve_name(order.form)(order)
+    return form
 
 
-def _by_way(found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
-    return {way: [rows[way] for rows in found] for way in found[0]}
+def _by_way(outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    return {way: [rows[way] for rows in outputs] for way in outputs[0]}
 
 
-def _told(wrong: Sequence[Wrong]) -> str | None:
+def _worst(wrong: Sequence[Wrong]) -> str | None:
     """The worst of what is wrong with the stored weights."""
     if not wrong:
         return None

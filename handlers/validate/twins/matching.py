@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from handlers.validate.twins.stored import Stored
+from handlers.validate.twins.weights import Stored
 
 PROBES = 24
 """Rows by which weights are compared."""
@@ -73,9 +73,9 @@ def _candidates(weight: Stored, parameters: Mapping[str, np.ndarray]) -> list[tu
         if array.ndim < 2:
             continue
         rows = array.reshape(-1, array.shape[-1])
-        if rows.shape[1] == weight.columns:
+        if rows.shape[1] == weight.shape[1]:
             found.append((name, False, rows))
-        if rows.shape[0] == weight.columns and array.ndim == 2:
+        if rows.shape[0] == weight.shape[1] and array.ndim == 2:
             found.append((name, True, rows.T))
     return found
 

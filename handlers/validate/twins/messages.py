@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Frozen
+from handlers.validate.engines.registry import EngineSpec
 
 STEPS = 4
 """Tokens at the end of a text that go through the cache, one by one."""
@@ -33,6 +34,8 @@ class Text(Frozen):
 class Order(Frozen):
     """What to compare."""
 
+    form: str
+    """`module:class` of the artifact's `twins.form.Form`, as `Limits.twin` of its variant names it."""
     engine: str
     folder: str
     merged: str
@@ -40,8 +43,19 @@ class Order(Frozen):
     sentence: bool
     threads: int
     texts: list[Text]
+    arithmetic: str = "float"
+    """What it multiplies, as in StageSpec."""
+    toolchain: str = ""
+    """Folder of the toolchain whose libraries the form needs beside those of ckptd's own environment; "" for none."""
+    scratch: str = ""
+    """A folder for large temporary files."""
     limits: ChildLimits = ChildLimits()
     """Of the process."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What an engine is opened with."""
+        return EngineSpec(engine=self.engine, folder=self.folder, threads=self.threads, task=self.task, sentence=self.sentence)
 
 
 class Rounding(Frozen):
@@ -66,6 +80,8 @@ class Answer(Frozen):
     """Why nothing was compared, as a clause."""
     weights: str | None = None
     """Which stored weight is not a merged one rounded, as a clause."""
+    limit: float = 0.0
+    """`Form.limit`."""
     error: float | None = None
     """Largest |Δ| between the float form and the twin, in standard deviations of the twin's outputs; null for infinity."""
     position: int = 0

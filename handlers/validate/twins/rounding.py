@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from handlers.validate.twins.stored import Part, Stored
+from handlers.validate.twins.weights import Part, Stored
 
 ELEMENTS = 1 << 20
 """Elements that are compared at once."""
-SLACK = 0.51
-"""Share of a step that a weight may be away from its stored number."""
 COARSE = 2.3
 """Largest step, over the step that brings a block's largest magnitude to the last of all numbers of one sign: the whole range of a block
 with zero points takes up to twice the first, and int8 weights whose pairs have to fit 16 bits up to twice too."""
@@ -49,7 +47,7 @@ def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded
     for start, part, wanted in _parts(weight, source, first):
         away = np.abs(part.values - wanted)
         steps = np.maximum(part.steps, 1e-30)
-        allowed = np.where(part.inside, SLACK, CUT) * part.steps + 2e-6 * np.abs(wanted) + 1e-7 * largest
+        allowed = np.where(part.inside, part.slack * part.steps, CUT * part.steps + part.beyond) + 2e-6 * np.abs(wanted) + 1e-7 * largest
         far = away > allowed
         shares = far.mean(axis=1)
         coarse = _coarseness(weight, part, wanted, away, largest)
@@ -65,7 +63,7 @@ def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded
 
 
 def _parts(weight: Stored, source: np.ndarray, first: int) -> Iterator[tuple[int, Part, np.ndarray]]:
-    rows = max(1, ELEMENTS // max(1, weight.columns))
+    rows = max(1, ELEMENTS // max(1, weight.shape[1]))
     for start in range(0, len(source), rows):
         end = min(len(source), start + rows)
         yield first + start, weight.part(slice(first + start, first + end)), source[start:end].astype(np.float32)
@@ -73,14 +71,16 @@ def _parts(weight: Stored, source: np.ndarray, first: int) -> Iterator[tuple[int
 
 def _coarseness(weight: Stored, part: Part, wanted: np.ndarray, away: np.ndarray, largest: float) -> np.ndarray:
     """Of each row, its coarsest block's step over the one that the block's own numbers ask for, where that costs it anything."""
-    if weight.scales is None or len(weight.scales) == 1:
-        return np.zeros(len(wanted), np.float32)  # halves have no steps of their own; one step for all rows goes by the largest of them
-    levels = (weight.range[1] - weight.range[0]) // 2
-    block = weight.block or weight.columns
+    levels = weight.levels
+    if not levels:
+        return np.zeros(len(wanted), np.float32)
+    block = weight.block or weight.shape[1]
     sizes, errors = (
-        np.pad(np.abs(one), ((0, 0), (0, -weight.columns % block))).reshape(len(one), -1, block).max(axis=2) for one in (wanted, away)
+        np.pad(np.abs(one), ((0, 0), (0, -weight.shape[1] % block))).reshape(len(one), -1, block).max(axis=2) for one in (wanted, away)
     )
     due = np.maximum(sizes, _TINY * largest + 1e-30) / levels
+    if isinstance(part.finest, np.ndarray):
+        due = np.maximum(due, part.finest[:, ::block])
     counts = (sizes > _TINY * largest) & (errors > COARSE / 2 * due)
     coarsest: np.ndarray = np.where(counts, np.abs(part.steps[:, ::block]) / due, 0).max(axis=1)
     return coarsest

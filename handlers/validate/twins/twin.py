@@ -18,7 +18,7 @@ from handlers.validate.engines.registry import EngineSpec, load
 from handlers.validate.twins import matching, rounding
 from handlers.validate.twins.matching import Segment
 from handlers.validate.twins.rounding import Misrounded
-from handlers.validate.twins.stored import Stored, UnreadableError
+from handlers.validate.twins.weights import Stored, UnreadableError
 
 _ELEMENTS = 1 << 20
 """That are written at once."""
@@ -122,7 +122,7 @@ def _as_rows(array: np.ndarray, segment: Segment) -> np.ndarray:
 
 
 def _write(weight: Stored, segment: Segment, target: torch.Tensor) -> None:
-    rows, step = _as_rows(target.detach().numpy(), segment), max(1, _ELEMENTS // weight.columns)
+    rows, step = _as_rows(target.detach().numpy(), segment), max(1, _ELEMENTS // weight.shape[1])
     for start in range(0, segment.count, step):
         end = min(segment.count, start + step)
         rows[start:end] = weight.part(slice(segment.first + start, segment.first + end)).values

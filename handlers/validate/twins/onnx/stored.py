@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
 
-from handlers.validate.twins.graphs import MICROSOFT, Scope, attributes
+from handlers.validate.twins.onnx.graphs import MICROSOFT, Scope, attributes
+from handlers.validate.twins.weights import Scaled, UnreadableError, Use, unpacked
 
 _UNKNOWN = re.compile(
     r"QLinear.+|ConvInteger|QAttention|QGemm|Q.*MoE|QEmbed.*|DynamicQuantize(?!Linear$).+|MatMulIntegerToFloat|MatMul(Bnb4|FpQ4)"
@@ -29,83 +29,10 @@ _INTEGERS = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT
 _SMALL = 1 << 16
 
 
-Use = Literal["product", "table"]
-
-
-class UnreadableError(Exception):
-    """Stored numbers whose meaning is not known here, as a clause."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some rows of a stored weight."""
-
-    values: np.ndarray
-    """fp32 (R, C), as they are computed with."""
-    steps: np.ndarray
-    """(R, C): the distance to the next number that could be stored."""
-    inside: np.ndarray
-    """(R, C): it is not the smallest or the largest number that can be stored."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One weight of a graph."""
-
-    name: str
-    """Of the tensor with the numbers."""
-    use: Use
-    codes: np.ndarray
-    """(R, C) integers or halves; packed bytes (R, n) where `bits` is below 8."""
-    columns: int
-    scales: np.ndarray | None = None
-    """(R or 1, B), each for a block of columns; None of halves."""
-    zeros: np.ndarray | None = None
-    """Of the same form; None for 0."""
-    block: int = 0
-    """Columns of a block; 0 where there is one."""
-    bits: int = 8
-    range: tuple[int, int] = (0, 255)
-    """The smallest and the largest code."""
-    role: str = ""
-    """Of the graph that it lies in, see `handlers.onnx.graphs.graphset`."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.codes), self.columns
-
-    def part(self, rows: slice | np.ndarray) -> Part:
-        """What some rows stand for."""
-        if self.scales is None:
-            values = self.codes[rows].astype(np.float32)
-            steps = np.spacing(np.abs(self.codes[rows])).astype(np.float32)
-            return Part(values, steps, np.ones(values.shape, bool))
-        codes = unpacked(self.codes[rows], self.bits)[:, : self.columns].astype(np.float32)
-        steps = self._wide(self.scales, rows)
-        zeros = 0.0 if self.zeros is None else self._wide(self.zeros, rows)
-        return Part((codes - zeros) * steps, np.abs(steps), (codes > self.range[0]) & (codes < self.range[1]))
-
-    def _wide(self, of_blocks: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-        """(R, C) of one number for each block."""
-        chosen = (of_blocks if len(of_blocks) == 1 else of_blocks[rows]).astype(np.float32)
-        wide = np.repeat(chosen, self.block, axis=1)[:, : self.columns] if self.block else chosen
-        count = len(self.codes[rows]) if len(of_blocks) == 1 else len(wide)
-        return np.broadcast_to(wide, (count, self.columns))
-
-
-def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of `bits` bits in rows of bytes, the lowest bits first."""
-    if bits == 8:
-        return packed
-    mask = (1 << bits) - 1
-    parts = [(packed >> shift) & mask for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(len(packed), -1)
-
-
-def read(path: Path, role: str = "") -> list[Stored]:
+def read(path: Path, role: str = "") -> list[Scaled]:
     """The stored weights of a graph, each once for each use. Raises UnreadableError where some are not understood."""
     model = onnx.load(path, load_external_data=False)
-    found: dict[tuple[str, str], Stored] = {}
+    found: dict[tuple[str, str], Scaled] = {}
     seen: set[str] = set()
     for scope, node in Scope(model.graph, path.parent):
         if _UNKNOWN.fullmatch(node.op_type):
@@ -139,7 +66,7 @@ def _scopes(scope: Scope) -> Iterator[Scope]:
                 yield from _scopes(Scope(one.g, scope.folder, scope))
 
 
-def _of_node(scope: Scope, node: onnx.NodeProto) -> Iterator[tuple[Stored, list[str]]]:
+def _of_node(scope: Scope, node: onnx.NodeProto) -> Iterator[tuple[Scaled, list[str]]]:
     """The weight that a node reads, with the names of all tensors that it is made of."""
     if node.domain == MICROSOFT and node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
         yield _blocks(scope, node)
@@ -159,7 +86,7 @@ def _needed(scope: Scope, name: str, what: str) -> np.ndarray:
     return array
 
 
-def _blocks(scope: Scope, node: onnx.NodeProto) -> tuple[Stored, list[str]]:
+def _blocks(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[str]]:
     """MatMulNBits (A, B, scales, zero points, group index, bias) and GatherBlockQuantized (data, indices, scales, zero points)."""
     settings = attributes(node)
     inputs = [*node.input, "", "", ""]
@@ -187,7 +114,7 @@ def _blocks(scope: Scope, node: onnx.NodeProto) -> tuple[Stored, list[str]]:
         raise UnreadableError(f"the zero points of {inputs[place]} are of another shape than its scales")
     zeros = np.broadcast_to(zeros, scales.shape)
     columns = int(settings["K"]) if product else _cut(scope, node.output[0]) or codes.shape[1] * (1 if whole else 8 // bits)
-    stored = Stored(
+    stored = Scaled(
         scope.root(inputs[place]) or inputs[place], "product" if product else "table", codes.astype(np.int8) if whole else codes, columns,
         scales, zeros, block, 8 if whole else bits, (low, high),
     )  # fmt: skip
@@ -204,7 +131,7 @@ def _cut(scope: Scope, name: str) -> int | None:
     return None
 
 
-def _dequantized(scope: Scope, name: str, use: Use, *, turned: bool) -> tuple[Stored, list[str]] | None:
+def _dequantized(scope: Scope, name: str, use: Use, *, turned: bool) -> tuple[Scaled, list[str]] | None:
     """A matrix in halves, or one that DequantizeLinear (x, scale, zero point) gives, through a Transpose or a Cast; None for others."""
     array = scope.constant(name)
     if array is not None:
@@ -214,7 +141,7 @@ def _dequantized(scope: Scope, name: str, use: Use, *, turned: bool) -> tuple[St
         if array.ndim != 2 or not isinstance(tensor, onnx.TensorProto) or tensor.data_type != onnx.TensorProto.FLOAT16:
             return None
         halves = (array.T if turned else array).astype(np.float16, copy=False)
-        return Stored(root, use, halves, halves.shape[1]), [root]
+        return Scaled(root, use, halves, halves.shape[1]), [root]
     node = scope.maker(name)
     flips = 0
     while node is not None and node.op_type in ("Transpose", "Cast", "Identity"):
@@ -240,20 +167,20 @@ def _along(numbers: np.ndarray, axis: int) -> np.ndarray:
     return numbers if numbers.ndim == 2 else numbers.reshape(-1, 1) if axis == 0 else numbers.reshape(1, -1)
 
 
-def _whole(name: str, use: Use, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, block: int) -> Stored:
+def _whole(name: str, use: Use, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, block: int) -> Scaled:
     """Of codes with an element each, and scales (R or 1, B)."""
     bits = 4 if codes.dtype.name in ("int4", "uint4") else 8
     signed = codes.dtype.name.startswith("int")
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     plain = codes.astype(np.int8) if bits == 4 else codes
-    return Stored(name, use, plain, codes.shape[1], scales, None if zeros is None else zeros.astype(np.float32), block, 8, (low, high))
+    return Scaled(name, use, plain, codes.shape[1], scales, None if zeros is None else zeros.astype(np.float32), block, 8, (low, high))
 
 
 def _names(scope: Scope, *names: str) -> list[str]:
     return [root for name in names if name and (root := scope.root(name))]
 
 
-def _integer_product(scope: Scope, node: onnx.NodeProto) -> tuple[Stored, list[str]] | None:
+def _integer_product(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[str]] | None:
     """MatMulInteger (A, B, zero point of A, zero point of B), whose result is cast and multiplied by B's scales further on."""
     codes = scope.constant(node.input[1])
     if codes is None:
@@ -289,7 +216,7 @@ def _scales_after(scope: Scope, node: onnx.NodeProto) -> np.ndarray | None:
     return None
 
 
-def _integer_table(scope: Scope, node: onnx.NodeProto) -> tuple[Stored, list[str]] | None:
+def _integer_table(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[str]] | None:
     """Gather of integers that are cast and multiplied by what the same indices gather of scales; None for other tables."""
     root = scope.root(node.input[0])
     if root is None:

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from handlers.validate.twins.graphs import HALVES, MICROSOFT, Scope, attributes
-from handlers.validate.twins.stored import UnreadableError
+from handlers.validate.twins.onnx.graphs import HALVES, MICROSOFT, Scope, attributes
+from handlers.validate.twins.weights import UnreadableError
 
 FLOAT = 1
 """Accuracy level of MatMulNBits that multiplies in fp32."""

@@ -1,4 +1,4 @@
-"""What a check says of an artifact beside the twin that its own stored weights give: limits, sentences, figures.
+"""What a check says of an artifact beside the twin that its own stored weights give: findings, notes, figures.
 
 Called by the stages `check-VARIANT`, once the artifact's worker has ended. The comparison itself runs in a process of its own (`compare`).
 """
@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract.formats.declaration import Variant
+from daemon.contract.formats.stages import WITHOUT_TWIN
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.plan import fallback, unquantized
+from handlers.toolchains import use
+from handlers.validate import findings
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
+from handlers.validate.findings import Finding
 from handlers.validate.folders import portability
 from handlers.validate.twins.messages import STEPS, Answer, Order, Rounding, Text
 
@@ -25,12 +30,6 @@ LONG = 224
 """Tokens of the long text."""
 SHORT = 2
 """Texts beside it."""
-STRUCTURE = 2e-3
-"""Largest |Δ| between a graph's float form and its twin, in standard deviations of the outputs: both compute in fp32, and sound graphs stay
-below 1e-5."""
-IN_HALVES = 3e-2
-"""The same where a graph's tables, norms and constants are halves, while the twin's are not: sound ones stay below 3e-3,
-and T5, whose logits are far from 0, below 0.013."""
 SYSTEMATIC = 0.05
 """Largest deviation of the slope from 1, and largest common shift of a region of outputs in standard deviations, that rounding activations
 may make: sound graphs stay below 0.01."""
@@ -41,39 +40,39 @@ _SAFE_ROTATIONS = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found."""
+    """What was found out."""
 
     figures: CheckFigures = field(default_factory=CheckFigures)
-    weights: str | None = None
-    """Which of its weights are not merged ones rounded, as a clause."""
-    structure: str | None = None
-    """Why its graph is another model than its weights give."""
-    rounding: str | None = None
-    """Why its activations are rounded with a systematic error."""
-    note: str | None = None
+    findings: tuple[Finding, ...] = ()
+    """That its stored weights are not merged ones rounded, that it computes another model than they give, that its activations are rounded
+    with a systematic error."""
+    notes: tuple[str, ...] = ()
     """Why nothing was compared."""
 
 
 def compared(context: StageContext, variant: Variant, engine: str, reference: Reference, length: int | None) -> Compared:
     """Compare an artifact. `engine` is what runs it; `length`: positions that it can address, None where it does not say."""
-    merged, subject = context.inputs["merge"], reference.subject
+    if context.strategy == WITHOUT_TWIN:
+        return not_compared(NO_MEMORY)
+    merged, subject, toolchain = context.inputs["merge"], reference.subject, use.own()
     order = Order(
-        engine=engine, folder=context.inputs[variant.name], merged=merged, task=subject.task, sentence=subject.sentence,
-        threads=context.limits.threads, texts=texts(reference, length, far=_tells_positions(Path(merged), engine)),
+        form=variant.limits.twin, engine=engine, folder=context.inputs[variant.name], merged=merged, task=subject.task,
+        sentence=subject.sentence, threads=context.limits.threads, texts=texts(reference, length, far=_angles_are_fixed(Path(merged))),
+        arithmetic=variant.arithmetic, toolchain=str(toolchain or ""), scratch=context.temporary,
         limits=context.limits.model_copy(update={"parent_pid": os.getpid(), "device": "cpu"}),
     )  # fmt: skip
     file = Path(context.temporary) / "twin.json"
     file.write_text(order.model_dump_json(), encoding="utf-8")
     try:
-        done = portability.asked(MODULE, [str(file)], SECONDS)
-        return judged(Answer.model_validate_json(done.stdout.splitlines()[-1]), half=variant.arithmetic == "half")
+        done = portability.asked(MODULE, [str(file)], SECONDS, python=context.python)
+        return judged(Answer.model_validate_json(done.stdout.splitlines()[-1]), variant.name)
     except subprocess.TimeoutExpired:
         why = f"it took longer than {SECONDS} seconds"
     except (ValueError, KeyError, TypeError, IndexError):
         print(done.stderr, flush=True)  # into the attempt's log
         lines = done.stderr.strip().splitlines()
         why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return Compared(note=not_compared(why))
+    return not_compared(why)
 
 
 def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
@@ -95,33 +94,35 @@ def _text(sample: Sample, causal: bool, room: int) -> Text:
     return Text(ids=sample.ids, targets=tuple(sample.tokens), types=sample.types)
 
 
-def _tells_positions(merged: Path, engine: str) -> bool:
+def _angles_are_fixed(merged: Path) -> bool:
     """Whether a model may be told positions that no text here reaches."""
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rotation.get("rope_type", rotation.get("type", "default")) if isinstance(rotation, dict) else ""
-    return engine == "onnx" and kind in _SAFE_ROTATIONS
+    return kind in _SAFE_ROTATIONS
 
 
-def judged(answer: Answer, *, half: bool) -> Compared:
-    """What an answer of the comparison means."""
+def judged(answer: Answer, variant: str) -> Compared:
+    """What an answer of the comparison means for a variant."""
     if answer.left_out is not None:
-        return Compared(note=not_compared(answer.left_out))
+        return not_compared(answer.left_out)
+    reasons = [findings.weights(answer.weights, variant)] if answer.weights else []
     if not answer.tokens:
-        return Compared(weights=answer.weights)
-    error, limit = answer.error, IN_HALVES if half else STRUCTURE
-    figures, structure = CheckFigures(twin_error=error), None
-    if error is None or error > limit:
+        return Compared(findings=tuple(reasons))
+    error, figures = answer.error, CheckFigures(twin_error=answer.error)
+    if error is None or error > answer.limit:
         far = "without limit" if error is None else f"by {error:.3g} standard deviations"
         way = f" ({answer.way})" if answer.way else ""
-        structure = (
+        reason = (
             f"its graph is not the model that its own weights give: in fp32 its outputs{way} differ {far} from position {answer.position}"
-            f" of {answer.tokens} tokens on, above the limit {limit:g}: its structure or its constants were changed"
+            f" of {answer.tokens} tokens on, above the limit {answer.limit:g}: its structure or its constants were changed"
         )
-    if (rounding := answer.rounding) is None:
-        return Compared(figures, answer.weights, structure)
-    figures = figures.plus(rounding_error=rounding.share, rounding_slope=rounding.slope)
-    return Compared(figures, answer.weights, structure, _systematic(rounding))
+        reasons.append(findings.structure(reason, variant))
+    if (rounding := answer.rounding) is not None:
+        figures = figures.plus(rounding_error=rounding.share, rounding_slope=rounding.slope)
+        if systematic := _systematic(rounding):
+            reasons.append(findings.rounding(systematic, fallback(variant) or unquantized(variant), variant))
+    return Compared(figures, tuple(reasons))
 
 
 def _systematic(found: Rounding) -> str | None:
@@ -139,6 +140,6 @@ def _systematic(found: Rounding) -> str | None:
     return None
 
 
-def not_compared(why: str) -> str:
-    """The note that nothing was compared."""
-    return f"its graph was not compared with the model that its own weights give: {why}"
+def not_compared(why: str) -> Compared:
+    """That nothing was compared, as a note."""
+    return Compared(notes=(f"its graph was not compared with the model that its own weights give: {why}",))

@@ -1,0 +1,1 @@
+"""ONNX graphs as a form: what their operators store and multiply, by the specification."""

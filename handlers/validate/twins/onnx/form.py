@@ -1,0 +1,105 @@
+"""Folders of ONNX graphs, onnxruntime's and onnxruntime-genai's, as the comparison with the twin reads and runs them.
+
+Named by `Limits.twin` of their variants. The float form is the engine that the checks use too, over changed graphs. Imports onnxruntime.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime import OrtValue
+
+from handlers.models.tasks import BY_NAME
+from handlers.onnx.folder import genai_config
+from handlers.validate.engines.onnx_causal import OnnxEngine
+from handlers.validate.engines.onnx_folder import LoadedGraph, graph_files
+from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
+from handlers.validate.engines.registry import load
+from handlers.validate.twins.messages import Order, Text
+from handlers.validate.twins.onnx import stored
+from handlers.validate.twins.onnx.float_form import float_form
+from handlers.validate.twins.passes import of_engine
+from handlers.validate.twins.weights import Stored
+
+STRUCTURE = 2e-3
+"""Largest |Δ| between a graph's float form and its twin, in standard deviations of the outputs: both compute in fp32, and sound graphs stay
+below 1e-5."""
+IN_HALVES = 3e-2
+"""The same where a graph's tables, norms and constants are halves, while the twin's are not: sound ones stay below 3e-3,
+and T5, whose logits are far from 0, below 0.013."""
+
+
+class OnnxForm:
+    """A folder of graphs."""
+
+    def __init__(self, order: Order) -> None:
+        self._spec = order.spec
+        self.limit = IN_HALVES if order.arithmetic == "half" else STRUCTURE
+        self.told_positions = order.engine == "onnx"
+
+    @functools.cached_property
+    def _files(self) -> Mapping[str, Path]:
+        return graph_files(Path(self._spec.folder))
+
+    def weights(self) -> list[Stored]:
+        """See `Form.weights`."""
+        return [weight for role, path in self._files.items() for weight in stored.read(path, role)]
+
+    def halves(self) -> set[bytes]:
+        """See `Form.halves`."""
+        return {tensor for path in self._files.values() for tensor in stored.halves(path)}
+
+    def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
+        """See `Form.outputs`."""
+        engine: Any = _FLOATS[BY_NAME[self._spec.task].kind](self._spec) if in_float else load(self._spec)
+        rows = of_engine(self._spec, engine, texts)
+        del engine
+        gc.collect()
+        return rows
+
+
+class _FloatGraph(LoadedGraph):
+    """A graph of a folder in its float form."""
+
+    def _session(self, path: Path, threads: int) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        options.log_severity_level = 3
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # which would keep what weights are cast to
+        return onnxruntime.InferenceSession(float_form(path), options, providers=["CPUExecutionProvider"])
+
+    def empty_past(self, rows: int) -> dict[str, OrtValue]:
+        """As in all graphs; onnxruntime-genai's don't say the size of a head, but their configuration does."""
+        if (self.path.parent / genai_config.FILE).is_file():
+            size = genai_config.read(self.path.parent)["model"]["decoder"]["head_size"]
+            return {name: self.value(name, np.zeros((rows, self.inputs[name].shape[1], 0, size))) for name in self.past}
+        return super().empty_past(rows)
+
+
+class _FloatForm:
+    """Beside an engine of ONNX folders: its graphs are float forms."""
+
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return _FloatGraph(path, threads)
+
+
+class _FloatCausal(_FloatForm, OnnxEngine): ...
+
+
+class _FloatSeq2Seq(_FloatForm, OnnxSeq2Seq): ...
+
+
+class _FloatEncoder(_FloatForm, OnnxEncoder): ...
+
+
+_FLOATS: Mapping[str, type[Any]] = {"causal": _FloatCausal, "seq2seq": _FloatSeq2Seq, "encoder": _FloatEncoder}
+"""Kind of model → what runs a graph's float form."""
