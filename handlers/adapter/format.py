@@ -30,7 +30,7 @@ FORMAT = Format(
             about="only the adapter, as safetensors, with the name and digest of its base",
             needs=("merge",), heavy=False, threads=1, memory_fixed=900 * MIB, disk_fixed=64 * MIB, disk_stored=0.1,
             settings=("merge.base",), libraries=("torch", "peft", "safetensors"),
-            limits=Limits("adapter", cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3, layerwise=True),
+            limits=Limits("adapter", pytorch=True, cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3, layerwise=True),
             # The same tensors on the same base by the same library: nothing is rounded, so nothing may differ.
             thresholds=Thresholds(agreement=0.999, kl=1e-5, error=1e-3),
             traits=frozenset({"cache", "padding"}),

@@ -262,8 +262,9 @@ def test_what_took_seconds_to_load_makes_no_room_for_what_takes_a_moment(quick: 
 def test_stages_are_forked_from_what_has_their_libraries_and_no_others(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     forked = {spec.name: warm.wanted(context.model_copy(update={"stage": spec.name})) for spec in all_specs()}
-    assert {forked[name] for name in ("merge", "onnx", "reference", "merged", "speed")} == {"torch"}
-    assert {forked[name] for name in ("report", "consolidate", "onnx-int8", "check-onnx", "check-onnx-int8")} == {"light"}
+    with_torch = ("merge", "onnx", "reference", "merged", "speed", "check-pytorch-w4a16", "check-pytorch-adapter", "check-onnx-int8")
+    assert {forked[name] for name in with_torch} == {"torch"}, "a check beside the model of its own weights uses PyTorch too"
+    assert {forked[name] for name in ("report", "consolidate", "onnx-int8", "check-onnx")} == {"light"}
 
 
 def test_what_computes_on_a_gpu_or_in_a_toolchain_or_measures_on_request_is_started(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ class Catalog:
         return frozenset(one.limits.engine for one in self.variants.values() if one.limits.gpu)
 
     @functools.cached_property
+    def in_pytorch(self) -> frozenset[str]:
+        """Engines that run a model of transformers in PyTorch."""
+        return frozenset(one.limits.engine for one in self.variants.values() if one.limits.pytorch)
+
+    @functools.cached_property
     def thresholds(self) -> dict[str, Thresholds]:
         """Variant → its default thresholds."""
         return {one.name: one.thresholds for one in self.variants.values()}

@@ -109,6 +109,8 @@ class Limits:
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
+    pytorch: bool = False
+    """Its engine runs a model of transformers in PyTorch, so that the check had better start where both are loaded."""
     layerwise: bool = False
     """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     weights: bool = False

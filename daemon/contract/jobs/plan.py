@@ -98,15 +98,17 @@ def _check(variant: Variant) -> StageSpec:
     limits = variant.limits
     memory = (limits.memory_fixed, limits.memory_fp32)
     most = (max(memory[0], _TWIN[0]), max(memory[1], _TWIN[1])) if limits.twin else memory
-    weighed = (_MERGE.name,) if variant.limits.weights or variant.limits.twin else ()
+    weighed = (_MERGE.name,) if limits.weights or limits.twin else ()
+    pytorch = ("torch", "transformers") if limits.pytorch or limits.twin else ()
+    libraries = tuple(dict.fromkeys(("sentencepiece", *pytorch, *variant.libraries)))
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 6, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,
         layerwise=int(limits.layerwise),
-        settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
-        light=True, toolchain=variant.limits.toolchain, gpu=variant.limits.gpu,
+        settings=(f"validation.thresholds.{variant.name}",), libraries=libraries,
+        light=not pytorch, toolchain=limits.toolchain, gpu=limits.gpu,
     )  # fmt: skip
 
 

@@ -134,8 +134,6 @@ _OURS: dict[str, dict[str, str]] = {
     "torch-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
-PYTORCH = frozenset(_OURS)
-"""Those that run PyTorch and transformers, and start at once in a process that has them loaded."""
 LAYERWISE = "-layerwise"
 """What the name of an engine ends with that reads its model layer by layer, and answers many requests at once (`Ahead`)."""
 WAY = "layer by layer"
@@ -147,6 +145,11 @@ EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 def engines() -> dict[str, dict[str, str]]:
     """Engine → kind of model → `module:class`."""
     return {**catalog().engines, **_OURS}
+
+
+def in_pytorch(engine: str) -> bool:
+    """Whether an engine runs PyTorch and transformers, so that it starts at once in a process that has them loaded."""
+    return engine in _OURS or engine.removesuffix(LAYERWISE) in catalog().in_pytorch
 
 
 def engine_for(name: str, context: StageContext, kind: Kind) -> str:

@@ -88,7 +88,7 @@ class EngineWorker:
         self._stderr = folder / f"worker-{name}.log"
         with open(self._stderr, "wb") as errors:
             # One that runs without PyTorch must not have it in memory, as in its users' programs.
-            if toolchain is None and warm.is_forked() and (spec.engine in registry.PYTORCH) == ("torch" in sys.modules):
+            if toolchain is None and warm.is_forked() and registry.in_pytorch(spec.engine) == ("torch" in sys.modules):
                 self._process: subprocess.Popen[bytes] | warm.Forked = warm.fork(lambda: worker.main(str(spec_file)), errors.fileno())
                 return
             self._process = subprocess.Popen(
