@@ -59,15 +59,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)
         return output
-    weights: list[str] = []
+    examination = Examination()
     try:
-        examination = _examined(context, reporter, reference, variant, output, weights)
+        _examine(context, reporter, reference, variant, output, examination)
     except WorkerFailed as error:
         reporter.checkpoint()
         if error.details:
             print(error.details, flush=True)  # into the attempt's log, which the remedy names
         output.reusable = False
-        record.add_check(staging, output, unrunnable(variant.name, error, *weights), None, reporter)
+        record.add_check(staging, output, unrunnable(variant.name, error, examination.findings), None, reporter)
         return output
     limits = context.work.validation.thresholds.get(variant.name)
     record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
@@ -76,10 +76,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _examined(
-    context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput, weights: list[str]
-) -> Examination:
-    """Run the artifact. Into `weights` goes why they are not those that were merged, which is known even if it can't be run."""
+def _examine(
+    context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput, examination: Examination
+) -> None:
+    """Run the artifact. What is found out goes into `examination`, so that it is known even if the artifact can't be run to the end."""
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
     engine = engine_for(variant.limits.engine, context, subject.kind)
@@ -97,9 +97,9 @@ def _examined(
         whole, reference = reference, room.fitting(reference, about.context_length)
         output.warnings += room.told(variant.name, whole, reference, about.context_length)
         if weighed and (told := worker.ask(CompareWeights(source=weighed)).reason):
-            weights.append(told)
+            examination.findings.append(findings.weights(told, variant.name))
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
-        examination = examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress)
+        examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress, result=examination)
         said = answers.given(worker, reference.samples, exact=exact)
         stats = worker.ask(AskStats())
     rows_of, went_on = partial(logits_file, outputs), [one.tokens for one in examination.prompts]
@@ -120,16 +120,19 @@ def _examined(
         examination.findings.append(findings.example(told))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
-    if told := next(iter(weights), graphs.weights):
-        examination.findings.append(findings.weights(told, variant.name))
+    if graphs.weights and not _names(examination, "weights"):
+        examination.findings.append(findings.weights(graphs.weights, variant.name))
     if graphs.fault:
         examination.findings.append(findings.portability(graphs.fault, variant.name))
     examination.figures = examination.figures.plus(**graphs.figures.given)
     if variant.limits.twin:
         reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
         twin = judging.compared(context, variant, engine, reference, about.context_length)
-        known = {finding.aspect for finding in examination.findings} & {"weights"}
-        examination.findings += [finding for finding in twin.findings if finding.aspect not in known]
+        repeated = {"weights"} if _names(examination, "weights") else set()
+        examination.findings += [finding for finding in twin.findings if finding.aspect not in repeated]
         examination.notes += twin.notes
         examination.figures = examination.figures.plus(**twin.figures.given)
-    return examination
+
+
+def _names(examination: Examination, aspect: str) -> bool:
+    return any(finding.aspect == aspect for finding in examination.findings)

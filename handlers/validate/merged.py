@@ -28,13 +28,14 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reference = record.read_reference(Path(context.inputs["reference"]))
     published = next((name for name, one in catalog().variants.items() if "merged" in one.traits and name in context.inputs), None)
     output, staging = StageOutput(strategy=context.strategy), Path(context.staging)
+    examination = Examination()
     try:
-        examination = _examined(context, reporter, reference, published, output)
+        _examine(context, reporter, reference, published, output, examination)
     except WorkerFailed as error:
         reporter.checkpoint()
         output.reusable = False
         if published:
-            record.add_check(staging, output, unrunnable(published, error), None, reporter)
+            record.add_check(staging, output, unrunnable(published, error, examination.findings), None, reporter)
         what = "Artifacts were compared only with the live model, and speed was not compared with PyTorch"
         output.warnings.append(f"{what}, because the merged model could not be run: {error.cause}.")
         return output
@@ -46,14 +47,17 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None, output: StageOutput) -> Examination:
+def _examine(
+    context: StageContext, reporter: Reporter, reference: Reference, published: str | None, output: StageOutput, examination: Examination
+) -> None:
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     subject = reference.subject
     engine = engine_for(EXACT.engine, context, subject.kind)
     spec = EngineSpec(engine=engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
-        examination = examine(worker, reference, logits, None, tokenizer=published is not None, exact=True, progress=reporter.progress)
+        tokenizer, progress = published is not None, reporter.progress
+        examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)
         said = answers.given(worker, reference.samples, exact=True)
         stats = worker.ask(AskStats())
     rows_of, went_on = partial(logits_file, logits), [one.tokens for one in examination.prompts]
@@ -65,4 +69,3 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
         examination.figures = examination.figures.plus(way=taken.taken)
-    return examination

@@ -7,6 +7,7 @@ judged by limits of the variant's kind; closeness to the live model by the confi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
@@ -18,7 +19,7 @@ from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
-from handlers.validate.findings import made_again
+from handlers.validate.findings import Finding
 from handlers.validate.length import faults as length_faults
 from handlers.validate.workers.client import WorkerFailed
 
@@ -217,20 +218,20 @@ def _remedy(variant: str, keys: list[str]) -> str:
     )
 
 
-def unrunnable(variant: str, error: WorkerFailed, weights: str | None = None) -> ArtifactCheck:
-    """The check of an artifact that could not be run. `weights`: why its weights are not those that were merged.
+def unrunnable(variant: str, error: WorkerFailed, known: Sequence[Finding] = ()) -> ArtifactCheck:
+    """The check of an artifact that could not be run, or not to the end. `known`: what had been found out until then.
 
     It failed, unless the machine lacks the device that it runs on: then nobody knows.
     """
-    if error.code == FaultCode.DEVICE_MISSING and not weights:
+    if error.code == FaultCode.DEVICE_MISSING and not known:
         reason = f"it could not be run here: {error.cause}"
         return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=error.remedy)
     figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
-    reasons = (*([weights] if weights else []), f"it could not be run: {error.cause}")
-    remedy = f"{made_again(variant)}; {error.remedy}" if weights else error.remedy
+    reasons = (*(finding.reason for finding in known), f"it could not be run: {error.cause}")
+    remedy = "; ".join(dict.fromkeys((*(finding.remedy for finding in known), error.remedy)))
     return ArtifactCheck(
         variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=remedy, figures=figures.written(),
-        of_precision=error.of_precision and not weights,
+        of_precision=error.of_precision and all(finding.of_precision for finding in known),
     )  # fmt: skip
 
 

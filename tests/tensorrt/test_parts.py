@@ -17,6 +17,7 @@ from daemon.contract.jobs.messages import Verdict
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
 from handlers.tensorrt import build_script, opset, profiles
 from handlers.tensorrt.options import TensorRtOptions
+from handlers.validate import findings
 from handlers.validate.verdict import unrunnable
 from handlers.validate.workers.client import WorkerFailed
 
@@ -121,7 +122,7 @@ def test_an_artifact_whose_device_is_missing_is_unverified_unless_its_weights_ar
     lost = WorkerFailed("there is no GPU", "use another machine", code=FaultCode.DEVICE_MISSING)
     check = unrunnable("tensorrt-rtx", lost)
     assert check.verdict is Verdict.UNVERIFIED and check.reasons == ("it could not be run here: there is no GPU",)
-    assert unrunnable("tensorrt-rtx", lost, "they are another's").verdict is Verdict.FAILED
+    assert unrunnable("tensorrt-rtx", lost, [findings.weights("they are another's", "tensorrt-rtx")]).verdict is Verdict.FAILED
     assert unrunnable("tensorrt-rtx", WorkerFailed("it crashed", "", code=FaultCode.ENGINE)).verdict is Verdict.FAILED
 
 

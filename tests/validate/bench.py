@@ -25,9 +25,9 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens, weights
-from handlers.validate.verdict import judge
+from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers import worker
-from handlers.validate.workers.client import EngineWorker, answer_in
+from handlers.validate.workers.client import EngineWorker, WorkerFailed, answer_in
 from handlers.validate.workers.protocol import A, CompareWeights, Load, Loaded, Request
 
 
@@ -57,14 +57,16 @@ class Bench:
     scratch: Path
     merged: Path
 
-    def examine(self, variant: str, folder: Path, against: Path | None = None) -> Examination:
-        """Run one folder."""
+    def examine(self, variant: str, folder: Path, against: Path | None = None, result: Examination | None = None) -> Examination:
+        """Run one folder; `result` receives what is found out."""
         engine, subject = catalog().variants[variant].limits.engine, self.subject
         spec = EngineSpec(engine=engine, folder=str(folder), task=subject.task, sentence=subject.sentence)
         outputs = self.outputs(folder)
         direct, exact = cast(EngineWorker, Direct(variant, spec)), catalog().variants[variant].limits.exact
         merged = None if against is None else Merged(against)
-        return examine(direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=lambda fraction, message: None)
+        return examine(
+            direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=lambda fraction, message: None, result=result
+        )  # fmt: skip
 
     def told_of_weights(self, variant: str, folder: Path) -> str | None:
         """Why its weights are not those of the merged model, where its engine compares them."""
@@ -76,19 +78,28 @@ class Bench:
         examination = self.examined(variant, folder, source)
         return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
 
-    def examined(self, variant: str, folder: Path, source: Path | None = None) -> Examination:
-        """What `check` judges."""
+    def checked(self, variant: str, folder: Path, source: Path | None = None) -> ArtifactCheck:
+        """The same of a folder that may be too damaged to be run to the end."""
+        examination = Examination()
+        try:
+            self.examined(variant, folder, source, examination)
+        except WorkerFailed as error:
+            return unrunnable(variant, error, examination.findings)
+        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
+
+    def examined(self, variant: str, folder: Path, source: Path | None = None, result: Examination | None = None) -> Examination:
+        """What `check` judges; `result` receives it."""
         against = self.outputs(self.merged) if variant != "pytorch" else None
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
-        examination = self.examine(variant, folder, against)
+        examination = result or Examination()
         told = weights.difference(folder, self.merged) if variant == "pytorch" else self.told_of_weights(variant, folder)
         if source is not None:
             pairs = ([ir.load(one / path.name) for one in (folder, source)] for path in sorted(folder.glob("*.onnx")))
             told = next((text for pair in pairs if (text := rounded_weights.difference(*pair, nearest=True))), None)
         if told:
             examination.findings.append(findings.weights(told, variant))
-        return examination
+        return self.examine(variant, folder, against, examination)
 
     def outputs(self, folder: Path) -> Path:
         """Where the rows of a folder go."""

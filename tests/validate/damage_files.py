@@ -17,8 +17,6 @@ from typing import Any
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.onnx.genai import int4
 from handlers.onnx.genai import stage as genai
-from handlers.validate.verdict import unrunnable
-from handlers.validate.workers.client import WorkerFailed
 from tests.onnx.conftest import make_context, silent
 from tests.validate import artifacts, sabotage, test_sentence_transformers, zoo
 from tests.validate.bench import Bench, measured
@@ -283,10 +281,7 @@ class Bank:
         """The check of a folder of a kind."""
         variant, _ = self.sound(kind)
         source = self._lab().source(variant) if kind in CAUSAL and variant not in GENAI else None
-        try:
-            return bench.check(variant, folder, source)
-        except WorkerFailed as error:
-            return unrunnable(variant, error)
+        return bench.checked(variant, folder, source)
 
     def _lab(self) -> sabotage.Lab:
         place = self.folder / "causal"

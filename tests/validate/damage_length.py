@@ -20,8 +20,6 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
-from handlers.validate.verdict import unrunnable
-from handlers.validate.workers.client import WorkerFailed
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench
 from tests.validate.long_models import ORIGINAL, WINDOW, LongLab
@@ -280,10 +278,7 @@ def checked(lab: LongLab, bench: Bench, damage: LongDamage, variant: str, folder
     """The check of an artifact that is wrong so; it is made in `folder`."""
     target = artifacts.copy(lab.made(damage.kind, variant), folder / "artifact")
     damage.damage(target)
-    try:
-        return bench.check(variant, target, lab.source(damage.kind, variant))
-    except WorkerFailed as error:
-        return unrunnable(variant, error)
+    return bench.checked(variant, target, lab.source(damage.kind, variant))
 
 
 def main() -> None:

@@ -22,8 +22,6 @@ from onnx import TensorProto, helper, numpy_helper
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.merge.api import merge_adapter
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.verdict import unrunnable
-from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.onnx.conftest import describe
 from tests.onnx.small import derived
@@ -372,10 +370,7 @@ def checked(lab: Lab, bench: Bench, sabotage: Sabotage, variant: str, folder: Pa
     """The check of an artifact that is wrong so; it is made in `folder`."""
     target = artifacts.copy(lab.made(sabotage.source, variant), folder / "artifact")
     sabotage.damage(target)
-    try:
-        return bench.check(variant, target, lab.source(variant))
-    except WorkerFailed as error:
-        return unrunnable(variant, error, bench.told_of_weights(variant, target))
+    return bench.checked(variant, target, lab.source(variant))
 
 
 def main() -> None:

@@ -164,13 +164,14 @@ def test_other_weights_or_settings_fail_an_artifact_at_its_limits_and_no_less_qu
     assert _judge(kl=0.06).of_precision
 
 
-def test_weights_that_keep_an_artifact_from_running_are_named_first() -> None:
+def test_what_was_known_before_an_artifact_could_not_be_run_on_is_named_first() -> None:
     crashed = WorkerFailed("it ended by itself", "look at the log", of_precision=True)
-    check = unrunnable("pytorch-w4a16", crashed, WEIGHTS)
-    assert check.reasons == (WEIGHTS, "it could not be run: it ended by itself") and not check.of_precision
+    tokenizer = findings.tokenizer("its tokenizer is another")
+    check = unrunnable("pytorch-w4a16", crashed, [findings.weights(WEIGHTS, "pytorch-w4a16"), tokenizer])
+    assert check.reasons == (WEIGHTS, tokenizer.reason, "it could not be run: it ended by itself") and not check.of_precision
     assert check.remedy.startswith("run `ckptd retry`") and check.remedy.endswith("; look at the log")
     alone = unrunnable("pytorch-w4a16", crashed)
-    assert alone.reasons == check.reasons[1:] and alone.of_precision and alone.remedy == "look at the log"
+    assert alone.reasons == check.reasons[2:] and alone.of_precision and alone.remedy == "look at the log"
 
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6}

@@ -88,15 +88,17 @@ class Merged:
 
 
 def examine(
-    worker: EngineWorker, reference: Reference, outputs: Path, merged: Merged | None, *, tokenizer: bool, exact: bool, progress: Progress
-) -> Examination:
+    worker: EngineWorker, reference: Reference, outputs: Path, merged: Merged | None, *, tokenizer: bool, exact: bool, progress: Progress,
+    result: Examination | None = None,
+) -> Examination:  # fmt: skip
     """Load the worker's model and compare it with the live model, with `merged` and with itself.
 
     `outputs` is a folder that receives the logits, see `logits_file`. `exact`: texts of one batch do not affect each other, so that they
-    may be run together. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
+    may be run together. `result` receives what is found out, which so is known even where the worker fails later. Raises WorkerFailed
+    when the worker fails or its logits can't be compared at all.
     """
     about = worker.load()
-    result = Examination()
+    result = result or Examination()
     subject = reference.subject
     if tokenizer and reference.readable and (told := _tokenizer_difference(worker, reference)):
         result.findings.append(findings.tokenizer(told))
