@@ -11,6 +11,7 @@ from daemon.contract.formats.stages import MIB
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
 TOOLCHAIN = "web"
+TWIN = "handlers.validate.twins.onnx.form:PageForm"
 TYPES = frozenset(
     name
     for rows in tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8")).values() if isinstance(rows, list)
@@ -21,6 +22,13 @@ _ENGINE = "handlers.web.engine"
 _MEMORY = 1400 * MIB
 """A browser with its processes, and the check."""
 ELSEWHERE = "in Chromium on the CPU, with one thread; not with WebGPU, nor in other browsers"
+
+
+def _rounded(cache: float, noise_share: float) -> Limits:
+    return Limits(
+        "web", twin=TWIN, cache=cache, padding=cache, noise_share=noise_share, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5
+    )  # fmt: skip
+
 
 FORMAT = Format(
     name="web",
@@ -51,7 +59,7 @@ FORMAT = Format(
             needs=("onnx-int8",), model_types=TYPES,
             memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.6, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int8", fallback="web",
-            limits=Limits("web", cache=0.5, padding=0.5, noise_share=1.5, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
+            limits=_rounded(cache=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="transformers.js",
             deploys="at its targets", targets=frozenset({"browser"}), elsewhere=ELSEWHERE,
@@ -62,7 +70,7 @@ FORMAT = Format(
             needs=("onnx-int4",), model_types=TYPES,
             memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.5, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int4", fallback="web-int8",
-            limits=Limits("web", cache=0.1, padding=0.1, noise_share=0.25, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
+            limits=_rounded(cache=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="transformers.js",
             deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,

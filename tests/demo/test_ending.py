@@ -22,8 +22,8 @@ def play(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """Starts `daemon.cli.demo.main(…)` in a process of its own whose temporary folders lie in `tmp_path`."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(call: str) -> subprocess.Popen[str]:
-        code = f"import sys; from daemon.cli.demo import main; sys.exit(main({call}))"
+    def start(call: str, first: str = "") -> subprocess.Popen[str]:
+        code = f"{first}\nimport sys; from daemon.cli.demo import main; sys.exit(main({call}))"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             text=True,
@@ -60,18 +60,41 @@ def test_a_signal_ends_all_processes_and_removes_the_temporary_folder(number: si
     process = play("None")
     children = wait_for_children(process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert f"Ended by {number.name}" in out and "Traceback" not in err
     assert all_gone(children)
     assert list(tmp_path.iterdir()) == []
 
 
+LOSES_EXCEPTIONS = """
+import time
+from types import SimpleNamespace
+from daemon.cli import demo
+
+class Pause:
+    def __init__(self, seconds): self.seconds = seconds
+    def __del__(self): time.sleep(self.seconds)
+
+demo.time = SimpleNamespace(sleep=Pause, monotonic=time.monotonic)
+"""
+
+
+def test_a_signal_whose_exception_python_drops_ends_it_too(play, tmp_path: Path) -> None:
+    process = play("None", first=LOSES_EXCEPTIONS)
+    children = wait_for_children(process)
+    time.sleep(1)  # in a destructor, nearly all the time
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Ended by SIGTERM" in out, err
+    assert all_gone(children) and list(tmp_path.iterdir()) == []
+
+
 def test_no_process_outlives_a_demo_that_is_killed(play) -> None:
     process = play("None")
     children = wait_for_children(process)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert all_gone(children)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shutil
 import sys
@@ -19,12 +20,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ChildLimits
 from handlers.onnx.format import TWIN
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.twins import judging
 from handlers.validate.twins.compare import compare
 from handlers.validate.twins.messages import Answer, Order, Text
+from handlers.web.format import TWIN as PAGE_TWIN
 from tests.onnx.conftest import make_context, silent
 from tests.onnx.small import derived
 from tests.validate.sabotage import Lab, make
@@ -34,8 +37,11 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4": ("int4", {}), "int4-zeros": ("int4", {"symmetric": False}), "int4-k-quant": ("int4", {"algorithm": "k-quant"}),
     "int4-hqq": ("int4", {"algorithm": "hqq"}), "fp16": ("fp16", {}),
     "genai-int4": ("genai", {}), "genai-int4-zeros": ("genai", {"symmetric": False}),
+    "web-int8": ("web", {}), "web-int4": ("web", {}), "activations-int8": ("activations", {}), "activations-fp16": ("activations", {}),
 }  # fmt: skip
-OURS = tuple(name for name in FORMS if not name.startswith("genai"))
+OURS = tuple(name for name in FORMS if name.startswith(("int", "fp16")))
+COPIES = {"web-int8": "int8", "web-int4": "int4", "activations-int8": "int8"}
+"""Forms whose graphs are others' with small changes → the form whose damages they can have."""
 GENAI = ("genai-int4", "genai-int4-zeros")
 INT8 = ("int8", "int8-static")
 NIBBLES = ("int4", "int4-zeros", "int4-k-quant", "int4-hqq", *GENAI)
@@ -60,9 +66,28 @@ def artifact(lab: Lab, form: str, source: str = "sound") -> Path:
             context = context.model_copy(update={"work": context.work.with_options(OnnxOptions(**options))})
             int4.run(context, silent())
             shutil.copytree(context.staging, target)
+        elif stage in ("web", "activations"):
+            shutil.copytree(_copied(lab, form, source, scratch), target)
         else:
             shutil.copytree(derived(stage, lab.made(source, "onnx"), scratch, accuracy_level=0, **options).folder, target)
     return target
+
+
+def _copied(lab: Lab, form: str, source: str, scratch: Path) -> Path:
+    """What the stages of a page and of activations make."""
+    plain, stage = lab.made(source, "onnx"), pkgutil.resolve_name("handlers.onnx.activations.stage:run")
+    if form in ("web-int8", "web-int4"):
+        inputs = {f"onnx-{COPIES[form]}": artifact(lab, COPIES[form], source), "onnx": plain}
+        stage = pkgutil.resolve_name(f"handlers.web.stage:{COPIES[form]}")
+    else:
+        context = make_context(scratch / "whole", "onnx-activations", {"merge": lab.made(source, "pytorch"), "onnx": plain}, lab.base)
+        stage(context, silent())
+        inputs = {"onnx-activations": Path(context.staging)}
+        name = "half" if form.endswith("fp16") else "integers"
+        stage = pkgutil.resolve_name(f"handlers.onnx.activations.forms:{name}")
+    context = make_context(scratch / "form", form if form in catalog().variants else f"onnx-{form}", inputs, lab.base)
+    stage(context, silent())
+    return Path(context.staging)
 
 
 def texts(form: str) -> list[Text]:
@@ -75,10 +100,11 @@ def texts(form: str) -> list[Text]:
 
 def answered(lab: Lab, form: str, folder: Path) -> Answer:
     """What the comparison of a folder finds."""
-    engine = "onnx-genai" if form in GENAI else "onnx"
+    engine = "onnx-genai" if form in GENAI else "web" if form.startswith("web") else "onnx"
     order = Order(
-        form=TWIN, engine=engine, folder=str(folder), merged=str(lab.made("sound", "pytorch")), task="text-generation", sentence=False,
-        threads=1, texts=texts(form), arithmetic="half" if form == "fp16" else "float", limits=ChildLimits(),
+        form=PAGE_TWIN if engine == "web" else TWIN, engine=engine, folder=str(folder),
+        merged=str(lab.made("sound", "pytorch")), task="text-generation", sentence=False,
+        threads=1, texts=texts(form), arithmetic="half" if form.endswith("fp16") else "float", limits=ChildLimits(),
     )  # fmt: skip
     return compare(order)
 
@@ -109,13 +135,14 @@ class Damage:
     def apply(self, source: Path, target: Path) -> Path:
         """A damaged copy."""
         shutil.copytree(source, target)
-        model = onnx.load(target / "model.onnx")
+        file = next(target.rglob("model*.onnx"))
+        model = onnx.load(file)
         before = model.SerializeToString(deterministic=True)
         self.change(model)
         assert model.SerializeToString(deterministic=True) != before, f"{self.name} changed nothing"
-        for path in target.glob("model.onnx*"):
+        for path in file.parent.glob(f"{file.name}*"):
             path.unlink()
-        onnx.save(model, target / "model.onnx")
+        onnx.save(model, file)
         return target
 
 
@@ -487,6 +514,7 @@ DAMAGES = (
     Damage("an activation's zero point at the end", ("int8-static",), _activation("zero_point", lambda array: array * 0 + 250), SYSTEMATIC),
 )  # fmt: skip
 CASES = [(one, form) for one in DAMAGES for form in one.forms]
+CASES += [(one, copy) for one in DAMAGES for copy, form in COPIES.items() if form in one.forms]
 
 
 def main() -> None:

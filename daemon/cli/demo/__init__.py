@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -51,10 +51,12 @@ class Ended(Exception):
 
 
 class Demo:
-    """One demonstration in `folder`: its processes, what is known about them, and the screen."""
+    """One demonstration in `folder`: its processes, what is known about them, and the screen. `asked`: numbers of signals to end it."""
 
-    def __init__(self, folder: Path, console: Console, *, checkpoints: int, base_seconds: float, kept: bool) -> None:
-        self.folder, self.console = folder, console
+    def __init__(
+        self, folder: Path, console: Console, *, checkpoints: int, base_seconds: float, kept: bool, asked: Sequence[int] = ()
+    ) -> None:
+        self.folder, self.console, self._asked = folder, console, asked
         self.checkpoints, self.base_seconds, self.kept = checkpoints, base_seconds, kept
         self.base, self.run = Training("base model"), Training("fine-tuning")
         self.snapshot = snapshot(self.folder / "state")
@@ -105,7 +107,9 @@ class Demo:
                 self.tell(line)
 
     def look(self, daemon: processes.Child | None) -> None:
-        """Read the daemon's state, draw, and pause. Raises Permanent when the daemon has ended."""
+        """Read the daemon's state, draw, and pause. Raises Permanent when the daemon has ended, Ended when a signal was."""
+        if self._asked:  # Python drops what a signal raises inside of a destructor or a callback of a lock
+            raise Ended(self._asked[0])
         if daemon is not None:
             try:
                 now = snapshot(self.folder / "state")
@@ -215,16 +219,18 @@ def _ignore_signals() -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP become `Ended` once; while things are then put in order, they are ignored."""
+def _signals() -> Iterator[list[int]]:
+    """SIGINT, SIGTERM and SIGHUP become `Ended` once, and are noted; while things are then put in order, they are ignored."""
+    asked = list[int]()
 
     def ended(number: int, _: FrameType | None) -> None:
         _ignore_signals()
+        asked.append(number)
         raise Ended(number)
 
     before = {number: signal.signal(number, ended) for number in SIGNALS}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -243,11 +249,11 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
         errors.print(escape_lines(str(error)), soft_wrap=True)
         return 2
     with ExitStack() as order:
-        order.enter_context(_signals())
+        asked = order.enter_context(_signals())
         if keep is None:
             order.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            demo = Demo(folder, console, checkpoints=checkpoints, base_seconds=base_seconds, kept=keep is not None)
+            demo = Demo(folder, console, checkpoints=checkpoints, base_seconds=base_seconds, kept=keep is not None, asked=asked)
             order.callback(demo.end)
             order.callback(_ignore_signals)
             code = demo.play()

@@ -9,6 +9,7 @@ from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
+TWIN = "handlers.validate.twins.onnx.form:OnnxForm"
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
 
 FORMAT = Format(
@@ -37,7 +38,7 @@ FORMAT = Format(
             about="the ONNX graph with activations, in half precision",
             needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=1.6, libraries=("onnx", "onnxruntime"),
             form_of="onnx-activations", level="fp16", fallback="onnx-activations",
-            limits=Limits("onnx", cache=0.05, padding=0.05, merged=0.1),
+            limits=Limits("onnx", twin=TWIN, cache=0.05, padding=0.05, merged=0.1),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
@@ -46,7 +47,7 @@ FORMAT = Format(
             about="the ONNX graph with activations, with int8 weights",
             needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
             form_of="onnx-activations", level="int8", fallback="onnx-activations-fp16",
-            limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
+            limits=Limits("onnx", twin=TWIN, cache=1.0, padding=1.0, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),

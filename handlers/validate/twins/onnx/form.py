@@ -64,6 +64,13 @@ class OnnxForm:
         return rows
 
 
+class PageForm(OnnxForm):
+    """A folder for a page in a browser. Here onnxruntime runs its graphs, which onnxruntime-web is built of; the check runs the page."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order.model_copy(update={"engine": "onnx"}))
+
+
 class _FloatGraph(LoadedGraph):
     """A graph of a folder in its float form."""
 

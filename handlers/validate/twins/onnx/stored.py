@@ -232,4 +232,44 @@ def _integer_table(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[str
                 scales = scope.constant(maker.input[0])
             if scales is not None:
                 return _whole(root, "table", codes, scales.reshape(-1, 1), None, 0), [root]
-    raise UnreadableError(f"nothing multiplies the rows of {root} by scales")
+    return _block_table(scope, node, root, codes)
+
+
+_TAKEN_APART = frozenset({"Cast", "Concat", "Div", "Floor", "Mod", "Mul", "Reshape", "Sub"})
+"""Operators by which looked-up rows of blocks become numbers."""
+
+
+def _block_table(scope: Scope, node: onnx.NodeProto, root: str, codes: np.ndarray) -> tuple[Scaled, list[str]] | None:
+    """A table in blocks that standard operators take apart: scales and zero points are gathered by the same indices. None for the latter.
+
+    The numbers are those of GatherBlockQuantized: of two in a byte the lower half goes first. A graph that means others is not its twin.
+    """
+    beside = {
+        other.input[0]: array
+        for other in scope.graph.node
+        if other.op_type == "Gather" and other.input[1] == node.input[1] and (array := scope.constant(other.input[0])) is not None
+    }
+    scales = next((array for array in beside.values() if array.dtype.kind == "f" and array.ndim == 2), None)
+    integers = [name for name, array in beside.items() if array.dtype == codes.dtype and array.ndim == 2]
+    if scales is None or len(scales) != len(codes) or len(integers) > 2:
+        raise UnreadableError(f"nothing multiplies the rows of {root} by scales")
+    if any(beside[name].shape[1] > codes.shape[1] for name in integers):
+        return None
+    names, last = _taken_apart(scope, node.output[0])
+    bits = 4 if names & {"Floor", "Mod"} else 8
+    columns, (rows, blocks) = codes.shape[1] * 8 // bits, scales.shape
+    others = [name for name in integers if name != node.input[0]]
+    zeros = unpacked(beside[others[0]], bits)[:, :blocks] if others else np.full((rows, blocks), 1 << (bits - 1))
+    table = Scaled(root, "table", codes, _cut(scope, last) or columns, scales, zeros, columns // blocks, bits, (0, (1 << bits) - 1))
+    return table, _names(scope, node.input[0], *others)
+
+
+def _taken_apart(scope: Scope, name: str) -> tuple[set[str], str]:
+    """The operators through which a value becomes rows of numbers, and the name of these."""
+    names, last, rest = set[str](), name, [name]
+    for value in rest:
+        readers = [reader for reader in scope.readers(value) if reader.op_type in _TAKEN_APART]
+        names |= {reader.op_type for reader in readers}
+        rest += [output for reader in readers for output in reader.output if output not in rest]
+        last = value if not readers else last
+    return names, last
