@@ -12,6 +12,7 @@ from daemon.cli import main
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, export, one_sentence
 from tests.journal.conftest import enter, reference
+from tests.sampling import some
 
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -55,7 +56,7 @@ def test_a_path_that_an_ascii_locale_can_not_say_is_refused_with_the_locale(tmp_
     assert "in the encoding of this locale" in one_sentence(answer) and "set LC_ALL=C.UTF-8" in answer.stderr
 
 
-@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, ASCII_LOCALE], ids=["terminal", "locale"])
+@pytest.mark.parametrize("environment", some([{"PYTHONIOENCODING": "ascii"}, ASCII_LOCALE], of=2), ids=["terminal", "locale"])
 def test_an_export_succeeds_whatever_the_terminal_can_show(environment: dict[str, str], tmp_path: Path, pico_checkpoint: Path) -> None:
     answer = export(tmp_path, pico_checkpoint, **environment)
     assert "Traceback" not in answer.stderr

@@ -30,6 +30,7 @@ from handlers.onnx.quantize import fp16, int8
 from handlers.web import layout
 from tests.onnx.conftest import Exported, make_context, silent
 from tests.onnx.deep_models import MODELS, job, make, run
+from tests.sampling import some
 
 DECODERS = [name for name, (_, kind, _) in MODELS.items() if kind.endswith(("ForCausalLM", "LMHeadModel"))]
 NOT_FUSED = {"GPT-OSS"}
@@ -206,9 +207,7 @@ def test_a_graph_that_is_wrong_in_one_kind_of_step_is_not_marked(
     assert read(export(trained, optimize="auto").folder).extra == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "optimize"), [("Qwen3", "extended"), ("Qwen3", "basic"), pytest.param("GPT-2", "extended", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "optimize"), some([("Qwen3", "extended"), ("Qwen3", "basic"), ("GPT-2", "extended")], of=3))
 def test_a_template_of_few_layers_serves_all(name: str, optimize: str, tmp_path: Path) -> None:
     """Of GPT-2, a norm is fused with the addition before it, whose bias is a weight of the layer before."""
     source = make(tmp_path / "model", name)

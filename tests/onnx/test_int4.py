@@ -24,6 +24,7 @@ from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from tests.onnx.conftest import Exported, Runner, prompts
 from tests.onnx.small import TEXT, derived, distance, greedy_tokens, size, store, tensor
+from tests.sampling import some
 
 STEPS = (9, 1, 5)
 
@@ -83,7 +84,7 @@ def test_every_matrix_is_in_4_bits_and_the_tied_table_is_stored_once(qwen3_int4:
     assert readers == {"MatMulNBits", "Reshape"}
 
 
-@pytest.mark.parametrize(("algorithm", "symmetric"), [("rtn", True), ("rtn", False), ("hqq", True), ("k-quant", True)])
+@pytest.mark.parametrize(("algorithm", "symmetric"), some([("rtn", False), ("rtn", True), ("hqq", True), ("k-quant", True)], of=2))
 def test_it_computes_what_its_dequantized_weights_say(qwen3: Exported, tmp_path: Path, algorithm: str, symmetric: bool) -> None:
     made = derived("int4", qwen3.folder, tmp_path / "made", algorithm=algorithm, symmetric=symmetric, accuracy_level=1, block_size=64)
     plain = with_dequantized_weights(qwen3.folder, made.folder, tmp_path / "dequantized")

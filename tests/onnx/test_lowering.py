@@ -171,7 +171,7 @@ STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 """What a random program does with two of the tensors that it has so far."""
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6),
     outputs=st.lists(st.integers(0, 7), min_size=1, max_size=3),
@@ -217,6 +217,7 @@ def test_the_decomposition_is_called_where_it_is_needed() -> None:
     assert "add_" not in str(program.run_decompositions({}).graph) and ways.total() == 1, "outside torch is as it was"
 
 
+@pytest.mark.slow
 def test_a_program_that_can_not_be_translated_after_all_is_decomposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaking(program: torch.export.ExportedProgram) -> None:
         tidied.append(program)

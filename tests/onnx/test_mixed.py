@@ -216,6 +216,7 @@ def test_a_size_alone_gives_the_most_exact_graphs_that_are_no_larger(qwen3: Expo
         stage.run(both, silent())
 
 
+@pytest.mark.slow
 def test_where_4_bits_suffice_everywhere_it_is_no_larger_than_onnx_int4(qwen3: Exported, trained: Path, tmp_path: Path) -> None:
     from handlers.onnx.quantize.weight_only import int4
 

@@ -28,6 +28,7 @@ from handlers.web import layout
 from tests.onnx.conftest import Exported, make_context, silent
 from tests.onnx.deep_models import job, make, run
 from tests.onnx.test_cached_attention import DECODERS, NOT_FUSED, QUICK, operators
+from tests.sampling import some
 
 Outputs = dict[str, np.ndarray]
 STAGES = {"onnx-int8": int8.run, "onnx-int4": weight_only.int4, "onnx-int8-static": int8_static.run}
@@ -160,7 +161,7 @@ def started(graphs: GraphSet, ids: Iterable[int], first: int = 0) -> Outputs:
     return feeds | {port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), port.dtype) for port in ports}
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", some(STAGES, of=2))
 def test_a_quantized_variant_keeps_its_cache_in_int8_where_that_is_asked_for(name: str, exported: Path, tmp_path: Path) -> None:
     kept, made = stage(exported, tmp_path / "float", name, kv_cache="float"), stage(exported, tmp_path / "int8", name)
     ports = {port.name: port.dtype for graph in read(made.folder).graphs for port in (*graph.inputs, *graph.outputs)}
@@ -189,8 +190,9 @@ def test_positions_far_behind_the_calibrations_texts_are_not_cut(exported: Path,
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"optimize": "none"}, 'onnx.optimize = "none" keeps'), ({"optimize": "basic"}, 'onnx.optimize = "basic" keeps'),
-    ({"cache": False}, ""),
+    ({"optimize": "none"}, 'onnx.optimize = "none" keeps'),
+    pytest.param({"optimize": "basic"}, 'onnx.optimize = "basic" keeps', marks=pytest.mark.slow),
+    pytest.param({"cache": False}, "", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_where_it_can_not_be_done_the_result_says_so_and_the_graph_stays(
     options: dict[str, Any], reason: str, trained: Path, export: Callable[..., Exported], tmp_path: Path

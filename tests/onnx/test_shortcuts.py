@@ -17,6 +17,7 @@ from onnxscript.rewriter import pattern
 from handlers.onnx.optimize import matching
 from handlers.onnx.tracing import exporters, shortcuts
 from tests.onnx import deep_models
+from tests.sampling import some
 
 
 class Computes(torch.nn.Module):
@@ -56,7 +57,7 @@ def exported(function: Callable[..., Any]) -> bytes:
     return made
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", some(MIXED, of=4))
 def test_types_are_promoted_as_by_torch_alone(name: str) -> None:
     plain = exported(MIXED[name])
     with shortcuts.shortcuts() as taken, matching.by_operator():
@@ -105,6 +106,7 @@ def test_what_torch_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert not taken
 
 
+@pytest.mark.slow
 def test_each_of_the_names_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = shortcuts._found, list[tuple[str, str]]()
 

@@ -212,6 +212,7 @@ def test_a_layer_that_is_unlike_the_others_is_a_kind_of_its_own(change: str, tmp
     assert kinds(model) == (0, 0, 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_what_the_kinds_do_not_show_is_found_in_the_graph(llama: tuple[Exported, Path], tmp_path: Path) -> None:
     """An attribute, a constant and a weight of one layer are changed in the traced graph itself."""
     from handlers.onnx.templates import filling, shallow
@@ -385,6 +386,7 @@ def test_a_template_that_disappears_while_it_is_used_breaks_nothing(
     assert used(run(job(tmp_path / "job", llama[0].source, of_own(llama, tmp_path)))) == ("kept", [0, 1, 4])
 
 
+@pytest.mark.slow
 def test_where_no_template_can_be_made_it_is_not_tried_for_each_checkpoint(
     llama: tuple[Exported, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +398,7 @@ def test_where_no_template_can_be_made_it_is_not_tried_for_each_checkpoint(
     assert second["used"] == "no" and second["reason"] == f"{first['reason']} (found out before)"
 
 
+@pytest.mark.slow
 def test_weights_in_the_file_that_the_model_does_not_read_are_left_out(tmp_path: Path) -> None:
     """A BERT that fills masks, with the pooler of its training in the file."""
     from safetensors.torch import load_file, save_file

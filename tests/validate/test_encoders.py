@@ -24,6 +24,7 @@ from handlers.validate.outside import example
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import CompareWrapper
 from tests import models
+from tests.sampling import some
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import Validate
@@ -149,7 +150,7 @@ NO_LEFT = {"classes", "labels", "number", "tags", "biases", "spans"}
 """Models that count positions from the left: padding there moves their texts."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "biases")) for name in CASES])
+@pytest.mark.parametrize("name", some(CASES, of=3))
 def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R4.1 R4.2
     model = make(name)
     reference = model.bench.reference

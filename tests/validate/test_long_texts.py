@@ -69,7 +69,7 @@ def test_sound_artifacts_pass_at_length(
     assert (_long(check)["window"], _long(check)["original"]) == (window, original)
 
 
-@pytest.mark.parametrize(("case", "variant"), some(CASES, of=32), ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("case", "variant"), some(CASES, of=53), ids=lambda value: value if isinstance(value, str) else value.name)
 def test_each_damage_at_length_is_caught_with_its_reason(
     case: LongDamage, variant: str, lab: LongLab, benches: dict[str, Bench], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

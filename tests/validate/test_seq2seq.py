@@ -216,6 +216,7 @@ def test_half_precision_graphs_get_inputs_of_their_type(marian: Translator, tmp_
     assert 1e-5 < check.figures["error_max"] < 0.05
 
 
+@pytest.mark.slow
 def test_generate_translates_as_transformers_does(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
