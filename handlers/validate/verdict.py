@@ -32,9 +32,12 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
-    if missing := _missing(figures, rounded=unquantized(variant) is not None):
+    proved = figures.twin_error is not None and not any(finding.aspect in ("weights", "structure") for finding in examination.findings)
+    if missing := _missing(figures, rounded=unquantized(variant) is not None, proved=proved):
         reasons.append(missing)
-        remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
+        less = fallback(variant) or unquantized(variant)
+        again = f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again"
+        remedies.append(f"use the variant {less} instead of {variant}" if proved and less else again)
     distances, as_rounded = ([], None) if thresholds is None else _beyond(variant, figures, thresholds)
     if distances:
         reasons += [text for _, text in distances]
@@ -106,9 +109,9 @@ ROUNDING = 5e-4
 missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
 
 
-def _missing(figures: CheckFigures, *, rounded: bool) -> str | None:
+def _missing(figures: CheckFigures, *, rounded: bool, proved: bool) -> str | None:
     """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain. `rounded`: it is
-    a form of another variant in fewer bits, which may have taken it away."""
+    a form of another variant in fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
     share, interval = figures.fine_tuning, figures.fine_tuning_interval
     if share is None or not _lacks(figures) or _within_rounding(figures):
         return None
@@ -118,6 +121,8 @@ def _missing(figures: CheckFigures, *, rounded: bool) -> str | None:
         f"it is {nearer}: where these differ most, its divergence is {_show(figures.distance_from_base or 0.0)} from the base without the"
         f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {told}"
     )
+    if proved:
+        return f"{found}. Its weights are the merged ones, rounded: its few bits lost the rest, unless the merged model lacks it too"
     if share < UNSURE:
         return f"{found}. So it is a merged model without its adapter" + (", or its few bits took the adapter away" if rounded else "")
     return f"{found}. So it is of an earlier or another checkpoint, merged with another factor, or " + (

@@ -144,7 +144,11 @@ def test_an_artifact_that_is_closer_to_the_base_fails_and_one_that_only_may_be_d
     assert check.verdict is Verdict.FAILED and len(check.reasons) == 1
     assert "closer to the base than to the live model" in check.reasons[0] and "0.01 from the base" in check.reasons[0]
     assert check.reasons[0].endswith("a merged model without its adapter, or its few bits took the adapter away")
-    assert "of an earlier or another checkpoint" in _judged(**share | {"fine_tuning": 0.6, "fine_tuning_interval": (0.5, 0.7)}).reasons[0]
+    less = share | {"fine_tuning": 0.6, "fine_tuning_interval": (0.5, 0.7)}
+    assert "of an earlier or another checkpoint" in _judged(**less).reasons[0]
+    proved = _judged(**less, twin_error=1e-6)
+    assert "earlier" not in proved.reasons[0] and "Its weights are the merged ones, rounded" in proved.reasons[0]
+    assert proved.remedy is not None and proved.remedy.startswith("use the variant ")
     assert _judged(**share | {"fine_tuning": 0.3, "fine_tuning_interval": (-0.9, 1.5)}).verdict is Verdict.PASSED
     rounded = _judged(**share | {"distance_from_live": 4e-4})
     assert rounded.verdict is Verdict.PASSED and 'merge.dtype = "float32" keeps it' in rounded.figures["notes"][0]
