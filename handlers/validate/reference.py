@@ -13,7 +13,6 @@ from pathlib import Path
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.safetensors import parse_header
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.folder import ModelFolder
 from handlers.texts import distribution
@@ -101,7 +100,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             logits = record.logits_folder(Path(context.staging))
             values = base_likelihood.taken(context)
             base_texts = BaseTexts(Path(context.cache), f"{context.base} {values}")
-            model = LiveModel(live, subject, values, base_texts, _parameters(Path(context.inputs["merge"])))
+            merged = ModelFolder(Path(context.inputs["merge"]))
+            model = LiveModel(live, subject, values, base_texts, merged.parameters)
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
             base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
@@ -112,11 +112,10 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
                 bare = scoring.score_bare(live, reference, answers.of_base(live, reference), scratch)
             base = Path(context.base) if context.base else None
             known = record.files_folder(Path(context.staging))
-            places = Path(context.pin), base, Path(context.inputs["merge"])
+            places = Path(context.pin), base, merged.path
             expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
-            merged = ModelFolder(Path(context.inputs["merge"]))
             whole = subject.kind == "causal" and context.base is not None and not engine.endswith(LAYERWISE)
             if whole and rounded.chooses_experts(merged.config) and merged.main_dtype in rounded.HALVES:
                 rounded.ask(live, reference, merged.main_dtype, logits)
@@ -146,11 +145,6 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         reference.fallbacks.append(taken)
         reference.figures = reference.figures.plus(way=taken.taken)
     return reference
-
-
-def _parameters(folder: Path) -> int:
-    """Elements of the weights of a model's folder."""
-    return sum(info.elements for file in folder.glob("*.safetensors") for info in parse_header(file).values())
 
 
 def _no_base(context: StageContext, reference: Reference) -> str | None:
