@@ -12,6 +12,7 @@ from handlers.gguf.options import GgufOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
 TOOLCHAIN = "gguf"
+TWIN = "handlers.gguf.twin.form:GgufForm"
 TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2"}
 )  # fmt: skip
@@ -29,7 +30,9 @@ def _variant(
         needs=("pytorch", "calibration") if texts else ("pytorch",), model_types=TYPES,
         memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1, disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
         settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
-        limits=Limits("gguf", weights=True, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2),
+        limits=Limits(
+            "gguf", weights=True, twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2
+        ),
         thresholds=thresholds, traits=TRAITS, usage=USAGE, library="gguf",
         also_for=frozenset({"ollama", "laptop", "cpu-server", "edge"}), elsewhere=DEFAULTS,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from handlers.gguf.twin import STRUCTURE
 from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.gguf import forms
@@ -35,6 +36,8 @@ def test_all_forms_pass_and_say_with_what_they_were_made(exported: Path) -> None
     assert {name: one["verdict"] for name, one in made.items()} == dict.fromkeys(VARIANTS, "passed")
     assert {"gguf", "llama_cpp_python"} <= set(report["versions"])
     assert all(one["figures"]["speed_over_pytorch"] > 0 for one in made.values())
+    assert all(made[name]["figures"]["twin_error"] < STRUCTURE / 5 for name in VARIANTS if name != "gguf-adapter"), "each has its twin"
+    assert not any(one["figures"].get("notes") for one in made.values())
     sizes = [made[name]["size_bytes"] for name in VARIANTS]
     assert sizes[:4] == sorted(sizes[:4]) and sizes[3] < min(sizes[4:6]) and abs(sizes[4] - sizes[5]) < 100
     figures = {stage["name"]: stage["figures"] for stage in report["stages"]}

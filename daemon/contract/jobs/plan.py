@@ -102,7 +102,7 @@ def _check(variant: Variant) -> StageSpec:
     pytorch = ("torch", "transformers") if limits.pytorch or limits.twin else ()
     libraries = tuple(dict.fromkeys(("sentencepiece", *pytorch, *variant.libraries)))
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 6, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 7, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,

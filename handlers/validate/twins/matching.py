@@ -8,7 +8,7 @@ matched with the layer that it came from, and shows in the outputs. numpy alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,9 +101,20 @@ def _pieces(weight: Stored, candidates: Sequence[tuple[str, bool, np.ndarray]]) 
         if best is None or best[0] < NEAR:
             return None
         matrix = next(one for name, turned, one in candidates if (name, turned) == (best[1].parameter, best[1].turned))
-        places = np.unique(np.linspace(0, best[1].count - 1, PROBES).round().astype(int))
-        if float(np.median(cosines(weight.part(row + places).values, matrix[best[1].start + places]))) < NEAR:
+        segment = _as_far_as_it_goes(weight, best[1], matrix)
+        if segment is None:
             return None
-        found.append(best[1])
-        row += best[1].count
+        found.append(segment)
+        row += segment.count
     return found
+
+
+def _as_far_as_it_goes(weight: Stored, segment: Segment, matrix: np.ndarray) -> Segment | None:
+    """A segment with the rows that are the parameter's: those that follow may be of another part of it (one expert of many)."""
+    places = np.unique(np.linspace(0, segment.count - 1, PROBES).round().astype(int))
+    if float(np.median(cosines(weight.part(segment.first + places).values, matrix[segment.start + places]))) >= NEAR:
+        return segment
+    rows = weight.part(slice(segment.first, segment.first + segment.count)).values
+    near = cosines(rows, matrix[segment.start : segment.start + segment.count]) >= NEAR
+    count = len(near) if near.all() else int(np.argmin(near))
+    return replace(segment, count=count) if count >= _TOGETHER else None

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from handlers.validate.twins.weights import Part, Stored
+from handlers.validate.twins.weights import CUT, SLACK, Part, Stored
 
 ELEMENTS = 1 << 20
 """Elements that are compared at once."""
 COARSE = 2.3
 """Largest step, over the step that brings a block's largest magnitude to the last of all numbers of one sign: the whole range of a block
 with zero points takes up to twice the first, and int8 weights whose pairs have to fit 16 bits up to twice too."""
-CUT = 2.5
-"""Largest distance, in steps, of a weight that is stored as the smallest or the largest number."""
 _TINY = 1.5e-3
 """Of the matrix's largest magnitude: a block below it may be stored in any steps, as hqq has a smallest one of 0.00005."""
 
@@ -45,11 +43,13 @@ def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded
     worst: Misrounded | None = None
     bad = 0
     for start, part, wanted in _parts(weight, source, first):
-        away = np.abs(part.values - wanted)
-        steps = np.maximum(part.steps, 1e-30)
-        allowed = np.where(part.inside, part.slack * part.steps, CUT * part.steps + part.beyond) + 2e-6 * np.abs(wanted) + 1e-7 * largest
-        far = away > allowed
+        above = wanted - part.values
+        away, steps = np.abs(above), np.maximum(part.steps, 1e-30)
+        usual = np.where(part.inside, SLACK, CUT) * part.steps
+        allowed = np.where(above > 0, usual if part.above is None else part.above, usual if part.below is None else part.below)
+        far = away > allowed + 2e-6 * np.abs(wanted) + 1e-7 * largest
         shares = far.mean(axis=1)
+        shares[shares <= part.rare] = 0.0
         coarse = _coarseness(weight, part, wanted, away, largest)
         rows = (shares > 0) | (coarse > COARSE)
         bad += int(rows.sum())
@@ -79,7 +79,7 @@ def _coarseness(weight: Stored, part: Part, wanted: np.ndarray, away: np.ndarray
         np.pad(np.abs(one), ((0, 0), (0, -weight.shape[1] % block))).reshape(len(one), -1, block).max(axis=2) for one in (wanted, away)
     )
     due = np.maximum(sizes, _TINY * largest + 1e-30) / levels
-    if isinstance(part.finest, np.ndarray):
+    if part.finest is not None:
         due = np.maximum(due, part.finest[:, ::block])
     counts = (sizes > _TINY * largest) & (errors > COARSE / 2 * due)
     coarsest: np.ndarray = np.where(counts, np.abs(part.steps[:, ::block]) / due, 0).max(axis=1)

@@ -14,6 +14,8 @@ import numpy as np
 Use = Literal["product", "table"]
 SLACK = 0.51
 """Share of a step that a weight may be away from its stored number, where that is the nearest one."""
+CUT = 2.5
+"""Largest distance, in steps, of a weight that is stored as the smallest or the largest number."""
 
 
 class UnreadableError(Exception):
@@ -30,12 +32,14 @@ class Part:
     """(R, C): the distance to the next number that could be stored."""
     inside: np.ndarray
     """(R, C): it is not the smallest or the largest number that can be stored."""
-    slack: float = SLACK
-    """Share of a step that a weight inside may be away from its stored number."""
-    finest: np.ndarray | float = 0.0
-    """(R, C): the finest steps that a block can be stored in, where its scale is itself rounded."""
-    beyond: np.ndarray | float = 0.0
-    """(R, C): how much farther than others the smallest and the largest number may be from their weights, where scales are rounded."""
+    below: np.ndarray | None = None
+    """(R, C): how far the weight may be below its stored number; None for SLACK steps inside, and CUT elsewhere."""
+    above: np.ndarray | None = None
+    """The same above it."""
+    rare: float = 0.0
+    """Share of a row's weights that may be farther away."""
+    finest: np.ndarray | None = None
+    """(R, C): the finest steps that a block can be stored in, where its scale is itself rounded; None for any."""
 
 
 class Stored(Protocol):
