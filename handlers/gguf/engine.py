@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.gguf import comparison, library
+from daemon.contract.values import Json
+from handlers.gguf import comparison, header, library
 from handlers.gguf.file.architectures import NotPossible
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.file.writing import TooLarge
+from handlers.validate.checks.stock_generation import KNOWN
 from handlers.validate.engines.registry import EngineSpec
 
+KINDS = {1: "normal", 2: "unknown", 3: "control", 4: "added", 5: "unused", 6: "byte"}
+"""llama.cpp's numbers for kinds of tokens → as `handlers.validate.files.words` names them."""
+SIZES = {
+    "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length", "hidden_size": "embedding_length",
+}  # fmt: skip
+"""Setting of transformers → key of a file, behind its architecture."""
 ROOM = 256
 """Tokens for which a cache has room beyond its first ones, at least."""
 
@@ -41,9 +52,11 @@ class GgufEngine:
     """A language model."""
 
     foreign_tokenizer = True
+    ignored_settings = KNOWN
+    """A GGUF file says nothing of them; llama.cpp's own programs take them as options."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._threads = spec.threads
+        self._threads, self._folder = spec.threads, Path(spec.folder)
         self._adapter: library.LoadedAdapter | None = None
         self._reserved = 0
         self._model = self._opened(spec)
@@ -53,6 +66,10 @@ class GgufEngine:
 
     def _opened(self, spec: EngineSpec) -> library.Model:
         return library.Model(file_in(Path(spec.folder)))
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, Any]:
+        return header.keys(file_in(self._folder))
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
@@ -106,6 +123,42 @@ class GgufEngine:
     def text(self, ids: list[int]) -> str:
         return self._model.decode(ids)
 
+    def generate(self, ids: list[int], tokens: int) -> list[int]:
+        """At most `tokens` tokens after `ids`, the most likely one each time, until llama.cpp knows one as the end of a text."""
+        context, made, new = self._context(len(ids) + tokens, 1), list[int](), list(ids)
+        while len(made) < tokens and not (made and made[-1] in self.own_ends):
+            start = len(ids) + len(made) - len(new)
+            rows = context.run([(token, start + at, 0) for at, token in enumerate(new)])
+            new = [int(rows[-1].argmax())]
+            made += new
+        context.close()
+        return made
+
+    def chat_templates(self) -> Json | None:
+        """What llama.cpp takes for the file's chat template."""
+        template = self._model.said("tokenizer.chat_template")
+        return {} if template is None else {"default": template}
+
+    def words(self) -> Json | None:
+        """The file's vocabulary, see `handlers.validate.files.words`."""
+        return {
+            "tokens": self._keys["tokenizer.ggml.tokens"],
+            "kinds": [KINDS.get(kind, str(kind)) for kind in self._keys["tokenizer.ggml.token_type"]],
+            "merges": self._keys.get("tokenizer.ggml.merges"),
+            "scores": self._keys.get("tokenizer.ggml.scores"),
+        }
+
+    def runtime_settings(self) -> Json | None:
+        """What llama.cpp and the programs on it read from the file, in transformers' names."""
+        keys, arch = self._keys, self._keys["general.architecture"]
+        named = [keys[key] for kind in ("eos", "eot", "eom") if (key := f"tokenizer.ggml.{kind}_token_id") in keys]
+        sizes = {name: keys[f"{arch}.{key}"] for name, key in SIZES.items() if f"{arch}.{key}" in keys}
+        tokens = {f"{kind}_token_id": keys[key] for kind in ("bos", "pad") if (key := f"tokenizer.ggml.{kind}_token_id") in keys}
+        return {
+            "named_ends": named, "context_length": self._model.trained_length, "vocab_size": self._model.tokens,
+            **sizes, **tokens,
+        }  # fmt: skip
+
 
 class GgufAdapterEngine(GgufEngine):
     """An adapter over its base, which is written as a GGUF file without loss for as long as it takes to open it."""
@@ -124,6 +177,16 @@ class GgufAdapterEngine(GgufEngine):
             model = library.Model(file)  # which keeps what it has opened
         self._adapter = library.LoadedAdapter(model, file_in(Path(spec.folder)))
         return model
+
+    def chat_templates(self) -> Json | None:
+        """Nothing of this and what follows: they are its base's, in a file of the user's own."""
+        return None
+
+    def words(self) -> Json | None:
+        return None
+
+    def runtime_settings(self) -> Json | None:
+        return None
 
     @staticmethod
     def weights_difference(spec: EngineSpec, merged: Path) -> str | None:

@@ -86,6 +86,16 @@ class Model:
         """Positions that it was trained for."""
         return int(llama().llama_model_n_ctx_train(self._model))
 
+    def said(self, key: str) -> str | None:
+        """What the file says under a key, as text; None where it does not."""
+        library, name = llama(), key.encode()
+        size = library.llama_model_meta_val_str(self._model, name, ctypes.create_string_buffer(1), 1)
+        if size < 0:
+            return None
+        text = ctypes.create_string_buffer(size + 1)
+        library.llama_model_meta_val_str(self._model, name, text, size + 1)
+        return text.value.decode("utf-8", "replace")
+
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens that end what it writes."""
         return tuple(token for token in range(self.tokens) if llama().llama_vocab_is_eog(self.vocabulary, token))

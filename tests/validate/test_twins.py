@@ -249,6 +249,14 @@ def test_a_weight_is_known_by_its_numbers_turned_joined_or_taken_apart() -> None
     assert {matching.match(_stored(query), twice, skipped)[0].parameter for skipped in ((), ("second",), ("first",))} == {"first", "second"}  # type: ignore[index]
 
 
+def test_parts_of_experts_are_known_one_by_one() -> None:
+    drawn = np.random.default_rng(8)
+    both = drawn.normal(0, 1, (3, 24, 48)).astype(np.float32)  # gate and up of three experts
+    gates = np.ascontiguousarray(both[:, :12].reshape(-1, 48))
+    found = matching.match(_stored(gates), {"experts": both, "other": drawn.normal(0, 1, (36, 48)).astype(np.float32)})
+    assert found == [matching.Segment("experts", False, 12 * number, 24 * number, 12) for number in range(3)]
+
+
 def test_one_bad_row_is_told_and_none_of_a_matrix_with_outliers() -> None:
     drawn = np.random.default_rng(7)
     values = drawn.standard_t(2, (64, 256)).astype(np.float32)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.formats.catalog import catalog
+from handlers.models.files import setting
 from handlers.models.older_readers import readable_tokenizer
 from handlers.validate import findings
-from handlers.validate.files import expected, generation, runtime, templates, tokenizer
+from handlers.validate.files import expected, generation, ollama, runtime, templates, tokenizer, words
 from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
 from handlers.validate.files.reading import values
 from handlers.validate.findings import Finding
@@ -22,6 +23,7 @@ from handlers.validate.folders import configs
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcript
 from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
+from handlers.validate.workers.transcripts import WORDS
 
 NAMED = 3
 
@@ -54,6 +56,9 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
             result.findings += found.tokenizer(known, made, told)
             result.notes += found.apart(told)
         result.findings += [*found.templates(), *found.copies()]
+        modelfile = found.modelfile(known)
+        result.findings += modelfile.findings
+        result.notes += modelfile.notes
     result.findings += [*found.generation(), *found.runtime(), *found.config()]
     return result
 
@@ -84,6 +89,8 @@ class _Folder:
                 clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
             if fault := tokenizer.limits_fault(ours, theirs):
                 clauses.append(fault)
+        if self.read.words and (known_ones := [values(one) for one in places]):
+            clauses[:0] = [fault] if (fault := words.difference(values(made / WORDS), known_ones)) else []
         if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         if clauses:
@@ -178,6 +185,30 @@ class _Folder:
         told = configs.difference(mine, self.wanted.config, added=own)
         return [findings.changed("config", told)] if told else []
 
+    def modelfile(self, known: Path) -> Compared:
+        """Ollama's Modelfile, where there is one."""
+        path, wanted = self.path / ollama.NAME, self.wanted
+        if not path.is_file():
+            lost = self._kind(ollama.NAME) is not None
+            return Compared([findings.changed("runtime", f"it lacks its {ollama.NAME}", "folder")] if lost else [])
+        found, tokens = ollama.read(path.read_text(encoding="utf-8", errors="replace")), _texts(known)
+        sizes = (setting(wanted.config, key) for key in (*runtime.POSITIONS, "sliding_window"))
+        ends = [tokens[number] for number in sorted(expected.ends(wanted)) if number in tokens]
+        fault = ollama.difference(
+            found, self.path, ends=ends, specials=tokens.values(), lengths=[one for one in sizes if isinstance(one, int)],
+            generation=wanted.generation or {},
+        )  # fmt: skip
+        result = Compared(
+            [findings.changed("runtime", f"its {ollama.NAME} is not the checkpoint's: {fault}", ollama.NAME)] if fault else []
+        )
+        if found.template is not None:
+            try:
+                told = ollama.template_difference(found.template, next(iter(wanted.templates), None), wanted.names)
+                result.findings += [findings.changed("template", f"its {ollama.NAME}'s TEMPLATE {told}", ollama.NAME)] if told else []
+            except ollama.UnreadError as error:
+                result.notes.append(f"its {ollama.NAME}'s TEMPLATE was not compared with the chat template: it uses {str(error)!r}")
+        return result
+
     def _carries(self, name: str) -> bool:
         """Whether its format says that the file is among its own, where the checkpoint has it."""
         variant = catalog().variants.get(self.variant)
@@ -186,6 +217,12 @@ class _Folder:
     def _kind(self, name: str) -> Any:
         files = catalog().files.get(self.variant, {})
         return next((kind for pattern, kind in files.items() if fnmatch(name, pattern)), None)
+
+
+def _texts(known: Path) -> dict[int, str]:
+    """The added tokens of the checkpoint's tokenizer by id."""
+    found = values(known / CANONICAL) or values(known / STORED)
+    return {one["id"]: one["content"] for one in found.get("added_tokens", [])}
 
 
 def _more(clauses: list[str]) -> str:

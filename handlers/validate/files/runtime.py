@@ -20,6 +20,9 @@ SEARCH = {
 }  # fmt: skip
 """Setting of the search → what it is where generation_config.json says nothing."""
 LENGTHS = ("context_length", "max_length")
+POSITIONS = ("max_position_embeddings", "n_positions")
+ENDS = "named_ends"
+"""Tokens that a runtime's file names as ends of a text: each must be one of the checkpoint's; a runtime may know more by itself."""
 
 
 def difference(found: Json, config: Json, generation: Json) -> str | None:
@@ -39,9 +42,14 @@ def difference(found: Json, config: Json, generation: Json) -> str | None:
         wanted = usual if value is None else value
         if key in found and not math.isclose(float(found[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
             wrong.append(_told(key, found[key], wanted))
-    length = setting(config, "max_position_embeddings")
-    if isinstance(length, int):
-        wrong += [_told(key, found[key], length) for key in LENGTHS if key in found and found[key] != length]
+    ends = {one for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) if value is not None for one in _one(value)}
+    if ends and (odd := [token for token in found.get(ENDS, ()) if token not in ends]):
+        wrong.append(_told("the end of a text", odd[0], sorted(ends)))
+    lengths = [setting(config, key) for key in POSITIONS]
+    length = next((one for one in lengths if isinstance(one, int)), None)
+    if length is not None:
+        windows = {length, setting(config, "sliding_window")}  # a runtime that knows no window may stop where it begins to matter
+        wrong += [_told(key, found[key], length) for key in LENGTHS if key in found and found[key] not in windows]
     return ", ".join(wrong) or None
 
 

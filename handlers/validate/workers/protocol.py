@@ -161,6 +161,8 @@ class FilesRead(Frozen):
     """What transformers takes for those that are not."""
     runtime: Json | None
     """Settings that a runtime reads from a file of its own, by the names of `handlers.validate.files.runtime`."""
+    words: bool = False
+    """A vocabulary in a form of the runtime's own was written as `handlers.validate.files.words` reads it."""
 
 
 class Generated(Frozen):

@@ -17,7 +17,7 @@ from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcribe,
 
 S = TypeVar("S")
 T = TypeVar("T")
-TOKENIZER = "tokenizer.json"
+TOKENIZER, WORDS = "tokenizer.json", "words.json"
 
 
 def transcribe(engine: Any, request: Transcribe) -> Transcript:
@@ -47,7 +47,11 @@ def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
     text = None if same else _of(engine, "tokenizer_json")
     if text is not None:
         Path(request.out, TOKENIZER).write_text(text, encoding="utf-8")
+    words = _of(engine, "words")
+    if words is not None:
+        Path(request.out, WORDS).write_text(json.dumps(words), encoding="utf-8")
     return FilesRead(
+        words=words is not None,
         tokenizer=text is not None,
         vocabulary=_of(engine, "vocabulary_map"),
         templates=_of(engine, "chat_templates"),

@@ -1,0 +1,69 @@
+"""Whether a vocabulary that a runtime holds in a form of its own is the checkpoint's tokenizer.json: each token, its kind, merges. Pure.
+
+A runtime's engine gives it as `words`: `tokens`, `kinds` of them ("normal", "unknown", "control", "added", "unused", "byte"), and what its
+runtime joins pieces by: `merges`, or `scores` of tokens, of which the highest is joined first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from daemon.contract.values import Json
+
+_JOINED = ("normal", "byte")
+
+
+def difference(found: Json, wanted: Sequence[Json]) -> str | None:
+    """What of a vocabulary is that of none of `wanted`, as a clause; None where all is."""
+    told = [_difference(found, one) for one in wanted]
+    return told[-1] if told and all(told) else None
+
+
+def _difference(found: Json, wanted: Json) -> str | None:
+    model, added = wanted.get("model") or {}, {one["content"]: one for one in wanted.get("added_tokens", [])}
+    if not isinstance(model.get("vocab"), dict):
+        return None
+    numbers = {**model["vocab"], **{token: one["id"] for token, one in added.items()}}
+    tokens, kinds = found["tokens"], found["kinds"]
+    for token, number in numbers.items():
+        text = tokens[number] if number < len(tokens) else None
+        if text != token:
+            return f"gives id {number} the token {text!r} instead of {token!r}"
+        kind = _kind(token, added, model)
+        if kinds[number] not in kind:
+            return f"takes {token!r} for a token of the kind {kinds[number]!r} instead of {kind[0]!r}"
+    taken = set(numbers.values())
+    more = next((number for number, kind in enumerate(kinds) if number not in taken and kind != "unused"), None)
+    if more is not None:
+        return f"has the token {tokens[more]!r} (id {more}), which the checkpoint's has not"
+    merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
+    if found.get("merges") is not None:
+        return _merges_fault([tuple(one.split(" ", 1)) for one in found["merges"]], merges)
+    return _scores_fault(found["scores"], merges, numbers) if found.get("scores") is not None else None
+
+
+def _kind(token: str, added: dict[str, Json], model: Json) -> tuple[str, ...]:
+    """The kinds that a token may have."""
+    if token in added:
+        special = ("control",) if added[token].get("special") else ("added",)
+        return (*special, "unknown") if token == model.get("unk_token") else special
+    return ("unknown",) if token == model.get("unk_token") else _JOINED
+
+
+def _merges_fault(found: list[tuple[str, ...]], wanted: list[tuple[str, ...]]) -> str | None:
+    if found == wanted:
+        return None
+    if len(found) != len(wanted):
+        return f"has {len(found)} merges instead of {len(wanted)}"
+    place = next(at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
+    return f"merges {found[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
+
+
+def _scores_fault(scores: Sequence[float], merges: Sequence[tuple[str, ...]], numbers: dict[str, int]) -> str | None:
+    """Tokens of earlier merges must be joined earlier."""
+    made = [token for token in dict.fromkeys("".join(pair) for pair in merges) if token in numbers]
+    for first, second in pairwise(made):
+        if not scores[numbers[first]] > scores[numbers[second]]:
+            return f"joins {second!r} before {first!r}, which the checkpoint's joins first"
+    return None

@@ -1,0 +1,70 @@
+"""Each damage of a GGUF file or a Modelfile is caught for its reason, and sound files of all kinds of models raise no alarm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.gguf import damage, forms, kinds
+from tests.gguf.damage import CASES, Q8, SAID, Damage, Said
+from tests.validate.bench import Bench
+from tests.validate.sabotage import Lab
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models and their sound files are made, each when it is asked for."""
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture(scope="module")
+def bench(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return lab.bench(tmp_path_factory.mktemp("bench") / "scratch")
+
+
+@pytest.fixture(scope="module")
+def sound(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folder of a sound file, once it is made."""
+    return []
+
+
+@pytest.mark.parametrize("variant", ["gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0", "gguf-f16", "gguf-bf16"])
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_a_sound_file_is_the_model_that_its_own_weights_give(kind: str, variant: str, made: Path) -> None:
+    answer = damage.answered(kind, damage.artifact(kind, variant, made), made)
+    assert damage.reasons(answer, variant) == ""
+    assert answer.error is not None and answer.error < answer.limit / 4
+    assert answer.rounding is not None and abs(answer.rounding.slope - 1) < 0.02
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_damage_is_caught_with_its_reason(case: Damage, made: Path, tmp_path: Path) -> None:
+    answer = damage.answered(case.kind, case.apply(damage.artifact(case.kind, case.variant, made), tmp_path / "damaged"), made)
+    told = damage.reasons(answer, case.variant)
+    assert re.search(case.words, told), (told, answer)
+
+
+@pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
+def test_each_wrong_word_beside_the_weights_is_caught_with_its_reason(
+    case: Said, lab: Lab, bench: Bench, sound: list[Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if not sound:
+        sound.append(forms.make(Q8, lab.made("sound", "pytorch"), tmp_path_factory.mktemp("sound"))[0])
+        assert damage.checked(bench, Q8, sound[0]) == ""
+    assert re.search(case.words, told := damage.checked(bench, Q8, case.apply(sound[0], tmp_path / "damaged"))), told
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q5_0", "Q5_1"])
+def test_what_llama_cpps_quantizer_makes_of_any_matrix_is_within_the_bounds_of_rounding(kind: str) -> None:
+    from handlers.validate.twins import rounding
+
+    for name, matrix in damage.matrices().items():
+        for importance in damage.IMPORTANCES:
+            weight = damage.quantized(matrix, kind, importance)
+            assert rounding.misrounded(weight, matrix) is None, (name, importance)
+    weight.data[3, 40] ^= 0x55
+    assert rounding.misrounded(weight, matrix) is not None or kind in ("Q5_0", "Q5_1"), "one number does not show in what is searched for"
