@@ -14,9 +14,11 @@ from typing import Any
 import gguf
 import numpy as np
 
+from handlers.gguf import header, stored
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.architectures import NotPossible, Planned
 from handlers.gguf.file.weights import Weights
+from handlers.gguf.stored import StoredTensor
 from handlers.models.folder import ModelFolder
 
 LIMITS = {
@@ -27,6 +29,9 @@ LIMITS = {
 Measured in matrices of normal and heavy-tailed numbers, some with rows or columns ten times as large: Q8_0 0.014; without importance Q6_K
 0.04, Q5_K 0.07, Q5_0 0.11, Q4_K 0.13; with importances that span five orders of magnitude 0.18, 0.18, 0.19, 0.40. Weights of
 another matrix are at 1.4, a block of zeros at 1."""
+NOTHING = 1.3e-4
+"""Root mean square of weights that may come to 0: the scale of scales of Q6_K, a half, has no number below 2⁻²⁴, and stands for up to
+32 × 128 times as much."""
 BLOCK = 256
 """Weights of a block, or a row's where it has fewer."""
 NAMED = 3
@@ -39,7 +44,7 @@ def difference(folder: Path, merged: Path) -> str | None:
     files = sorted(folder.glob("*.gguf"))
     try:
         planned = list(architectures.plan(config, architectures.find(config), {name: one.shape for name, one in model.headers.items()}))
-        found = {tensor.name: tensor for tensor in gguf.GGUFReader(files[0]).tensors}
+        found = {tensor.name: tensor for tensor in stored.tensors(files[0], header.read(files[0]))}
     except NotPossible:
         return None  # which the stage has said
     except (ValueError, IndexError, KeyError, OSError) as error:
@@ -55,14 +60,12 @@ def difference(folder: Path, merged: Path) -> str | None:
     return f"its weights are not those of the merge: {'; '.join(faults[:NAMED])}{more}. So it is damaged, or of another checkpoint"
 
 
-def _compared(tensor: Planned, stored: Any, weights: Weights) -> str | None:
-    if stored is None:
+def _compared(tensor: Planned, found: StoredTensor | None, weights: Weights) -> str | None:
+    if found is None:
         return f"{tensor.name} is missing"
-    shape = tuple(int(size) for size in reversed(stored.shape))
-    if shape != tensor.shape:
-        return f"{tensor.name} has the shape {list(shape)} instead of {list(tensor.shape)}"
-    kind, row = stored.tensor_type, 0
-    rows = stored.data.reshape(-1, stored.data.shape[-1])
+    if found.shape != tensor.shape:
+        return f"{tensor.name} has the shape {list(found.shape)} instead of {list(tensor.shape)}"
+    kind, row, rows = found.kind, 0, found.rows
     for block in writing.values(tensor, weights):
         exact = np.ascontiguousarray(block).reshape(-1, tensor.shape[-1])
         mine = rows[row : row + len(exact)]
@@ -73,17 +76,17 @@ def _compared(tensor: Planned, stored: Any, weights: Weights) -> str | None:
     return None
 
 
-def _beyond(exact: np.ndarray, stored: np.ndarray, kind: Any) -> np.ndarray:
+def _beyond(exact: np.ndarray, rows: np.ndarray, kind: Any) -> np.ndarray:
     """Which rows (n,) of fp32 weights (n, columns) are not what is stored for them."""
     if kind.name in ("F32", "F16", "BF16"):
         wanted = gguf.quants.quantize(exact, kind)
-        return np.asarray((wanted.view(np.uint8) != np.ascontiguousarray(stored).view(np.uint8)).any(-1))
-    found = gguf.quants.dequantize(np.ascontiguousarray(stored), kind).reshape(exact.shape)
+        return np.asarray((wanted.view(np.uint8) != np.ascontiguousarray(rows)).any(-1))
+    found = gguf.quants.dequantize(np.ascontiguousarray(rows), kind).reshape(exact.shape)
     worst = np.zeros(len(exact), bool)
     for at, block in _blocks(exact):
         lost = np.sqrt(np.square(found[:, at : at + block.shape[1]] - block, dtype=np.float64).mean(-1))
         size = np.sqrt(np.square(block, dtype=np.float64).mean(-1))
-        worst |= ~(lost <= LIMITS.get(kind.name, 0.0) * size)
+        worst |= ~(lost <= LIMITS.get(kind.name, 0.0) * size + NOTHING * (kind.name in LIMITS))
     return worst
 
 

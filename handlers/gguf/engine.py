@@ -69,7 +69,7 @@ class GgufEngine:
 
     @functools.cached_property
     def _keys(self) -> dict[str, Any]:
-        return header.keys(file_in(self._folder))
+        return header.read(file_in(self._folder)).keys
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:

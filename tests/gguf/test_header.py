@@ -29,7 +29,7 @@ def test_numbers_texts_and_lists_of_both_are_read(tmp_path: Path) -> None:
         _text("tokenizer.ggml.add_bos_token") + struct.pack("<I?", 7, True),
         _text("llama.context_length") + struct.pack("<II", 4, 131072),
     )
-    assert header.keys(path) == {
+    assert header.read(path).keys == {
         "general.architecture": "llama", "llama.rope.freq_base": 10000.0, "tokenizer.ggml.tokens": ["a", "▁é", ""],
         "tokenizer.ggml.token_type": [1, 3, -6], "tokenizer.ggml.add_bos_token": True, "llama.context_length": 131072,
     }  # fmt: skip
@@ -38,7 +38,7 @@ def test_numbers_texts_and_lists_of_both_are_read(tmp_path: Path) -> None:
 def test_what_is_no_gguf_file_or_is_cut_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(b"GGML" + bytes(40))
     with pytest.raises(ValueError, match=r"b\.gguf is no GGUF file"):
-        header.keys(tmp_path / "b.gguf")
+        header.read(tmp_path / "b.gguf")
     path = _file(tmp_path / "c.gguf", _text("a.number") + struct.pack("<I", 4))
     with pytest.raises(ValueError, match=r"keys of c\.gguf can't be read"):
-        header.keys(path)
+        header.read(path)

@@ -6,38 +6,37 @@ all beside fp32. All keys are copied as bytes, so that what is wrong in the file
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
 import gguf
-import numpy as np
+
+from handlers.gguf import header, stored
 
 ROWS_BYTES = 64 << 20
 """Bytes in fp32 that are unpacked at a time."""
 
 
 def write(source: Path, target: Path) -> None:
-    """Write it. Raises OSError, and what the package gguf raises for a file that it can't read."""
-    reader = gguf.GGUFReader(source)
-    align = int(reader.alignment)
-    first = min((tensor.field.offset for tensor in reader.tensors), default=0)
-    with open(target, "wb") as out:
-        out.write(reader.data[:first].tobytes())
+    """Write it. Raises OSError, and ValueError for a file that can't be read."""
+    known = header.read(source)
+    tensors = stored.tensors(source, known)
+    with open(target, "wb") as out, open(source, "rb") as file:
+        out.write(file.read(known.table))
         at = 0
-        for tensor in reader.tensors:
-            out.write(_described(tensor.name, [int(size) for size in tensor.shape], at))
-            at += -(-4 * int(tensor.n_elements) // align) * align
-        for tensor in reader.tensors:
-            out.write(b"\0" * (-out.tell() % align))
-            rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-            step = max(1, ROWS_BYTES // (4 * int(tensor.shape[0])))
-            for start in range(0, len(rows), step):
-                values = gguf.quants.dequantize(np.ascontiguousarray(rows[start : start + step]), tensor.tensor_type)
-                out.write(values.astype("<f4", copy=False).tobytes())
-        out.write(b"\0" * (-out.tell() % align))
+        for entry in known.entries:
+            out.write(_described(entry, at))
+            at += -(-4 * math.prod(entry.sizes) // known.align) * known.align
+        for tensor in tensors:
+            out.write(b"\0" * (-out.tell() % known.align))
+            step = max(1, ROWS_BYTES // (4 * tensor.shape[-1]))
+            for start in range(0, len(tensor.rows), step):
+                out.write(tensor.values(slice(start, start + step)).astype("<f4", copy=False).tobytes())
+        out.write(b"\0" * (-out.tell() % known.align))
 
 
-def _described(name: str, sizes: list[int], at: int) -> bytes:
+def _described(entry: header.Entry, at: int) -> bytes:
     """The entry of a tensor in fp32 whose numbers begin `at` bytes behind the first one's."""
-    text = name.encode()
-    return struct.pack(f"<Q{len(text)}sI{len(sizes)}QIQ", len(text), text, len(sizes), *sizes, gguf.GGMLQuantizationType.F32, at)
+    text, count = entry.name.encode(), len(entry.sizes)
+    return struct.pack(f"<Q{len(text)}sI{count}QIQ", len(text), text, count, *entry.sizes, gguf.GGMLQuantizationType.F32, at)

@@ -7,7 +7,7 @@ quantizers choose it anew for the scales and minima as they are stored. Those ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from handlers.gguf import header, stored
 from handlers.validate.twins.weights import SLACK, Part, UnreadableError, Use
 
 TABLES = ("token_embd.weight", "position_embd.weight")
@@ -37,7 +38,7 @@ class Tensor:
     name: str
     use: Use
     data: np.ndarray
-    """Rows of bytes, or of floats, as the file has them."""
+    """Rows of bytes, as the file has them."""
     kind: Any
     """gguf.GGMLQuantizationType."""
     columns: int
@@ -65,43 +66,37 @@ class Tensor:
 
 def weights(path: Path) -> list[Tensor]:
     """The matrices of a file, each for each use: a table that is the head too, for both. UnreadableError for a type that is not known."""
-    reader = gguf.GGUFReader(path)
-    names = {tensor.name for tensor in reader.tensors}
+    known = header.read(path)
+    names = {entry.name for entry in known.entries}
     found: list[Tensor] = []
-    for tensor in reader.tensors:
+    for tensor in stored.tensors(path, known):
         if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             continue
-        if tensor.tensor_type.name not in _KINDS:
-            raise UnreadableError(f"what the type {tensor.tensor_type.name} of {tensor.name} may be is not known here")
+        if tensor.kind.name not in _KINDS:
+            raise UnreadableError(f"what the type {tensor.kind.name} of {tensor.name} may be is not known here")
         use: Use = "table" if tensor.name in TABLES else "product"
-        data = tensor.data.reshape(-1, tensor.data.shape[-1])
-        one = Tensor(tensor.name, use, data, tensor.tensor_type, int(tensor.shape[0]), _places(reader, tensor.name, len(data)))
-        found.append(one)
+        places = _places(known.keys, tensor.name, len(tensor.rows))
+        found.append(Tensor(tensor.name, use, tensor.rows, tensor.kind, tensor.shape[-1], places))
         if tensor.name == TABLES[0] and HEAD not in names:
-            found.append(Tensor(one.name, "product", data, one.kind, one.columns))
+            found.append(Tensor(tensor.name, "product", tensor.rows, tensor.kind, tensor.shape[-1]))
     return found
 
 
 def about(path: Path) -> tuple[str, int]:
     """What llama.cpp takes the model of a file for, and the positions that the file says it knows."""
-    reader = gguf.GGUFReader(path)
-    architecture = _architecture(reader)
-    length = reader.fields.get(f"{architecture}.context_length")
-    return architecture, 0 if length is None else int(length.contents())
+    keys = header.read(path).keys
+    architecture = str(keys["general.architecture"])
+    return architecture, int(keys.get(f"{architecture}.context_length", 0))
 
 
-def _architecture(reader: gguf.GGUFReader) -> str:
-    return str(reader.fields["general.architecture"].contents())
-
-
-def _places(reader: gguf.GGUFReader, name: str, rows: int) -> np.ndarray | None:
+def _places(keys: Mapping[str, Any], name: str, rows: int) -> np.ndarray | None:
     """For queries and keys whose rotary positions turn neighbours in llama.cpp, and halves of a head in transformers."""
-    arch = _architecture(reader)
+    arch = str(keys["general.architecture"])
     if not any(name.endswith(end) for end in TURNED.get(arch, ())):
         return None
-    heads = int(reader.fields[f"{arch}.attention.head_count"].contents())
-    if "attn_k" in name and (shared := reader.fields.get(f"{arch}.attention.head_count_kv")) is not None:
-        heads = int(shared.contents())
+    heads = int(keys[f"{arch}.attention.head_count"])
+    if "attn_k" in name:
+        heads = int(keys.get(f"{arch}.attention.head_count_kv", heads))
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 

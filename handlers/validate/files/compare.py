@@ -89,8 +89,9 @@ class _Folder:
                 clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
             if fault := tokenizer.limits_fault(ours, theirs):
                 clauses.append(fault)
-        if self.read.words and (known_ones := [values(one) for one in places]):
-            clauses[:0] = [fault] if (fault := words.difference(values(made / WORDS), known_ones)) else []
+        if self.read.words and places:
+            held = words.difference(values(made / WORDS), [values(one) for one in places])
+            clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, told, wanted.told)))
         if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         if clauses:
