@@ -153,7 +153,8 @@ class GgufEngine:
         keys, arch = self._keys, self._keys["general.architecture"]
         named = [keys[key] for kind in ("eos", "eot", "eom") if (key := f"tokenizer.ggml.{kind}_token_id") in keys]
         sizes = {name: keys[f"{arch}.{key}"] for name, key in SIZES.items() if f"{arch}.{key}" in keys}
-        tokens = {f"{kind}_token_id": keys[key] for kind in ("bos", "pad") if (key := f"tokenizer.ggml.{kind}_token_id") in keys}
+        named_so = (("bos_token_id", "bos"), ("pad_token_id", "padding"))
+        tokens = {name: keys[key] for name, kind in named_so if (key := f"tokenizer.ggml.{kind}_token_id") in keys}
         return {
             "named_ends": named, "context_length": self._model.trained_length, "vocab_size": self._model.tokens,
             **sizes, **tokens,

@@ -248,6 +248,7 @@ def _moved(values: list[Any]) -> list[Any]:
 
 SAID = (
     Said("another end", "special tokens|named_ends|the end of a text", {"tokenizer.ggml.eos_token_id": 7}),
+    Said("another padding", "pad_token_id is", {"tokenizer.ggml.padding_token_id": 9}),
     Said("another template", "chat template writes", {"tokenizer.chat_template": lambda text: text.replace("<|", "<!", 1)}),
     Said("no template", "no chat template", {"tokenizer.chat_template": None}),
     Said("a merge lost", "merges", {"tokenizer.ggml.merges": lambda merges: merges[:-1]}),

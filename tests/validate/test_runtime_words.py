@@ -53,6 +53,14 @@ def test_a_runtime_without_the_models_window_may_stop_where_it_begins_to_matter(
     assert runtime.difference({"context_length": 16}, config, {}) == "context_length is 16 instead of 64"
 
 
+def test_a_token_may_be_that_of_the_settings_or_of_the_tokenizer() -> None:
+    config, own = {"pad_token_id": 4}, {"pad_token_id": 9, "bos_token_id": 2}
+    assert runtime.difference({"pad_token_id": 9, "bos_token_id": 2}, config, {}, own) is None
+    assert runtime.difference({"pad_token_id": 4}, config, {}, own) is None
+    assert runtime.difference({"pad_token_id": 9}, config, {}) == "pad_token_id is 9 instead of 4"
+    assert runtime.difference({"bos_token_id": 3}, config, {}, own) == "bos_token_id is 3 instead of 2"
+
+
 ENDS = {"ends": ["</s>"], "specials": ["</s>", "<s>", "<|im_end|>"], "lengths": [8192], "generation": {"temperature": 0.7}}
 
 

@@ -59,7 +59,7 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
         modelfile = found.modelfile(known)
         result.findings += modelfile.findings
         result.notes += modelfile.notes
-    result.findings += [*found.generation(), *found.runtime(), *found.config()]
+    result.findings += [*found.generation(), *found.runtime(known), *found.config()]
     return result
 
 
@@ -164,16 +164,16 @@ class _Folder:
         told = generation.difference(mine, wanted.generation, wanted.defaults)
         return [findings.changed("generation", f"its {GENERATION} is not the checkpoint's: {told}", GENERATION)] if told else []
 
-    def runtime(self) -> list[Finding]:
+    def runtime(self, known: Path) -> list[Finding]:
         """What its runtime reads from a file of its own."""
         if self.read.runtime is None:
             return []
-        told = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {})
-        return (
-            [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {told}", "runtime's configuration")]
-            if told
-            else []
-        )
+        numbers = {text: number for number, text in _texts(known).items()} if self.read.words else {}
+        own = {f"{name}_id": numbers[text] for name, text in self.wanted.names.items() if text in numbers}
+        told = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {}, own)
+        if not told:
+            return []
+        return [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {told}", "runtime's configuration")]
 
     def config(self) -> list[Finding]:
         """config.json, beside that of the merged model."""

@@ -7,6 +7,7 @@ compared.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from daemon.contract.values import Json
@@ -25,13 +26,18 @@ ENDS = "named_ends"
 """Tokens that a runtime's file names as ends of a text: each must be one of the checkpoint's; a runtime may know more by itself."""
 
 
-def difference(found: Json, config: Json, generation: Json) -> str | None:
-    """Which settings of a runtime are not the checkpoint's, as a clause; None where all that it says are."""
+def difference(found: Json, config: Json, generation: Json, tokenizer: Mapping[str, int] | None = None) -> str | None:
+    """Which settings of a runtime are not the checkpoint's, as a clause; None where all that it says are.
+
+    `tokenizer`: ids that the tokenizer's own special tokens have, for a runtime that may take them from there, by the same keys.
+    """
     wrong: list[str] = []
     for key in TOKENS:
         said = next((one for one in (generation.get(key), setting(config, key)) if one is not None), None)
-        if key in found and said is not None and _one(found[key]) != _one(said):
-            wrong.append(_told(key, found[key], said))
+        own = (tokenizer or {}).get(key)
+        known = [_one(one) for one in (said, own) if one is not None]
+        if key in found and known and _one(found[key]) not in known:
+            wrong.append(_told(key, found[key], own if said is None else said))
     sizes = {key: setting(config, key) for key in SIZES}
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
