@@ -27,7 +27,8 @@ from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Load
 from tests import models
-from tests.merge import helpers, zoo
+from tests.merge import helpers, moe_zoo, zoo
+from tests.merge.test_moe import of_older_peft
 from tests.validate.bench import Direct
 from tests.validate.conftest import LIMITS
 
@@ -92,6 +93,29 @@ def test_patterns_that_name_parameters_act_as_peft_lets_them_act(tmp_path: Path)
     helpers.edit_config(pin, alpha_pattern={})
     other = live(pin, base).step(ids, np.ones_like(ids), np.arange(16)[None], None)[0]
     assert np.abs(got - other).max() > 0.01
+
+
+def older_experts(base: Path, pin: Path) -> Path:
+    """An adapter over stacked experts that are not square, as PEFT before 0.19 saved it."""
+    of_older_peft(moe_zoo.adapt("qwen3-moe", base, pin, **moe_zoo.ways("qwen3-moe")["parameters"]))
+    return pin
+
+
+@pytest.mark.parametrize("version", ["0.18.1", None])
+def test_factors_of_experts_that_peft_saved_before_release_19_are_refused_with_the_reason(version: str | None, tmp_path: Path) -> None:
+    base = moe_zoo.make("qwen3-moe", tmp_path / "base", "float32")
+    pin = older_experts(base, tmp_path / "pin")
+    helpers.edit_config(pin, peft_version=version)
+    cause = refused(pin, base)
+    assert (
+        f"saved by PEFT {version or 'before 0.18'}, which laid out the factors of stacked experts" in cause and "size mismatch" not in cause
+    )
+
+
+def test_factors_of_experts_of_another_base_are_not_taken_for_those_of_an_older_peft(tmp_path: Path) -> None:
+    pin = older_experts(moe_zoo.make("qwen3-moe", tmp_path / "base", "float32"), tmp_path / "pin")
+    other = moe_zoo.make("qwen3-moe", tmp_path / "other", "float32", moe_intermediate_size=20)
+    assert "size mismatch" in refused(pin, other)
 
 
 def test_a_tensor_that_peft_would_leave_out_without_a_word_is_named(pico_base: Path, tmp_path: Path) -> None:

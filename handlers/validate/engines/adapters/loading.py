@@ -8,6 +8,7 @@ its adapter is no reference.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
+from peft import __version__ as peft_version
 from safetensors import safe_open
 
 from daemon.contract.errors import Permanent
@@ -29,6 +31,10 @@ SHOWN = 3
 """Keys that a sentence names."""
 _INSIDE = re.compile(r"\.(base_layer|token_adapter|modules_to_save|original_module)(?=\.)")
 """Wrappers of PEFT inside of which a file has a weight of the base itself."""
+
+
+_MISMATCH = re.compile(r"size mismatch for (\S+)\.lora_([AB])\.\S+: .*Size\(\[(\d+), (\d+)\]\).*Size\(\[(\d+), (\d+)\]\)")
+"""torch's words of a factor that has other sizes in the file (first) than in the model."""
 
 
 def in_base(key: str) -> str:
@@ -54,7 +60,7 @@ def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
         try:
             wrapped = PeftModel.from_pretrained(model, str(folder), config=_config(folder), is_trainable=False)
         except _ERRORS as error:
-            raise _not_loadable(folder, _first_line(error)) from error
+            raise (_of_older_peft(folder, str(error)) or _not_loadable(folder, _first_line(error))) from error
     report = reports[-1]
     if lost := _lost(report.unexpected_keys, NAME, folder):
         raise _not_loadable(folder, f"it leaves {_some(lost)} of the adapter out, for which it has no place in the model")
@@ -161,3 +167,27 @@ def _not_loadable(folder: Path, why: str) -> Permanent:
         FaultCode.ADAPTER_NOT_LOADABLE, OPERATION, f"PEFT itself can't put this adapter on its base: {why}",
         "give the base that it was trained on, or save the adapter again with an adapter_config.json that fits its weights", path=folder,
     )  # fmt: skip
+
+
+def _of_older_peft(folder: Path, said: str) -> Permanent | None:
+    """The error for factors of stacked experts that PEFT saved before 0.19; None where torch's error `said` is about anything else."""
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    version = settings.get("peft_version")  # releases before 0.18 wrote none; PeftConfig would give the installed one
+    if not settings.get("target_parameters") or not re.match(r"0\.(\d|1[0-8])\.", version or "0.17.") or not _swapped(said):
+        return None
+    return Permanent(
+        FaultCode.ADAPTER_NOT_LOADABLE, OPERATION,
+        f"the adapter was saved by PEFT {version or 'before 0.18'}, which laid out the factors of stacked experts (target_parameters) the"
+        f" other way round than PEFT does since 0.19, so PEFT {peft_version} can't load it, and nothing can be compared with the live model",
+        "merge it with the PEFT that trained it (merge_and_unload) and export the result as a full fine-tune", path=folder,
+    )  # fmt: skip
+
+
+def _swapped(said: str) -> bool:
+    """Whether all factors of which torch says that sizes differ have those of a weight whose inputs and outputs are exchanged."""
+    sizes = {(module, factor): tuple(map(int, rest)) for module, factor, *rest in _MISMATCH.findall(said)}
+    modules = {module for module, _ in sizes}
+    if not modules or not len(sizes) == 2 * len(modules) == said.count("size mismatch for"):
+        return False
+    pairs = [(sizes[module, "A"], sizes[module, "B"]) for module in modules]  # each: stored rows and columns, those in the model
+    return all(a[1] == b[2] and b[0] == a[3] and a[0] == a[2] and b[1] == b[3] for a, b in pairs)
