@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from daemon.contract.errors import Permanent
 from handlers.merge import merge_adapter
 from tests import models
 from tests.merge import helpers
@@ -59,12 +60,23 @@ def test_another_method_than_lora_is_merged_by_peft(base32: Path, tmp_path: Path
     assert (helpers.logits(tmp_path / "out", IDS) - live).abs().max() < 2e-4
 
 
-def test_a_pickled_base_is_merged_and_written_as_safetensors(base32: Path, tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    base.mkdir()
+def pickled(base: Path, folder: Path) -> Path:
+    """The base with its weights as torch saves them."""
+    folder.mkdir()
     for name in ("config.json", "generation_config.json"):
-        (base / name).write_bytes((base32 / name).read_bytes())
-    torch.save(helpers.stored(base32), base / "pytorch_model.bin")
+        (folder / name).write_bytes((base / name).read_bytes())
+    torch.save(helpers.stored(base), folder / "pytorch_model.bin")
+    return folder
+
+
+def test_what_peft_refuses_to_merge_is_refused_with_its_reason(base32: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(base32, tmp_path / "adapter", lora_bias=True)
+    with pytest.raises(Permanent, match=r"can't merge LORA into this base \(.*because the base layer has no bias"):
+        merge(adapter, pickled(base32, tmp_path / "base"), tmp_path / "out")
+
+
+def test_a_pickled_base_is_merged_and_written_as_safetensors(base32: Path, tmp_path: Path) -> None:
+    base = pickled(base32, tmp_path / "base")
     adapter = helpers.make_adapter(base32, tmp_path / "adapter")
     report = merge(adapter, base, tmp_path / "out")
     assert "pickled" in report.fallbacks[0].reason

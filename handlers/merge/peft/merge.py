@@ -235,7 +235,9 @@ def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
 def _merged(wrapped: Any, adapter: Adapter) -> Any:
     try:
         return wrapped.merge_and_unload()
-    except (NotImplementedError, AttributeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
+    except (RuntimeError, AttributeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
+        if "memory" in str(error):  # torch's word for an allocation that failed
+            raise
         cause = "" if "merge_and_unload" in str(error) else " ".join(str(error).split())[:300]  # a method that has no merge
         raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base" + (f" ({cause})" if cause else "")) from error
 

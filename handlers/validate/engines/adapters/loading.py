@@ -178,7 +178,7 @@ def _of_older_peft(folder: Path, said: str) -> Permanent | None:
     return Permanent(
         FaultCode.ADAPTER_NOT_LOADABLE, OPERATION,
         f"the adapter was saved by PEFT {version or 'before 0.18'}, which laid out the factors of stacked experts (target_parameters) the"
-        f" other way round than PEFT does since 0.19, so PEFT {peft_version} can't load it, and nothing can be compared with the live model",
+        f" other way round than PEFT does since 0.19: PEFT {peft_version} can't load it, so there is no live model to compare with",
         "merge it with the PEFT that trained it (merge_and_unload) and export the result as a full fine-tune", path=folder,
     )  # fmt: skip
 
