@@ -42,9 +42,11 @@ def _model(config: str, model: str, tied: bool | None, **options: Any) -> Any:
 
     common: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
         "eos_token_id": 1, "bos_token_id": 1,
     }  # fmt: skip
+    if config == "FalconConfig":  # a property there
+        del common["head_dim"]
     if tied is not None:
         common["tie_word_embeddings"] = tied
     return getattr(transformers, model)(getattr(transformers, config)(**{**common, **options}))
@@ -63,7 +65,7 @@ def _pair(name: str, model: str, **options: Any) -> Callable[[bool], Any]:
     own = {
         "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
         "encoder_ffn_dim": INNER, "decoder_ffn_dim": INNER, "init_std": 0.2, "decoder_start_token_id": 0, "forced_eos_token_id": None,
-        "forced_bos_token_id": None, "d_kv": 8, "d_ff": INNER, "num_layers": 2, "num_heads": 4, "initializer_factor": 0.5,
+        "forced_bos_token_id": None, "d_kv": 16, "d_ff": INNER, "num_layers": 2, "num_heads": 4, "initializer_factor": 0.5,
     }  # fmt: skip
     return functools.partial(_tied_last, f"{name}Config", model, {**own, **options})
 
@@ -103,9 +105,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _gated("Qwen2"),
     "qwen3": _gated("Qwen3", ("q_norm", "norm")),
     "gemma": _gated("Gemma"),
-    "gemma2": _gated("Gemma2", query_pre_attn_scalar=8),
+    "gemma2": _gated("Gemma2", query_pre_attn_scalar=16),
     "gemma3": Family(
-        functools.partial(_tied_last, "Gemma3TextConfig", "Gemma3ForCausalLM", {"query_pre_attn_scalar": 8}), "AutoModelForCausalLM",
+        functools.partial(_tied_last, "Gemma3TextConfig", "Gemma3ForCausalLM", {"query_pre_attn_scalar": 16}), "AutoModelForCausalLM",
         _GATED, ("input_layernorm", "norm"), "embed_tokens", inner=("down_proj",),
     ),
     "phi": Family(
@@ -122,7 +124,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt-neox": Family(
         _decoder("GPTNeoX"), "AutoModelForCausalLM", ("query_key_value", "attention.dense", "dense_h_to_4h", "dense_4h_to_h"),
-        ("input_layernorm", "final_layer_norm"), "embed_in", "embed_out", ("dense_4h_to_h",),
+        ("input_layernorm", "final_layer_norm"), "embed_in",
+        inner=("dense_4h_to_h",),
     ),
     "opt": Family(
         _decoder("OPT", ffn_dim=INNER, word_embed_proj_dim=WIDTH, init_std=0.2), "AutoModelForCausalLM",

@@ -46,7 +46,7 @@ OTHERS: dict[str, Settings] = {
     "C3A": lambda _: {"block_size": 8},
     "FOURIERFT": lambda _: {"n_frequency": 50},
     "HRA": lambda _: {"r": 4},
-    "IA3": lambda family: {"feedforward_modules": list(family.inner)},
+    "IA3": lambda family: {"target_modules": [*family.linear, *family.inner], "feedforward_modules": list(family.inner)},
     "LN_TUNING": lambda family: {"target_modules": list(family.norms)},
     "LOHA": lambda _: {"r": 4, "alpha": 6},
     "LOKR": lambda _: {"r": 4, "alpha": 6},

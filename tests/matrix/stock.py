@@ -75,10 +75,10 @@ def _pickled(name: str) -> str:
     return name.replace("model", "pytorch_model").replace(".safetensors", ".bin")
 
 
-def load(family: Family, folder: Path, dtype: str) -> Any:
-    """The base as transformers loads it; one that is stored packed is unpacked by transformers and bitsandbytes."""
+def load(family: Family, folder: Path, dtype: str, *, packed: bool = False) -> Any:
+    """The base as transformers loads it; one that is stored packed is unpacked by transformers and bitsandbytes, unless `packed`."""
     model = getattr(transformers, family.auto).from_pretrained(folder, dtype=getattr(torch, dtype))
-    if getattr(model, "is_quantized", False):
+    if getattr(model, "is_quantized", False) and not packed:
         model = model.dequantize().to(getattr(torch, dtype))
     return model.eval()
 
@@ -86,7 +86,7 @@ def load(family: Family, folder: Path, dtype: str) -> Any:
 def adapt(family: Family, method: str, folder: Path, output: Path) -> None:
     """Save an adapter over the base in `folder`, of which every trained value was moved."""
     torch.manual_seed(3)
-    model = peft.get_peft_model(load(family, folder, "float32"), config_of(method, family))
+    model = peft.get_peft_model(load(family, folder, "float32", packed=True), config_of(method, family))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             scale = 0.1 if "lora_" in name or parameter.numel() < 8 else 0.1 * (parameter.abs().mean().item() + 0.5)
@@ -112,7 +112,7 @@ def merge(family: Family, folder: Path, output: Path, dtype: str) -> None:
         shared.setdefault(id(parameter), []).append(name)
     for name, model in (("merged", merged.merge_and_unload()), ("exact", wide.merge_and_unload())):
         save_file({key: one.clone().contiguous() for key, one in model.state_dict().items()}, output / f"{name}.safetensors")
-    save_file({"live": live, "plain": plain}, output / "live.safetensors")
+    save_file({"live": live, "plain": plain, "exact": _outputs(model, family)}, output / "live.safetensors")
     (output / "tied.json").write_text(json.dumps([group for group in shared.values() if len(group) > 1]))
 
 

@@ -20,9 +20,14 @@ from tests.matrix.families import FAMILIES, example
 from tests.matrix.methods import METHODS, RARE
 
 ROOT = Path(__file__).parents[2]
-REFUSED: dict[tuple[str, str], str] = {}
-"""(family or "", method or "") → a part of the sentence with which ckptd refuses what stock PEFT merges into another model than the
-live one."""
+REFUSED = {
+    "FROD": "the largest logit error",  # in 16 bits PEFT itself makes another model of it than in fp32
+    "TRAINABLE_TOKENS": "PEFT leaves out its bias",  # on a head with a bias
+    "tokens": "PEFT leaves out its bias",
+}
+"""Method → a part of the sentence with which ckptd refuses what stock PEFT merges into another model than the live one."""
+ENDS = ("embedding", "tokens", "TRAINABLE_TOKENS", "saved head")
+"""Methods that may change an embedding or a head that share a weight."""
 SETTINGS = {
     "CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2", "CKPTD_VALIDATE__NEW_TOKENS": "4",
     "CKPTD_VALIDATE__SPEED_TOKENS": "0", "CKPTD_VALIDATE__PUBLISH_UNVERIFIED": '["pytorch"]', "CKPTD_LIMITS__DISK_RESERVE": "0",
@@ -67,10 +72,8 @@ def wrong(case: Case, place: Path) -> str:
     said = " ".join(answer["text"].split())
     error = error_of(place)
     if error or answer["code"]:
-        expected = next(
-            (why for (family, method), why in REFUSED.items() if family in ("", case.family) and method in ("", case.method)), ""
-        )
-        refused = answer["code"] == 1 and ("What to do:" in said or " → " in said) and "Traceback" not in said
+        expected = REFUSED.get(case.method)
+        refused = answer["code"] == 1 and "Fix: " in said and "Traceback" not in said
         if error:
             return "" if refused else f"stock PEFT says {error['error']}, and the export: {answer['code']} {said[-600:]}"
         return "" if expected and expected in said else f"exit code {answer['code']}: {said[-900:]}"
@@ -94,14 +97,15 @@ def differences(case: Case, published: Path, place: Path) -> list[str]:
     found = [f"loading the published model: {lacking}"] if lacking else []
     found += [f"{name} is in one of the two alone" for name in mine.keys() ^ stock.keys()]
     # PEFT's merge leaves weights tied that the adapter changed apart; what is right then is what the live model computes.
-    apart = set(itertools.chain(*json.loads((place / "tied.json").read_text()))) if case.tied else set()
+    apart = set(itertools.chain(*json.loads((place / "tied.json").read_text()))) if case.method in ENDS else set()
     for name in (mine.keys() & stock.keys()) - apart:
         if not torch.equal(mine[name], stock[name]) and not rounded(mine[name], exact[name]):
             found.append(f"{name} is neither PEFT's nor base + delta, rounded once")
     with torch.no_grad():
         logits = model.float().eval()(**example(FAMILIES[case.family])).logits
-    unit, limit = answers["live"].std(), 1e-4 if case.dtype == "float32" else 0.5
-    if (far := (logits - answers["live"]).abs().max() / unit) > limit:
+    unit = answers["live"].std()
+    own = (answers["exact"] - answers["live"]).abs().max() / unit  # how far PEFT's merge in fp32 is
+    if (far := (logits - answers["live"]).abs().max() / unit) > max(1.5 * own, 1e-4 if case.dtype == "float32" else 0.5):
         found.append(f"an output is {far:.3g} standard deviations from the live model's")
     if (moved := (answers["plain"] - answers["live"]).abs().max() / unit) < 0.01:
         found.append(f"the adapter changes outputs by {moved:.3g} standard deviations, which proves nothing")

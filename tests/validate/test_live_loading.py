@@ -28,6 +28,7 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Load
 from tests import models
 from tests.merge import helpers, moe_zoo, zoo
+from tests.merge.test_methods import adapter_of
 from tests.merge.test_moe import of_older_peft
 from tests.validate.bench import Direct
 from tests.validate.conftest import LIMITS
@@ -148,6 +149,17 @@ def test_what_peft_says_of_an_adapter_that_does_not_fit_is_one_sentence(pico_bas
     assert "size mismatch" in refused(pin, pico_base)
     helpers.edit_config(pin, target_modules=["nothing_of_this_name"])
     assert "nothing_of_this_name" in refused(pin, pico_base)
+
+
+@pytest.mark.parametrize("kind", ["LORA", "LOHA"])
+def test_the_live_model_is_rounded_as_peft_merges_into_a_base_of_16_bits(kind: str, tmp_path: Path) -> None:
+    base = zoo.make("llama", tmp_path / "base", "bfloat16")
+    pin = adapter_of(kind, base, tmp_path / "pin")
+    engine = live(pin, base)
+    engine.round("bfloat16")
+    stock = zoo.attached("llama", base, pin, "bfloat16").merge_and_unload().state_dict()
+    mine = {name.replace(".base_layer", ""): weight for name, weight in engine._plain().state_dict().items()}
+    assert [name for name, weight in stock.items() if not torch.equal(mine[name], weight.float())] == []
 
 
 def resize(base: Path, folder: Path, family: str, rows: int, **options: Any) -> Any:

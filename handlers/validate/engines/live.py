@@ -18,6 +18,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import numpy as np
 import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig
 
 from daemon.contract.errors import Permanent
@@ -104,8 +105,9 @@ class Adapted(TorchModel):
         if len(layers) == 2 and weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
             cause = "the adapter changes the embedding or the head, which share a weight"
             raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "round the live model", cause, "", path=self._pin)
-        for name, weight in self._model.named_parameters():
-            if weight.is_floating_point() and "lora_" not in name:
+        kept = _factors(self._model)
+        for weight in self._model.parameters():
+            if weight.is_floating_point() and id(weight) not in kept:
                 weight.data = weight.data.to(getattr(torch, dtype))
         self._model.base_model.merge_adapter()
         rounded = [weight for weight in self._model.parameters() if weight.is_floating_point()]
@@ -140,6 +142,13 @@ class LiveEncoder(Adapted, TorchEncoder):
         row, segments = np.array([ids], np.int64), np.array([types], np.int64)
         wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
         return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
+
+
+def _factors(model: Any) -> set[int]:
+    """The ids of the parameters that an adapter added, of any method: beside a base in 16 bits PEFT keeps them in fp32."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    holders = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
+    return {id(weight) for holder in holders if isinstance(holder, torch.nn.Module) for weight in holder.parameters()}
 
 
 def _mix(model: Any, spec: EngineSpec) -> None:
