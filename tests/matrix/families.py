@@ -72,7 +72,7 @@ def _pair(name: str, model: str, **options: Any) -> Callable[[bool], Any]:
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _GATED = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
-_PAIR: dict[str, Any] = {"auto": "AutoModelForSeq2SeqLM", "embedding": "shared", "inputs": "pair", "task": "SEQ_2_SEQ_LM"}
+_PAIR: dict[str, Any] = {"auto": "AutoModelForSeq2SeqLM", "embedding": "embed_tokens", "inputs": "pair", "task": "SEQ_2_SEQ_LM"}
 
 
 def _gated(name: str, /, norms: tuple[str, ...] = ("input_layernorm", "norm"), **options: Any) -> Family:

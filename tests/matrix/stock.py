@@ -92,6 +92,8 @@ def adapt(family: Family, method: str, folder: Path, output: Path) -> None:
             scale = 0.1 if "lora_" in name or parameter.numel() < 8 else 0.1 * (parameter.abs().mean().item() + 0.5)
             parameter.data.add_(scale * torch.randn_like(parameter))
     model.save_pretrained(output)
+    if not load_file(output / "adapter_model.safetensors"):
+        raise ValueError("PEFT saves no tensor of it")
     settings = json.loads((output / "adapter_config.json").read_text())
     (output / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": str(folder)}))
 
@@ -100,6 +102,12 @@ def _outputs(model: Any, family: Family) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model.float().eval()(**example(family)).logits
     return logits.contiguous()
+
+
+def _state(model: Any) -> dict[str, torch.Tensor]:
+    """The state dict, without the wrappers of saved modules, which the merge of LN_TUNING leaves."""
+    table = {key: one.clone().contiguous() for key, one in model.state_dict().items() if ".original_module." not in key}
+    return {key.replace(".modules_to_save.default", ""): one for key, one in table.items()}
 
 
 def merge(family: Family, folder: Path, output: Path, dtype: str) -> None:
@@ -111,7 +119,7 @@ def merge(family: Family, folder: Path, output: Path, dtype: str) -> None:
     for name, parameter in load(family, folder, "float32").named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
     for name, model in (("merged", merged.merge_and_unload()), ("exact", wide.merge_and_unload())):
-        save_file({key: one.clone().contiguous() for key, one in model.state_dict().items()}, output / f"{name}.safetensors")
+        save_file(_state(model), output / f"{name}.safetensors")
     save_file({"live": live, "plain": plain, "exact": _outputs(model, family)}, output / "live.safetensors")
     (output / "tied.json").write_text(json.dumps([group for group in shared.values() if len(group) > 1]))
 

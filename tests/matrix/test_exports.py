@@ -21,7 +21,8 @@ from tests.matrix.methods import METHODS, RARE
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {
-    "FROD": "the largest logit error",  # in 16 bits PEFT itself makes another model of it than in fp32
+    "FROD": "the largest logit error",  # in 16 bits PEFT itself makes other models of these two than in fp32
+    "RANDLORA": "the largest logit error",
     "TRAINABLE_TOKENS": "PEFT leaves out its bias",  # on a head with a bias
     "tokens": "PEFT leaves out its bias",
 }

@@ -114,3 +114,13 @@ def test_vb_lora_without_its_bank_of_vectors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(Permanent, match="vblora_vector_bank"):
         merge_adapter(adapter, base, tmp_path / "out")
+
+
+def test_a_module_saved_with_tuned_norms_is_merged_too(tmp_path: Path) -> None:
+    base = zoo.make("llama", tmp_path / "base", "float32")
+    adapter = adapter_of("LN_TUNING", base, tmp_path / "adapter", modules_to_save=["lm_head"])
+    (tmp_path / "out").mkdir()
+    merge_adapter(adapter, base, tmp_path / "out")
+    assert helpers.stored(tmp_path / "out").keys() == helpers.stored(base).keys()
+    live = zoo.logits("llama", zoo.attached("llama", base, adapter, "float32"))
+    assert (zoo.logits("llama", zoo.load("llama", tmp_path / "out", "float32")) - live).abs().max() < 1e-5 * live.std()

@@ -242,6 +242,16 @@ def _merged(wrapped: Any, adapter: Adapter) -> Any:
         raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base" + (f" ({cause})" if cause else "")) from error
 
 
+def _unwrap(model: Any) -> None:
+    """Put the trained module in the place of each wrapper that PEFT's merge left: that of LN_TUNING leaves those of saved modules."""
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, module.unload_and_optionally_merge_module(True, False, None))
+
+
 def _forget_packing(model: Any) -> None:
     """Drop the load-time conversions of packed weights, through which a dequantized model can't be saved."""
     conversions = getattr(model, "_weight_conversions", None)
@@ -291,6 +301,7 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, fill_r
         wrapped = _attach(model, adapter)
         untie(wrapped.base_model.model, adapter)
         merged = _merged(wrapped, adapter)
+        _unwrap(merged)
     initializer = adapter.config.get("init_lora_weights")
     if isinstance(initializer, str) and initializer != "gaussian":
         done.warnings.append(
