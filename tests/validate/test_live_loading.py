@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -160,6 +161,16 @@ def test_the_live_model_is_rounded_as_peft_merges_into_a_base_of_16_bits(kind: s
     stock = zoo.attached("llama", base, pin, "bfloat16").merge_and_unload().state_dict()
     mine = {name.replace(".base_layer", ""): weight for name, weight in engine._plain().state_dict().items()}
     assert [name for name, weight in stock.items() if not torch.equal(mine[name], weight.float())] == []
+
+
+def test_what_a_packed_base_does_not_pack_is_computed_in_fp32(tmp_path: Path) -> None:
+    plain = zoo.make("phi", tmp_path / "plain", "float16")
+    settings = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16)
+    packed = transformers.AutoModelForCausalLM.from_pretrained(plain, quantization_config=settings, dtype=torch.float16)
+    packed.save_pretrained(tmp_path / "base")
+    engine = live(zoo.adapt("phi", plain, tmp_path / "pin"), tmp_path / "base")
+    kinds = {(type(weight).__name__, weight.dtype) for weight in engine._plain().parameters()}
+    assert kinds == {("Params4bit", torch.uint8), ("Parameter", torch.float32)}
 
 
 def resize(base: Path, folder: Path, family: str, rows: int, **options: Any) -> Any:

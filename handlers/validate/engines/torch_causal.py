@@ -283,4 +283,8 @@ def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.
         some = f"{len(lost)} weights are" if len(lost) != 1 else "1 weight is"
         cause = f"{some} missing from its files or of another shape, for example {lost[0]}"
         raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
+    if dtype == torch.float32:
+        for weight in model.parameters():  # of a packed model transformers leaves norms and embeddings in the stored dtype
+            if type(weight) is torch.nn.Parameter and weight.dtype in (torch.float16, torch.bfloat16):
+                weight.data = weight.data.float()
     return model
