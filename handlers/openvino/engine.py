@@ -6,8 +6,9 @@ OpenVINO's models instead of sessions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,15 +27,21 @@ from handlers.validate.engines.registry import EngineSpec  # noqa: E402
 
 
 class OpenVinoModel(OtherGraph):
-    """One model."""
+    """One model. `settings`: OpenVINO's own, by name."""
+
+    def __init__(self, path: Path, threads: int, settings: Mapping[str, str] = EXACT) -> None:
+        self._settings = settings
+        super().__init__(path, threads)
 
     def _session(self, path: Path, threads: int) -> Session:
-        return Session(path, {**EXACT, "INFERENCE_NUM_THREADS": str(threads)})
+        return Session(path, {**self._settings, "INFERENCE_NUM_THREADS": str(threads)})
 
 
 class _Models(OnnxFolder):
+    settings: ClassVar[Mapping[str, str]] = EXACT
+
     def _opened(self, path: Path, threads: int) -> LoadedGraph:
-        return OpenVinoModel(path, threads)
+        return OpenVinoModel(path, threads, self.settings)
 
 
 class OpenVinoEngine(_Models):

@@ -12,6 +12,7 @@ USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
 TOOLCHAIN = "openvino"
 _ENGINE = "handlers.openvino.engine"
+TWIN = "handlers.openvino.twin.form:OpenVinoForm"
 DEFAULTS = "on the CPU, with settings that compute in fp32; by default OpenVINO takes bf16, an int8 cache and int8 activations where it can"
 
 FORMAT = Format(
@@ -44,7 +45,7 @@ FORMAT = Format(
             about="OpenVINO's files with 8-bit weights, a scale a row",
             needs=("openvino",), memory_fixed=700 * MIB, memory_fp32=3.5, disk_fp32=0.4, disk_fixed=16 * MIB,
             form_of="openvino", level="int8-weight", fallback="openvino",
-            limits=Limits("openvino", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
             thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.0),
             traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
         ),
@@ -54,7 +55,7 @@ FORMAT = Format(
             needs=("openvino", "calibration"), memory_fixed=900 * MIB, memory_fp32=4.5, disk_fp32=0.4, disk_fixed=16 * MIB,
             settings=("openvino.group_size", "openvino.calibration_samples", "validation.prompts", "validation.data", "validation.samples"),
             form_of="openvino", level="int4", fallback="openvino-int8",
-            limits=Limits("openvino", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, also_for=frozenset({"laptop", "edge", "cpu-server"}), elsewhere=DEFAULTS,
         ),

@@ -1,0 +1,74 @@
+"""OpenVINO's folders, as the comparison with the twin reads and runs them.
+
+Named by `Limits.twin` of the variants. The models are run by the engines that the checks use too. Imports OpenVINO.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from handlers.models.tasks import BY_NAME
+from handlers.openvino.engine import OpenVinoEncoder, OpenVinoEngine, OpenVinoSeq2Seq
+from handlers.openvino.twin import stored
+from handlers.validate.engines.onnx_folder import graph_files
+from handlers.validate.engines.registry import load
+from handlers.validate.twins.messages import Order, Text
+from handlers.validate.twins.passes import of_engine
+from handlers.validate.twins.weights import Stored
+
+STRUCTURE = 2e-3
+"""Largest |Δ| between a model that rounds nothing but its stored weights and its twin, in standard deviations of the outputs: sound ones
+of 13 families stay below 1e-5. OpenVINO multiplies in fp32 what the file says in halves (integers times scales)."""
+USUAL = {"PERFORMANCE_HINT": "LATENCY"}
+"""Settings that leave precisions to OpenVINO, as programs do that set none."""
+
+
+class OpenVinoForm:
+    """A folder of models."""
+
+    def __init__(self, order: Order) -> None:
+        self._spec = order.spec
+        self.limit = STRUCTURE
+        self.told_positions = True
+
+    @functools.cached_property
+    def _files(self) -> Mapping[str, Path]:
+        return graph_files(Path(self._spec.folder))
+
+    def weights(self) -> list[Stored]:
+        """See `Form.weights`."""
+        return [weight for role, path in self._files.items() for weight in stored.read(path, role)]
+
+    def halves(self) -> set[bytes]:
+        """See `Form.halves`."""
+        return {tensor for path in self._files.values() for tensor in stored.halves(path)}
+
+    def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
+        """See `Form.outputs`; in float by the settings of the checks, which round nothing, otherwise by OpenVINO's own choice of them."""
+        engine: Any = load(self._spec) if in_float else _USUAL[BY_NAME[self._spec.task].kind](self._spec)
+        rows = of_engine(self._spec, engine, texts)
+        del engine
+        gc.collect()
+        return rows
+
+
+class _UsualCausal(OpenVinoEngine):
+    settings = USUAL
+
+
+class _UsualSeq2Seq(OpenVinoSeq2Seq):
+    settings = USUAL
+
+
+class _UsualEncoder(OpenVinoEncoder):
+    settings = USUAL
+
+
+_USUAL: Mapping[str, type[Any]] = {"causal": _UsualCausal, "seq2seq": _UsualSeq2Seq, "encoder": _UsualEncoder}
+"""Kind of model → what runs it by OpenVINO's own settings."""
