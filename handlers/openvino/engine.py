@@ -6,19 +6,21 @@ OpenVINO's models instead of sessions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from handlers.openvino import library
+from daemon.contract.values import Json
+from handlers.openvino import genai, library
 
 library.openvino()  # before anything else imports it
 
 from handlers.openvino.conversion import BEAM  # noqa: E402
 from handlers.openvino.session import EXACT, Session  # noqa: E402
-from handlers.openvino.tokenizer import ENCODER, Pair  # noqa: E402
+from handlers.openvino.tokenizer import DECODER, ENCODER, Pair  # noqa: E402
+from handlers.openvino.twin import tables  # noqa: E402
 from handlers.validate.engines.generation_rules import end_tokens  # noqa: E402
 from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder  # noqa: E402
 from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq  # noqa: E402
@@ -54,6 +56,8 @@ class OpenVinoEngine(_Models):
         self.vocabulary: int | None = self._model.width("logits")
         self.end_tokens: tuple[int, ...] = end_tokens(self._generation, self._config)
         self._pair: Pair | None = None
+        own = any((self._folder / name).is_file() for name in (ENCODER, DECODER))
+        self._genai = genai.GenAi(self._folder, spec.threads, self.settings) if own else None
 
     def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         """See `Engine.step`; the cache is a request of the compiled model."""
@@ -81,8 +85,33 @@ class OpenVinoEngine(_Models):
         """Whether OpenVINO's own reads the texts."""
         return self._own_tokenizer() is not None
 
+    alike_tokenizer = True
+    """It was kept only because it reads hard texts as the folder's tokenizer.json does."""
+    ignored_settings = genai.IGNORED
+
+    @property
+    def own_ends(self) -> tuple[int, ...] | None:
+        """Tokens at which OpenVINO GenAI ends a text, where it can run the folder."""
+        return self._genai.ends if self._genai else None
+
+    def tokenizer_fault(self, wanted: Json) -> str | None:
+        """What the tables inside OpenVINO's tokenizer say otherwise than a tokenizer.json, as a clause."""
+        return tables.fault(self._folder / ENCODER, self._folder / DECODER, wanted) if self._genai else None
+
+    def chat_templates(self) -> dict[str, str] | None:
+        """The chat template that OpenVINO GenAI reads; None where it can't run the folder."""
+        return self._genai.templates() if self._genai else None
+
+    def runtime_settings(self) -> Json | None:
+        """What OpenVINO GenAI reads; None where it can't run the folder."""
+        return self._genai.settings() if self._genai else None
+
+    def generate(self, ids: Sequence[int], tokens: int) -> list[int] | None:
+        """At most `tokens` tokens by OpenVINO GenAI, by the folder's own settings without sampling; None where it can't run the folder."""
+        return self._genai.generate(ids, tokens) if self._genai else None
+
     def _own_tokenizer(self) -> Pair | None:
-        if self._pair is None and (self._folder / ENCODER).is_file():
+        if self._pair is None and self._genai:
             self._pair = Pair(self._folder)
         return self._pair
 

@@ -94,6 +94,7 @@ class _Folder:
             clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, told, wanted.told)))
         if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
+        clauses[:0] = [self.read.tables] if self.read.tables else []
         if clauses:
             clauses = list(dict.fromkeys(clauses))
             found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
@@ -123,7 +124,7 @@ class _Folder:
             places["chat template"] = loaded
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
-        elif not places:
+        elif not places or (not found.places and self._carries(templates.JINJA)):  # its runtime may have one inside a file of its own
             lost = self.read.templates is not None or self._carries(templates.JINJA)
             faults = ["it has no chat template, and the checkpoint has one"] if lost else []
         else:
@@ -171,6 +172,8 @@ class _Folder:
         numbers = {text: number for number, text in _texts(known).items()} if self.read.words else {}
         own = {f"{name}_id": numbers[text] for name, text in self.wanted.names.items() if text in numbers}
         told = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {}, own)
+        if tokens := self.read.runtime.get("tokenizer"):
+            told = ", ".join(filter(None, (told, runtime.tokens_difference(tokens, self.wanted.names, values(known / CANONICAL)))))
         if not told:
             return []
         return [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {told}", "runtime's configuration")]

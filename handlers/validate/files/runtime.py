@@ -59,6 +59,19 @@ def difference(found: Json, config: Json, generation: Json, tokenizer: Mapping[s
     return ", ".join(wrong) or None
 
 
+def tokens_difference(found: Json, names: dict[str, str], tokenizer: Json) -> str | None:
+    """Which special tokens of a runtime's own tokenizer are not those that the checkpoint names, as a clause; None where all are.
+
+    `found`: key → id; `names`: "eos_token" → its text, see `templates.names`; `tokenizer`: the checkpoint's tokenizer.json.
+    """
+    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    known = {key: ids[text] for key in TOKENS if (text := names.get(key.removesuffix("_id"))) in ids}
+    return (
+        ", ".join(_told(f"its tokenizer's {key}", found[key], value) for key, value in known.items() if found.get(key, value) != value)
+        or None
+    )
+
+
 def _one(value: Any) -> Any:
     """A token, or tokens in no order."""
     tokens = value if isinstance(value, list) else [value]

@@ -143,7 +143,9 @@ class Transcript(Frozen):
     whole: list[str | None] | None
     """The same with them; None where the reader knows no difference."""
     foreign: bool
-    """It was read by another implementation than that of transformers, and pairs and digests are left out."""
+    """It was read by another implementation than that of transformers, and pairs are left out; digests too, unless it is `alike`."""
+    alike: bool = False
+    """That implementation was kept only because it reads hard texts as transformers does."""
 
 
 class FilesRead(Frozen):
@@ -163,6 +165,8 @@ class FilesRead(Frozen):
     """Settings that a runtime reads from a file of its own, by the names of `handlers.validate.files.runtime`."""
     words: bool = False
     """A vocabulary in a form of the runtime's own was written as `handlers.validate.files.words` reads it."""
+    tables: str | None = None
+    """What the tables of a runtime's own tokenizer say otherwise than the checkpoint's tokenizer.json, as a clause."""
 
 
 class Generated(Frozen):

@@ -25,13 +25,15 @@ def transcribe(engine: Any, request: Transcribe) -> Transcript:
     encode = getattr(engine, "token_ids", engine.encode)
     whole = getattr(engine, "whole_text", None)
     foreign = bool(getattr(engine, "foreign_tokenizer", False))
+    alike = foreign and bool(getattr(engine, "alike_tokenizer", False))
     return Transcript(
         ids=_each(encode, request.texts),
         pairs=[] if foreign else _each(lambda pair: engine.encode_pair(*pair)[0], request.pairs),
-        digests=[] if foreign else [None if ids is None else digest(ids) for ids in _each(encode, request.digested)],
+        digests=[] if foreign and not alike else [None if ids is None else digest(ids) for ids in _each(encode, request.digested)],
         texts=_each(lambda ids: _plain(engine.text(ids)), request.sequences),
         whole=None if whole is None else _each(lambda ids: _plain(whole(ids)), request.sequences),
         foreign=foreign,
+        alike=alike,
     )
 
 
@@ -58,7 +60,16 @@ def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
         generation=_of(engine, "generation_settings"),
         defaults=_of(engine, "generation_defaults"),
         runtime=_of(engine, "runtime_settings"),
+        tables=_tables(engine, Path(request.known)),
     )
+
+
+def _tables(engine: Any, stored: Path) -> str | None:
+    """What an engine says of the tables of its own tokenizer beside each tokenizer.json of the checkpoint; None where it fits one."""
+    method = getattr(engine, "tokenizer_fault", None)
+    places = [path for path in (stored.with_name(TOKENIZER), stored) if path.is_file()] if method else []
+    faults = [method(json.loads(path.read_text(encoding="utf-8"))) for path in places if method]
+    return faults[-1] if faults and all(faults) else None
 
 
 def _same(one: Path, other: Path) -> bool:
