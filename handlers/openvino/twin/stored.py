@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from handlers.openvino.twin.ir import NIBBLES, TYPES, Layer, Model
-from handlers.validate.twins.weights import SLACK, Part, Scaled, UnreadableError, Use, unpacked
+from handlers.validate.twins.weights import CUT, SLACK, Part, Scaled, UnreadableError, Use, unpacked
 
 IN_FLOAT = ("f32", "f64")
 INTEGERS = ("u8", "i8", *NIBBLES)
@@ -32,17 +32,25 @@ searched scales are down to about two thirds of those, which leaves 7 of 22 step
 
 @dataclass(frozen=True)
 class Compressed(Scaled):
-    """Integers whose scales were rounded to halves after the integers had been chosen."""
+    """Integers whose scales were rounded to halves after the integers had been chosen, by nncf."""
+
+    @property
+    def levels(self) -> int:
+        """See `Stored.levels`; none of 4 bits: scales that are searched with few texts may be any, up to those of groups of zeros."""
+        return 0 if self._searched else super().levels
+
+    @property
+    def _searched(self) -> bool:
+        return self.range[1] - self.range[0] < 16
 
     def part(self, rows: slice | np.ndarray) -> Part:
         """See `Stored.part`."""
         part = super().part(rows)
         if self.scales is None or self.scales.dtype != np.float16:
             return part
-        away = _HALF * np.abs(part.values) / np.maximum(part.steps, 1e-30)
-        return replace(
-            part, slack=SLACK + away, beyond=(away + (CUT_BY_SEARCH if self.range[1] - self.range[0] < 16 else 0.0)) * part.steps
-        )
+        steps = np.where(part.inside, SLACK, CUT + (CUT_BY_SEARCH if self._searched else 0)) * part.steps
+        reach = steps + _HALF * np.abs(part.values)
+        return replace(part, below=reach, above=reach)
 
 
 def read(path: Path, role: str = "") -> list[Scaled]:
