@@ -6,6 +6,7 @@ OpenVINO's models instead of sessions.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,6 +52,7 @@ class OpenVinoEngine(_Models):
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
+        self._threads = spec.threads
         self._model = self._graph("model", spec.threads)
         self._model.check_names("a language model", ["input_ids", BEAM], ["logits"], ["attention_mask", "position_ids"])
         self.vocabulary: int | None = self._model.width("logits")
@@ -107,8 +109,19 @@ class OpenVinoEngine(_Models):
         return self._genai.settings() if self._genai else None
 
     def generate(self, ids: Sequence[int], tokens: int) -> list[int] | None:
-        """At most `tokens` tokens by OpenVINO GenAI, by the folder's own settings without sampling; None where it can't run the folder."""
-        return self._genai.generate(ids, tokens) if self._genai else None
+        """At most `tokens` tokens by OpenVINO GenAI, by the folder's own settings without sampling; None where it can't run the folder.
+
+        It has a model of its own, so that this one's is closed meanwhile: both would take twice the memory.
+        """
+        if self._genai is None:
+            return None
+        del self._model
+        gc.collect()
+        try:
+            return self._genai.generate(ids, tokens)
+        finally:
+            gc.collect()
+            self._model = self._graph("model", self._threads)
 
     def _own_tokenizer(self) -> Pair | None:
         if self._pair is None and self._genai:
