@@ -46,10 +46,8 @@ class Compressed(Scaled):
     def part(self, rows: slice | np.ndarray) -> Part:
         """See `Stored.part`."""
         part = super().part(rows)
-        if self.scales is None or self.scales.dtype != np.float16:
-            return part
         steps = np.where(part.inside, SLACK, CUT + (CUT_BY_SEARCH if self._searched else 0)) * part.steps
-        reach = steps + _HALF * np.abs(part.values)
+        reach = steps + (_HALF if self.scales is not None and self.scales.dtype == np.float16 else 0) * np.abs(part.values)
         return replace(part, below=reach, above=reach)
 
 
