@@ -67,6 +67,7 @@ class TorchEncoder(TorchModel):
         config = self._plain().config
         width = {"feature-extraction": getattr(config, "hidden_size", None), "fill-mask": self.input_vocabulary, "question-answering": None}
         self.vocabulary = width.get(spec.task, getattr(config, "num_labels", None))
+        self.segments = (getattr(config, "type_vocab_size", 0) or 1) if "token_type_ids" in self._takes else 1
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
         """See `EncoderEngine.run`; segments are left out for models that know none."""
@@ -76,7 +77,7 @@ class TorchEncoder(TorchModel):
     @torch.inference_mode()
     def _outputs(self, model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
         inputs: dict[str, Any] = {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
-        if "token_type_ids" in self._takes and (getattr(self._plain().config, "type_vocab_size", 0) or 0) > 1:
+        if self.segments > 1:
             inputs["token_type_ids"] = torch.from_numpy(token_type_ids)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False

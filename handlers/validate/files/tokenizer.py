@@ -71,6 +71,9 @@ def transcript_fault(asked: Transcribe, found: Transcript, wanted: Transcript) -
     for (first, second), mine, theirs in zip(asked.pairs, found.pairs, wanted.pairs, strict=False):
         if mine is not None and theirs is not None and mine != theirs:  # some readers know no pairs
             return f"reads the pair {_short(first)}, {_short(second)} as {_ids(mine)} instead of {_ids(theirs)}"
+    for (first, second), mine, theirs in zip(asked.pairs, found.types, wanted.types, strict=False):
+        if mine is not None and theirs is not None and mine != theirs:
+            return f"gives the pair {_short(first)}, {_short(second)} the segments {_ids(mine)} instead of {_ids(theirs)}"
     sides = (("", found.texts, wanted.texts), (" with special tokens", found.whole or [], wanted.whole or []))
     for what, mine_all, theirs_all in sides if any(one is not None for one in found.whole or []) else sides[:1]:
         for ids, mine_text, theirs_text in zip(asked.sequences[: None if strict else count], mine_all, theirs_all, strict=False):

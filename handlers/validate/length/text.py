@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import LONG_MOST, long_tokens
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.engines.task_profile import ValidatedTask
-from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, ListSpecialTokens, Loaded, LongPass
 
 BEHIND = 64
@@ -105,6 +106,8 @@ def make(
     if length < LEAST:
         return f"the model has room for {length} tokens"
     ids, types = _compose(live, rows, length, readable=readable)
+    if types is None and not subject.sentence and _tells_segments_apart(live, about, readable=readable):
+        types = [int(2 * place >= length) for place in range(length)]
     reach, width = about.reach, 4 * (about.vocabulary or 1)
     edges = [edge for edge in (reach.window, reach.original) if edge]
     if subject.kind == "encoder":
@@ -170,6 +173,19 @@ def _compose(live: EngineWorker, rows: Sequence[Encoded], length: int, *, readab
     ids = fill(head, [body for body in bodies if body] or [head], max(0, length - len(tail)))
     types = None if first.types is None else [*first.types[:behind], *[first.types[-1]] * length][:length]
     return [*ids, *tail], types
+
+
+def _tells_segments_apart(live: EngineWorker, about: Loaded, *, readable: bool) -> bool:
+    """Whether users may give the model a second segment: its tokenizer makes one of the second text of a pair."""
+    if about.segments < 2 or not readable:
+        return False
+    try:
+        types = live.ask(Encode(texts=["b"], firsts=["a"])).types
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        return False  # a tokenizer that reads no pairs
+    return any(one for row in types or [] for one in row)
 
 
 def _inside(ids: Sequence[int], special: frozenset[int]) -> tuple[int, int]:

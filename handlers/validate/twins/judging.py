@@ -82,7 +82,9 @@ def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
     joined = [token for one in reference.samples for token in (*one.ids, *(one.tokens if causal else ()))]
     long = (joined * (LONG // max(1, len(joined)) + 1))[: min(LONG, room)]
     targets = () if causal else tuple((reference.samples[0].tokens * 8)[: STEPS * 2])
-    found = [*some, Text(ids=long, targets=targets)]
+    split = reference.long is not None and reference.long.types is not None and len(set(reference.long.types)) > 1
+    types = [int(2 * place >= len(long)) for place in range(len(long))] if split else None
+    found = [*some, Text(ids=long, targets=targets, types=types)]
     if far and causal and length and length > LONG:
         found.append(Text(ids=some[0].ids, start=length - len(some[0].ids)))
     return found

@@ -34,6 +34,8 @@ class Loaded(Frozen):
     """Of a live model, what was done beside the plain calls that load it, in sentences."""
     reach: Reach = Reach()
     """Where it changes what it does, as its configuration says; empty for engines that don't read it."""
+    segments: int = 1
+    """Segments (token_type_ids) that the model tells apart, as its configuration says; 1 for engines that don't read it."""
 
 
 class Rebased(Frozen):
@@ -136,6 +138,8 @@ class Transcript(Frozen):
     """The ids of each text."""
     pairs: list[Ids | None]
     """The ids of each pair."""
+    types: list[Ids | None] = Field(default_factory=list)
+    """The segment of each of these ids; nothing in what an older version wrote."""
     digests: list[str | None]
     """Stands for the ids of each text that was to be digested."""
     texts: list[str | None]

@@ -26,9 +26,11 @@ def transcribe(engine: Any, request: Transcribe) -> Transcript:
     whole = getattr(engine, "whole_text", None)
     foreign = bool(getattr(engine, "foreign_tokenizer", False))
     alike = foreign and bool(getattr(engine, "alike_tokenizer", False))
+    pairs = [] if foreign else _each(lambda pair: engine.encode_pair(*pair), request.pairs)
     return Transcript(
         ids=_each(encode, request.texts),
-        pairs=[] if foreign else _each(lambda pair: engine.encode_pair(*pair)[0], request.pairs),
+        pairs=[None if pair is None else pair[0] for pair in pairs],
+        types=[None if pair is None else pair[1] for pair in pairs],
         digests=[] if foreign and not alike else [None if ids is None else digest(ids) for ids in _each(encode, request.digested)],
         texts=_each(lambda ids: _plain(engine.text(ids)), request.sequences),
         whole=None if whole is None else _each(lambda ids: _plain(whole(ids)), request.sequences),

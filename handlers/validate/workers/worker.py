@@ -59,6 +59,7 @@ class Commands:
             ends=getattr(self._engine, "own_ends", None),
             deviations=tuple(getattr(self._engine, "deviations", ())),
             reach=getattr(self._engine, "reach", Reach()),
+            segments=getattr(self._engine, "segments", 1),
         )
 
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
