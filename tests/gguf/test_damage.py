@@ -68,3 +68,17 @@ def test_what_llama_cpps_quantizer_makes_of_any_matrix_is_within_the_bounds_of_r
             assert rounding.misrounded(weight, matrix) is None, (name, importance)
     weight.data[3, 40] ^= 0x55
     assert rounding.misrounded(weight, matrix) is not None or kind in ("Q5_0", "Q5_1"), "one number does not show in what is searched for"
+
+
+def test_rows_that_six_bits_can_not_hold_are_no_damage(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from handlers.gguf import comparison
+
+    model = damage.model("Llama", tmp_path / "Llama")
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][100:110] *= 1e-4
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    folder = damage.artifact("Llama", "gguf-q6_k", tmp_path)
+    assert comparison.difference(folder, model) is None
+    assert damage.reasons(damage.answered("Llama", folder, tmp_path), "gguf-q6_k") == ""

@@ -19,6 +19,10 @@ PROBES = 24
 NEAR = 0.6
 """Smallest cosine between a stored row and the parameter's: 4 bits leave more than 0.97, and rows that have nothing to do with each other
 have some 1/√C."""
+SURE = 0.9
+"""Cosine from which on rows are each other's without looking for nearer ones."""
+_AT_ONCE = 256
+"""Rows that are compared at once."""
 _TOGETHER = 3
 """Rows that follow each other and are looked for together."""
 
@@ -86,22 +90,11 @@ def _pieces(weight: Stored, candidates: Sequence[tuple[str, bool, np.ndarray]]) 
     row, total = 0, weight.shape[0]
     while row < total:
         wanted = weight.part(slice(row, min(total, row + _TOGETHER))).values
-        best: tuple[float, Segment] | None = None
-        for name, turned, matrix in candidates:
-            if len(matrix) < len(wanted):
-                continue
-            # The sum of cosines of so many rows in a row, at each place where they could begin.
-            lengths = np.maximum(np.linalg.norm(matrix, axis=1), 1e-30)
-            each = (matrix @ wanted.T) / lengths[:, None] / np.maximum(np.linalg.norm(wanted, axis=1), 1e-30)
-            starts = len(matrix) - len(wanted) + 1
-            sums = sum(each[place : place + starts, place] for place in range(len(wanted))) / len(wanted)
-            start = int(np.argmax(sums))
-            if best is None or sums[start] > best[0]:
-                best = float(sums[start]), Segment(name, turned, row, start, min(total - row, len(matrix) - start))
-        if best is None or best[0] < NEAR:
+        best = _going_on(wanted, found, candidates, total) or _nearest(wanted, row, total, candidates)
+        if best is None:
             return None
-        matrix = next(one for name, turned, one in candidates if (name, turned) == (best[1].parameter, best[1].turned))
-        segment = _as_far_as_it_goes(weight, best[1], matrix)
+        matrix = next(one for name, turned, one in candidates if (name, turned) == (best.parameter, best.turned))
+        segment = _as_far_as_it_goes(weight, best, matrix)
         if segment is None:
             return None
         found.append(segment)
@@ -109,12 +102,50 @@ def _pieces(weight: Stored, candidates: Sequence[tuple[str, bool, np.ndarray]]) 
     return found
 
 
+def _nearest(wanted: np.ndarray, row: int, total: int, candidates: Sequence[tuple[str, bool, np.ndarray]]) -> Segment | None:
+    """Where rows that follow each other, from `row` of `total` on, are nearest to a parameter's."""
+    best: tuple[float, Segment] | None = None
+    for name, turned, matrix in candidates:
+        if len(matrix) < len(wanted):
+            continue
+        # The sum of cosines of so many rows in a row, at each place where they could begin.
+        lengths = np.maximum(np.linalg.norm(matrix, axis=1), 1e-30)
+        each = (matrix @ wanted.T) / lengths[:, None] / np.maximum(np.linalg.norm(wanted, axis=1), 1e-30)
+        starts = len(matrix) - len(wanted) + 1
+        sums = sum(each[place : place + starts, place] for place in range(len(wanted))) / len(wanted)
+        start = int(np.argmax(sums))
+        if best is None or sums[start] > best[0]:
+            best = float(sums[start]), Segment(name, turned, row, start, min(total - row, len(matrix) - start))
+    return None if best is None or best[0] < NEAR else best[1]
+
+
+def _going_on(
+    wanted: np.ndarray, found: Sequence[Segment], candidates: Sequence[tuple[str, bool, np.ndarray]], total: int
+) -> Segment | None:
+    """Rows that lie behind the last segment, at once or with as many others between them: the next expert's. Spares looking everywhere."""
+    if not found:
+        return None
+    last = found[-1]
+    matrix = next(one for name, turned, one in candidates if (name, turned) == (last.parameter, last.turned))
+    for start in (last.start + last.count, last.start + 2 * last.count):
+        if start + len(wanted) <= len(matrix) and cosines(wanted, matrix[start : start + len(wanted)]).min() >= SURE:
+            row = last.first + last.count
+            return Segment(last.parameter, last.turned, row, start, min(total - row, len(matrix) - start))
+    return None
+
+
 def _as_far_as_it_goes(weight: Stored, segment: Segment, matrix: np.ndarray) -> Segment | None:
     """A segment with the rows that are the parameter's: those that follow may be of another part of it (one expert of many)."""
     places = np.unique(np.linspace(0, segment.count - 1, PROBES).round().astype(int))
     if float(np.median(cosines(weight.part(segment.first + places).values, matrix[segment.start + places]))) >= NEAR:
         return segment
-    rows = weight.part(slice(segment.first, segment.first + segment.count)).values
-    near = cosines(rows, matrix[segment.start : segment.start + segment.count]) >= NEAR
-    count = len(near) if near.all() else int(np.argmin(near))
+    count = 0
+    while count < segment.count:
+        size = min(_AT_ONCE, segment.count - count)
+        rows = weight.part(slice(segment.first + count, segment.first + count + size)).values
+        near = cosines(rows, matrix[segment.start + count : segment.start + count + size]) >= NEAR
+        if not near.all():
+            count += int(np.argmin(near))
+            break
+        count += size
     return replace(segment, count=count) if count >= _TOGETHER else None
