@@ -143,10 +143,6 @@ def _one_segment(value: Any) -> None:
             one["type_id"] = 0
 
 
-def _ignore_segments(folder: Path) -> None:
-    artifacts.ignore_input(folder, "token_type_ids", 0)
-
-
 NORMALIZER = {"type": "Lowercase"}
 AROUND = {
     "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -245,7 +241,6 @@ CASES = (
     Case("a pair's second text", ("classifier",), edit(TOKENIZER, _lose_the_pair),
          "reads .* instead of"),
     Case("a pair in one segment", ("classifier",), edit(TOKENIZER, _one_segment), "gives the pair .* the segments .* instead of"),
-    Case("segments ignored", ("classifier",), _ignore_segments, "on a long text .* differs everywhere from the merged PyTorch model"),
     Case("[MASK] is another", ("classifier",), keys(TOKENIZER_CONFIG, mask_token="[UNK]"), "special tokens"),
     Case("a translator's first token", ("translator",), keys("generation_config.json", decoder_start_token_id=1),
          "special tokens|its generation_config"),

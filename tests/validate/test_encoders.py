@@ -248,6 +248,14 @@ def test_a_graph_that_ignores_its_mask_is_caught_by_a_padded_batch(name: str, ma
     assert "right" in check.reasons[0]
 
 
+def test_a_classifiers_graph_that_ignores_segments_is_caught_though_no_prompt_has_two(make: Make, tmp_path: Path) -> None:
+    folder = artifacts.copy(make("classes").onnx, tmp_path / "onnx")
+    artifacts.ignore_input(folder, "token_type_ids", 0)
+    check = make("classes").bench.check("onnx", folder)
+    assert check.verdict is Verdict.FAILED
+    assert "on a long text of" in check.reasons[0] and "from the merged PyTorch model" in check.reasons[0], check.reasons
+
+
 def test_starts_and_ends_that_are_swapped_fail(make: Make, tmp_path: Path) -> None:
     folder = artifacts.copy(make("spans").onnx, tmp_path / "onnx")
     artifacts.swap_outputs(folder, *SPANS)
