@@ -32,6 +32,7 @@ CHECK = "check.json"
 _LOGITS = "logits"
 _FILES = ("logits", "base_logits", "rounded")
 """What of a sample is a file there."""
+_LONG = ("long", "rare")
 _LONG_FILES = ("logits", "rounded")
 _KNOWN = "files"
 _MERGED = "merged.json"
@@ -61,8 +62,9 @@ def write_reference(folder: Path, reference: Reference) -> None:
     """Write all that checks compare with; its logits must lie in the folder already."""
     value = dataclasses.asdict(reference)
     value["samples"] = [{**sample, **{key: sample[key] and Path(sample[key]).name for key in _FILES}} for sample in value["samples"]]
-    if reference.long is not None:
-        value["long"] |= {key: value["long"][key] and Path(value["long"][key]).name for key in _LONG_FILES}
+    for name in _LONG:
+        if value[name] is not None:
+            value[name] |= {key: value[name][key] and Path(value[name][key]).name for key in _LONG_FILES}
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
@@ -91,8 +93,9 @@ def read_reference(folder: Path) -> Reference:
         figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
         adapter = figures_of(value.pop("adapter"), Likeness)
         bases = figures_of(value.pop("bases"), BasesFigures)
-        if (long := value.get("long")) is not None:  # outputs of earlier versions have none
-            value["long"] = LongText(**{**long, **{key: folder / _LOGITS / long[key] for key in _LONG_FILES if long.get(key)}})
+        for name in _LONG:
+            if (long := value.get(name)) is not None:  # outputs of earlier versions have none
+                value[name] = LongText(**{**long, **{key: folder / _LOGITS / long[key] for key in _LONG_FILES if long.get(key)}})
         value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None  # outputs of earlier versions have none
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:

@@ -314,6 +314,34 @@ def _drop_a_token(folder: Path) -> None:
     onnx.save(model, _decoder(folder))
 
 
+def _zero_unread_rows(folder: Path) -> None:
+    """Rows of the embedding of tokens that no prompt holds are zeros; the end token's is one of them."""
+    model = onnx.load(folder / "model.onnx")
+    lookup = next(node for node in model.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    table = next(one for one in model.graph.initializer if one.name == lookup.input[0])
+    rows = numpy_helper.to_array(table).copy()
+    rows[1:8] = 0
+    table.CopyFrom(numpy_helper.from_array(rows, table.name))
+    onnx.save(model, folder / "model.onnx")
+
+
+def _mistake_one_token(folder: Path) -> None:
+    """A text of one token alone gets zeros, as where that size was traced as a constant."""
+    model = onnx.load(folder / "model.onnx")
+    for node in model.graph.node:
+        node.output[:] = ["whole_logits" if made == "logits" else made for made in node.output]
+    for key, value in (("one_token", 1), ("token_axis", 1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), key))
+    model.graph.node.extend([
+        helper.make_node("Shape", ["attention_mask"], ["mask_shape"]),
+        helper.make_node("Gather", ["mask_shape", "token_axis"], ["all_tokens"]),
+        helper.make_node("Greater", ["all_tokens", "one_token"], ["several"]),
+        helper.make_node("Cast", ["several"], ["factor"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["whole_logits", "factor"], ["logits"]),
+    ])  # fmt: skip
+    onnx.save(model, folder / "model.onnx")
+
+
 def _ignore_the_mask(folder: Path) -> None:
     plain = (folder / "model.onnx").is_file()
     artifacts.ignore_input(folder, "attention_mask", 1, "model.onnx" if plain else "encoder_model.onnx")
@@ -361,6 +389,8 @@ SABOTAGES = (
     Sabotage("cached positions one too many", GRAPHS, "sound", _shift_cached_positions, "cached decoding .* the cache is broken"),
     Sabotage("cache overwritten by one", GRAPHS, "sound", _lose_a_token, "cached decoding .* the cache is broken"),
     Sabotage("cache dropped by one", GRAPHS, "sound", _drop_a_token, "cached decoding .* the cache is broken|could not be run"),
+    Sabotage("rows that no prompt reads", GRAPHS[:1], "sound", _zero_unread_rows, "tokens from all over the vocabulary it differs"),
+    Sabotage("a text of one token", GRAPHS[:1], "sound", _mistake_one_token, "tokens from all over the vocabulary it differs"),
     Sabotage("mask ignored", GRAPHS, "sound", _ignore_the_mask, "left-padded batch"),
 )  # fmt: skip
 CASES = [(one, variant) for one in SABOTAGES for variant in one.variants]

@@ -98,8 +98,9 @@ def test_outputs_can_be_moved_to_where_they_are_kept(validated: Validated, tmp_p
     assert reference.long is not None and reference.long.logits is not None and before.long is not None
     assert reference.long.logits.parent.parent == moved and reference.long == dataclasses.replace(before.long, logits=reference.long.logits)
     assert reference.files == moved / "files" and expected.read(reference.files) == expected.read(before.files) is not None
-    same = dataclasses.replace(reference, samples=[], long=None, files=before.files)
-    assert same == dataclasses.replace(before, samples=[], long=None)
+    same = dataclasses.replace(reference, samples=[], long=None, rare=None, files=before.files)
+    assert same == dataclasses.replace(before, samples=[], long=None, rare=None)
+    assert reference.rare is not None and reference.rare.logits is not None and reference.rare.logits.is_file()
     assert np.array_equal(np.load(reference.samples[3].logits), np.load(before.samples[3].logits))
 
 

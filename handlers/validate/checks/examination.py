@@ -37,6 +37,7 @@ from handlers.validate.findings import Finding
 from handlers.validate.folders import special_tokens
 from handlers.validate.length import faults as length_faults
 from handlers.validate.length import measuring as length
+from handlers.validate.length import rare
 from handlers.validate.length.text import LongText
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, Greedy, LongPass, Padding
@@ -113,11 +114,13 @@ def examine(
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
+    odd = _rare(reference, about.context_length)
     for number, sample in enumerate(reference.samples):
         if about.together and exact and number % GROUP == 0:
             beside: list[Padding | LongPass] = []
             beside += [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
             beside += [read.asked(outputs / length.FILE, read.own_pieces)] if read is not None and number == 0 else []
+            beside += [odd.asked(outputs / rare.FILE, odd.own_pieces)] if odd is not None and number == 0 else []
             drafts = [_draft(reference, place, merged) for place in range(number, min(number + GROUP, len(reference.samples)))]
             of_examination(worker, reference.samples[number : number + GROUP], drafts, beside, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
@@ -137,6 +140,9 @@ def examine(
     figures_at_length, unusable = length.measure(worker, long, subject, outputs, merged.logits if merged else None)
     if unusable:
         result.findings.append(Finding("length", unusable, length_faults.REMEDY, of_precision=True))
+    beside_live = not any(sample.rounded for sample in reference.samples)
+    if told_rare := rare.finding(worker, odd, subject, outputs, merged.logits if merged else None, beside_live=beside_live):
+        result.findings.append(told_rare)
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
@@ -154,6 +160,12 @@ def examine(
     if (found := worst.find(worker, reference, rows, outputs)) is not None:
         result.figures = result.figures.plus(worst=found)
     return result
+
+
+def _rare(reference: Reference, room: int | None) -> LongText | None:
+    """The rare tokens, as far as an artifact has room for them."""
+    found = reference.rare.fitting(room, reference.subject.kind) if reference.rare else None
+    return found if isinstance(found, LongText) else None
 
 
 def _limit(variant: str) -> float:

@@ -27,6 +27,7 @@ from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.length import measuring as length
+from handlers.validate.length import rare
 from handlers.validate.length import text as long_text
 from handlers.validate.length.text import LongText
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -84,6 +85,8 @@ class Reference:
     """The long text; None where there is none."""
     no_long: str | None = "the reference was made by an older version"
     """Why there is none, as a clause."""
+    rare: LongText | None = None
+    """Rare tokens; None where none can be read, and in what an older version wrote."""
     files: Path | None = None
     """Folder of what `files.expected.write` gives; None in what an older version wrote."""
     numbers: list[int] | None = None
@@ -152,7 +155,9 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
     )
     long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable)
+    odd = rare.make(live, about, subject, readable=readable)
     beside = [long.asked(folder / length.FILE, long.pieces)] if isinstance(long, LongText) else []
+    beside += [odd.asked(folder / rare.FILE, odd.pieces)] if odd is not None else []
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
     most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     samples, total, text = list[Sample](), 0, ""
@@ -196,12 +201,14 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     sides = padding_sides(live, subject, samples, unit, warnings)
     warnings += segments.lost(live, samples, unit)
     read = length.read_by_live(live, long, folder / length.FILE)
+    read_rare = length.read_by_live(live, odd, folder / rare.FILE) if odd is not None else None
     speed_prompt, speed_tokens = _speed_work(subject, samples, about.context_length, options.speed_tokens)
     effect = adapter.figures(unit).plus(**greedy_likeness(base_tokens).given) if about.adapted else None
     return Reference(
         samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(), effect, warnings, fallbacks, subject, sides,
         perplexity=adapter.perplexity if about.adapted else perplexity(losses),
         long=read if isinstance(read, LongText) else None, no_long=read if isinstance(read, str) else None,
+        rare=read_rare if isinstance(read_rare, LongText) else None,
     )  # fmt: skip
 
 

@@ -44,28 +44,29 @@ def read_by_live(live: EngineWorker, text: LongText | str, out: Path) -> LongTex
 
 
 def measure(
-    worker: EngineWorker, text: LongText | str | None, subject: ValidatedTask, outputs: Path, merged: Path | None
+    worker: EngineWorker, text: LongText | str | None, subject: ValidatedTask, outputs: Path, merged: Path | None, file: str = FILE
 ) -> tuple[LongFigures, str | None]:
-    """The figures, and why the artifact can't be used at length, as a clause. `text`: or why there is none. `outputs` receives its rows;
-    `merged`: the folder of the merged model's. Raises WorkerFailed where the worker is lost."""
+    """The figures, and why the artifact can't be used at length, as a clause. `text`: or why there is none. `outputs` receives its rows
+    under the name `file`; `merged`: the folder of the merged model's. Raises WorkerFailed where the worker is lost."""
     if not isinstance(text, LongText):
         return LongFigures(tokens=None, why=text), None
     told = LongFigures(tokens=len(text.ids), why=text.limited, window=text.window, original=text.original)
+    what = "a long text" if file == FILE else "a text of rare tokens"
     try:
-        worker.ask(text.asked(outputs / FILE, text.own_pieces))
+        worker.ask(text.asked(outputs / file, text.own_pieces))
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
-        return told, f"on a long text of {len(text.ids):,} tokens it can't be run: {error.cause}"
+        return told, f"on {what} of {len(text.ids):,} tokens it can't be run: {error.cause}"
     assert text.logits is not None
-    found = np.load(outputs / FILE)
+    found = np.load(outputs / file)
     wanted = [np.load(path)[: len(text.keep)] for path in (text.logits, text.rounded) if path is not None]
     if len(wanted) > 1:  # the live model with rounded weights, where that is what the artifact has
         wanted.sort(key=lambda rows: float(np.abs(found - rows).mean()) if found.shape == rows.shape else 0.0)
     try:
-        return _compared(subject, text, told, wanted[0], found, None if merged is None else merged / FILE)
+        return _compared(subject, text, told, wanted[0], found, None if merged is None else merged / file)
     except ValueError as error:
-        return told, f"on a long text of {len(text.ids):,} tokens {error}"
+        return told, f"on {what} of {len(text.ids):,} tokens {error}"
 
 
 def _compared(
