@@ -26,6 +26,7 @@ TEXTS = (
     "“quotes” ‘single’ «guillemets» – — … • № ™ © ∑∫√∞ ≠ → ⇒ ♥",
     "<s> </s> [CLS] [SEP] [MASK] <|im_start|>user <unk> <pad> <<x>> >>de<< ▁ Ġ Ċ ## @@",
     "aaaaaaaaaaaaaaaaaaaa!!!!!!!!!!!!????....----====____", "Pneumonoultramicroscopicsilicovolcanoconiosis" * 6, "ab" * 200,
+    "a\x00b\x01c\x1bd\x7fe\x85f", "```python\n\tif x:\n\t\treturn None  # TODO\n```\n<!-- a &amp; b --> &lt;p&gt; <p class=\"x\">",
     "line one.\nLine two;\tLine-three:line/four.  And U.S.A. e.g. 3rd.", " .,;!?'\"()[] . , ; ! ? n't 's I 'm",
 )  # fmt: skip
 PAIRS = (("What is it?", "It is a test."), ("", "only the second"), ("naïve café", "東京 1234"))
@@ -33,6 +34,8 @@ CHUNK = 48
 """Characters of one text of the sweep."""
 RANDOM = 24
 """Sequences of random ids, and ids of each."""
+EMOJI = (0x1F000, 0x1FB00)
+"""Characters beyond the basic plane that people write."""
 _SPARSE = ((0x3400, 0xA000), (0xAC00, 0xD7A4))
 """Blocks of thousands of characters that are read alike, of which one in 16 is asked."""
 
@@ -43,10 +46,10 @@ def around(tokens: Iterable[str]) -> list[str]:
 
 
 def sweep() -> list[str]:
-    """Texts that hold the assigned characters of the basic plane, each between a space and a letter."""
+    """Texts that hold the assigned characters of the basic plane, and emoji, each between a space and a letter."""
     left_out = ("Cn", "Cs", "Co")
     points = [
-        point for point in range(0x20, 0xFFFE)
+        point for point in (*range(0x20, 0xFFFE), *range(*EMOJI))
         if not any(low <= point < high and point % 16 for low, high in _SPARSE) and unicodedata.category(chr(point)) not in left_out
     ]  # fmt: skip
     return ["".join(f" {chr(point)}a" for point in points[start : start + CHUNK]) for start in range(0, len(points), CHUNK)]
@@ -85,5 +88,33 @@ CONVERSATIONS: tuple[dict[str, object], ...] = (
         ]},
         {"role": "tool", "name": "weather", "tool_call_id": "call12345", "content": "sunny"},
     ]},
+    {"messages": [{"role": "user", "content": "How are you?"}], "enable_thinking": False},
+    {"messages": [{"role": "user", "content": "How are you?"}], "enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "A café, "}, {"type": "text", "text": "寿司?"}]}]},
+    {"messages": [
+        {"role": "developer", "content": "Be short."}, {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "2", "reasoning_content": "One more than 1.", "thinking": "One more than 1."},
+        {"role": "user", "content": "And 2 + 1?"},
+    ]},
+    {
+        "messages": [
+            {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Weather and time in Zürich?"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}},
+                {"id": "call00002", "type": "function", "function": {"name": "time", "arguments": {"city": "Zürich"}}},
+            ]},
+            {"role": "tool", "name": "weather", "tool_call_id": "call00001", "content": "{\"sky\": \"grün\"}"},
+            {"role": "tool", "name": "time", "tool_call_id": "call00002", "content": "12:00"},
+            {"role": "assistant", "content": "Noon."}, {"role": "user", "content": "Thanks <b>&</b> bye"},
+        ],
+        "tools": [{"type": "function", "function": {"name": name, "description": f"{name}, für “eine” Stadt",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}} for name in ("weather", "time")],
+    },
+    {
+        "messages": [{"role": "user", "content": "What do they say?"}],
+        "documents": [{"title": "One", "text": "First."}, {"title": "Two", "text": "Second."}],
+    },
+    {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn}"} for turn in range(21)]},
 )  # fmt: skip
-"""Conversations that templates write: one turn, system, many turns, a prefilled answer, an odd order, tools, a tool's answer."""
+"""Conversations that templates write: one turn, system, many turns, a prefilled answer, an odd order, tools, a tool's answer; with and
+without thinking, in parts, with another model's thoughts, with two tools that are called at once, documents, many turns."""
