@@ -28,7 +28,7 @@ GENAI = {"onnx-genai-fp32": genai.fp32, "onnx-genai-int4": int4.run}
 CAUSAL = ("onnx", "onnx-int8", "pytorch", "pytorch-w8a8", *GENAI)
 TEMPLATE_TEXT = (
     "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
-    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}<|none|>{% endif %}{% endif %}"
 )
 GENERATION = {"max_new_tokens": 16, "repetition_penalty": 1.1, "bad_words_ids": [[7]], "suppress_tokens": [9], "top_k": 20, "min_length": 1}
 
@@ -187,6 +187,15 @@ CASES = (
     Case("a token of the template", CAUSAL, text(TEMPLATE, "<|end|>", "<|end|>\n"), "its chat_template.jinja writes .* instead of"),
     Case("no beginning of an answer", CAUSAL, text(TEMPLATE, "add_generation_prompt", "false"), "with the beginning of an answer"),
     Case("tools ignored", CAUSAL, text(TEMPLATE, "{% if tools %}", "{% if false %}"), "its chat_template.jinja writes .* instead of"),
+    Case("what is written without thinking", CAUSAL, text(TEMPLATE, "<|none|>", ""), "its chat_template.jinja writes .* instead of"),
+    Case("tools in another order", CAUSAL, text(TEMPLATE, "tools | tojson", "tools | reverse | list | tojson"),
+         "its chat_template.jinja writes .* instead of"),
+    Case("control characters lost", CAUSAL,
+         keys(TOKENIZER, normalizer={"type": "Replace", "pattern": {"Regex": "[\\x00-\\x08]"}, "content": ""}),
+         "reads .* as .* instead of|another normalizer"),
+    Case("new emoji lost", CAUSAL,
+         keys(TOKENIZER, normalizer={"type": "Replace", "pattern": {"Regex": "[\\x{1FA70}-\\x{1FAFF}]"}, "content": "?"}),
+         "reads .* as other ids|another normalizer"),
     Case("a template that refuses", CAUSAL, text(TEMPLATE, "{% for", "{{ raise_exception('no') }}{% for"),
          "writes nothing, since it refuses"),
     Case("another template inside", CAUSAL, keys(TOKENIZER_CONFIG, chat_template="{{ messages[0]['content'] }}"),
@@ -211,6 +220,11 @@ CASES = (
          f"{_CONFIG}.* rope_theta is 500000.0|rope_parameters"),
     Case("a foreign setting", ("onnx", *GENAI), keys("config.json", attn_scale=3), f"{_CONFIG}.* attn_scale is 3 instead of not set"),
     Case("another vocabulary", ("onnx", *GENAI), keys("config.json", vocab_size=300), f"{_CONFIG}.* vocab_size is 300 instead of 320"),
+    Case("another type of the weights", ("pytorch",), lambda folder: zoo.edit_json(folder / "config.json", dtype="float16"),
+         "says dtype float16, and its weights are stored in bfloat16"),
+    Case("weights quantized that are not", ("onnx", *GENAI),
+         lambda folder: zoo.edit_json(folder / "config.json", quantization_config={"quant_method": "fp8"}),
+         "says that its weights are quantized"),
     Case("fewer positions", ("onnx", *GENAI), keys("config.json", max_position_embeddings=64),
          f"{_CONFIG}.* max_position_embeddings is 64"),
     Case("the runtime's end", GENAI_NAMES, within("genai_config.json", "model", eos_token_id=5),

@@ -6,13 +6,16 @@ users get; what it does not say is read from the file.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
 from handlers.models.files import setting
+from handlers.models.folder import ModelFolder
 from handlers.models.older_readers import readable_tokenizer
 from handlers.validate import findings
 from handlers.validate.files import expected, generation, ollama, runtime, templates, tokenizer, words
@@ -187,6 +190,8 @@ class _Folder:
         if own and mine.get("model_type") != self.wanted.config.get("model_type"):
             return []  # it is a file of another program's, of the same name
         told = configs.difference(mine, self.wanted.config, added=own)
+        if told is None and not own:
+            told = configs.form_fault(mine, self.wanted.config, self._stored())
         return [findings.changed("config", told)] if told else []
 
     def modelfile(self, known: Path) -> Compared:
@@ -212,6 +217,13 @@ class _Folder:
             except ollama.UnreadError as error:
                 result.notes.append(f"its {ollama.NAME}'s TEMPLATE was not compared with the chat template: it uses {str(error)!r}")
         return result
+
+    def _stored(self) -> set[str]:
+        """The types of the floating numbers in its safetensors files."""
+        with contextlib.suppress(CkptdError):  # files that can't be read are found where they are loaded
+            headers = ModelFolder(self.path).headers if any(self.path.glob("*.safetensors")) else {}
+            return {one.dtype for one in headers.values() if one.dtype in configs.FLOATS}
+        return set()
 
     def _carries(self, name: str) -> bool:
         """Whether its format says that the file is among its own, where the checkpoint has it."""

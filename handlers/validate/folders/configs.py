@@ -8,6 +8,7 @@ that older releases of transformers know may be added, with the values that belo
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 from daemon.contract.values import Json
@@ -17,6 +18,8 @@ OWN = ("dtype", "torch_dtype", "quantization_config", "transformers_version", "_
 """Keys that a form has of its own, or that decide nothing."""
 NAMED = 3
 _SHOWN = 80
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Type in a safetensors file → its name in config.json."""
 _ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _NOTHING = object()
 
@@ -37,6 +40,27 @@ def difference(found: Json, wanted: Json, *, added: bool = False) -> str | None:
     told = ", ".join(f"{key} is {_told(value)} instead of {_told(before)}" for key, value, before in wrong[:NAMED])
     more = f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
     return f"its config.json is not that of the model that it was made of: {told}{more}"
+
+
+def form_fault(found: Json, wanted: Json, stored: Collection[str]) -> str | None:
+    """Why a config.json names a type of its weights, or a way in which they are quantized, that neither the merged model's names nor its
+    weights have, as a clause: transformers computes in the type that it names. `stored`: the types of the floating numbers in the folder's
+    safetensors files, by their names there; nothing where it has no such files."""
+    if not stored:
+        mine = found.get("quantization_config")
+        if mine is None or mine == wanted.get("quantization_config"):
+            return None
+        return "its config.json says that its weights are quantized, and it has no such weights (quantization_config)"
+    types = {FLOATS.get(name) for name in stored} | {_dtype(wanted)}
+    mine = _dtype(found)
+    if mine is None or mine in types:
+        return None
+    return f"its config.json says dtype {mine}, and its weights are stored in {', '.join(sorted(filter(None, types)))}"
+
+
+def _dtype(config: Json) -> str | None:
+    value = next((config[key] for key in ("dtype", "torch_dtype") if config.get(key)), None)
+    return None if value is None else str(value).removeprefix("torch.")
 
 
 def _leaves(value: Any, path: str = "") -> Json:
