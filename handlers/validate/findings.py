@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RARE = "rare tokens"
+"""Aspect of a finding that is told only where nothing else is wrong."""
 _TOKENIZER = (
     "give the checkpoint or the base the tokenizer that belongs to the model; where they have it, let the format's stage copy it and raise"
     " the stage's version; then export again"
@@ -36,6 +38,12 @@ def tokenizer(reason: str) -> Finding:
 def changed(aspect: str, reason: str, files: str = "config.json") -> Finding:
     """What `files` say is not what belongs there."""
     return Finding(aspect, reason, f"export again: what its {files} says was changed")
+
+
+def rare(reason: str) -> Finding:
+    """It answers otherwise where tokens are read that no prompt holds."""
+    remedy = "export again; if it happens again, export another variant: this one would answer wrongly where such tokens are read"
+    return Finding(RARE, reason, remedy)
 
 
 def weights(reason: str, variant: str) -> Finding:

@@ -19,7 +19,7 @@ from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
-from handlers.validate.findings import Finding
+from handlers.validate.findings import RARE, Finding
 from handlers.validate.length import faults as length_faults
 from handlers.validate.workers.client import WorkerFailed
 
@@ -27,8 +27,9 @@ from handlers.validate.workers.client import WorkerFailed
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
     figures = examination.figures
-    reasons = [finding.reason for finding in examination.findings]
-    remedies = [finding.remedy for finding in examination.findings]
+    told_alone = [finding for finding in examination.findings if finding.aspect == RARE]  # whatever is wrong everywhere is wrong there too
+    reasons = [finding.reason for finding in examination.findings if finding not in told_alone]
+    remedies = [finding.remedy for finding in examination.findings if finding not in told_alone]
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
@@ -48,6 +49,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if not unusable and (at_length := length_faults.faults(figures, own, thresholds, alone=not reasons)):
         reasons += at_length
         remedies.append(length_faults.REMEDY)
+    if not reasons:
+        reasons += [finding.reason for finding in told_alone]
+        remedies += [finding.remedy for finding in told_alone]
     told = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
     if as_rounded:
         told.append(as_rounded)

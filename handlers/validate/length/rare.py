@@ -13,6 +13,7 @@ import numpy as np
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import LongFigures
+from handlers.validate import findings
 from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.engines.registry import EXACT
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -29,7 +30,6 @@ BYTES = 32 << 20
 """Most bytes of its outputs, where it has more tokens than the least."""
 SPECIAL, LAST = 4, 8
 """Shares of the text, as divisors, that special tokens and the last tokens of the vocabulary may take: those that were added are there."""
-_REMEDY = "export again; if it happens again, export another variant: this one would answer wrongly where such tokens are read"
 
 
 def make(live: EngineWorker, about: Loaded, subject: ValidatedTask, *, readable: bool) -> LongText | None:
@@ -77,7 +77,7 @@ def finding(
     figures, unusable = measuring.measure(worker, text, subject, outputs, merged, FILE)
     error = catalog().thresholds[worker.name if variant else "pytorch"].error if beside_live else None
     told = unusable or _fault(figures, limits.merged, error)
-    return None if told is None else Finding("rare tokens", told, _REMEDY)
+    return None if told is None else findings.rare(told)
 
 
 def _fault(figures: LongFigures, merged: float | None, live: float | None) -> str | None:
