@@ -33,7 +33,7 @@ class Runtime:
         if isinstance(request, Generate):
             return self._answer
         if isinstance(request, Decode):
-            return Text(text=f"<{request.ids[0]}>")
+            return Text(text="".join(f"<{token}>" for token in request.ids))
         assert isinstance(request, Teacher) and request.keep[0] == len(request.ids) - 1
         np.save(request.out, ROWS[: len(request.keep)])
         return None
@@ -56,6 +56,8 @@ def said(folder: Path, runtime: Any, **generation: Any) -> tuple[str | None, lis
         ([3, 4, 2, 1], {}, "generates token 2 .* at place 3 behind a prompt, where the checkpoint's settings make 5"),
         ([3, 4, 5, 1, 3], {}, "goes on behind the end token 1"),
         ([3, 4], {}, "ends a text after 2 tokens at token 4, no end of the checkpoint's"),
+        ([3, 4], {"stop_strings": ["<9>", "3><4"]}, None),
+        ([3, 4], {"stop_strings": "<9>"}, "ends a text after 2 tokens at token 4, no end of the checkpoint's"),
         ([], {}, "ends a text after 0 tokens at the prompt"),
         ([3, 4, 5, 1], {"eos_token_id": [1, 4]}, "goes on behind the end token 4"),
         ([3, 4, 5, 1], {"suppress_tokens": [5]}, "generates token 5 .* make 2"),

@@ -59,7 +59,10 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
         return None, []
     ignored = [key for key in made.ignores if settings.get(key) not in (None, wanted.defaults.get(key), [], 0)]
     notes = [f"its runtime knows no {key}, which the checkpoint's generation_config.json sets" for key in ignored]
-    if (told := _end_fault(made, ends, count)) or any(settings.get(key) != wanted.defaults.get(key) for key in _OTHERS):
+    stopped = _is_stopped(worker, made.tokens, settings.get("stop_strings"))
+    if (told := _end_fault(made, ends, len(made.tokens) if stopped else count)) or any(
+        settings.get(key) != wanted.defaults.get(key) for key in _OTHERS
+    ):
         return told, notes
     file, first = outputs / "generated.npy", len(sample.ids) - 1
     places = list(range(first, first + len(made.tokens)))
@@ -85,6 +88,15 @@ def _chosen(samples: Sequence[Sample], ends: frozenset[int]) -> tuple[Sample, in
         return samples[0], TOKENS
     sample = min(ended, key=lambda one: len(one.tokens))
     return sample, len(sample.tokens) + 2
+
+
+def _is_stopped(worker: EngineWorker, tokens: Sequence[int], stops: Any) -> bool:
+    """Whether a text ends with one of the strings at which the checkpoint's settings end it."""
+    strings = [stops] if isinstance(stops, str) else list(stops or ())
+    if not strings or not tokens:
+        return False
+    before, text = (worker.ask(Decode(ids=list(part))).text for part in (tokens[:-1], tokens))
+    return any(one in text and one not in before for one in strings)  # the last token may go on behind it
 
 
 def _end_fault(made: Generated, ends: frozenset[int], count: int) -> str | None:

@@ -210,7 +210,9 @@ class TorchEngine(TorchModel):
     def generate(self, ids: list[int], tokens: int) -> list[int]:
         """At most `tokens` tokens after `ids` by transformers' `generate`, with the settings that were loaded and without sampling."""
         row = torch.tensor([ids])
-        made = self._model.generate(input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=tokens, do_sample=False)
+        settings = self._plain().generation_config
+        reader = {"tokenizer": self._loaded_tokenizer()} if settings is not None and settings.stop_strings else {}  # which it asks for
+        made = self._model.generate(input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=tokens, do_sample=False, **reader)
         return [int(token) for token in made[0, len(ids) :]]
 
     def _keeps_cache(self) -> bool:
