@@ -28,7 +28,7 @@ REFUSED = {
 IN_16_BITS = dict.fromkeys(("FROD", "RANDLORA"), "the largest logit error")
 """The same of methods whose merge in 16 bits loses more than the check allows."""
 PACKED = "agreement 0.9"
-"""The same of a base in 4 bits: its layers round what they compute, 0.08 σ, which decides at some positions of a model with random weights."""
+"""The same of a base in 4 bits, whose layers round what they compute: at some positions of a random model that decides."""
 ENDS = ("embedding", "tokens", "TRAINABLE_TOKENS", "saved head")
 """Methods that may change an embedding or a head that share a weight."""
 SETTINGS = {
