@@ -121,7 +121,9 @@ def _begins(folder: Path, template: ChatTemplate | None) -> str:
     from tokenizers import Tokenizer
 
     try:
-        return token if Tokenizer.from_file(str(path)).encode("a").tokens[:1] == [token] else ""
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_padding()  # on the left it would hide the token
+        return token if tokenizer.encode("a").tokens[:1] == [token] else ""
     except Exception:  # a tokenizer that can't be read is another stage's finding
         return ""
 

@@ -45,7 +45,11 @@ def main() -> None:
     parser.add_argument("--npz", type=Path, help="write them to this file too")
     options = parser.parse_args()
     listed = json.loads((FOLDER / "activations.json").read_text(encoding="utf-8"))["outputs"]
-    encoding = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(options.text)
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    # A file that was saved in training may hold the padding and the length of its batches.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    encoding = tokenizer.encode(options.text)
     found = run(encoding.ids, encoding.type_ids, [one["name"] for one in listed])
     print("tokens:", " ".join(json.dumps(token, ensure_ascii=False) for token in encoding.tokens))
     for one in listed:

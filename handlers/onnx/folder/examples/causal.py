@@ -123,6 +123,9 @@ def main() -> None:
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    # A file that was saved in training may hold the padding and the length of its batches.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     graph = session("model.onnx")
     text = chat_text(options.prompt) if options.chat else options.prompt
     tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself

@@ -112,6 +112,9 @@ def main() -> None:
     parser.add_argument("--one-at-a-time", action="store_true", help="keep one graph in memory, and load each for each token")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    # A file that was saved in training may hold the padding and the length of its batches.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     graphs = json.loads((FOLDER / "graphs.json").read_text(encoding="utf-8"))["graphs"]
     text = chat_text(options.prompt) if options.chat else options.prompt
     tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself

@@ -51,6 +51,9 @@ def codec() -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        # A file that was saved in training may hold the padding and the length of its batches.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         return lambda text: list(tokenizer.encode(text).ids), tokenizer.decode
     except ModuleNotFoundError as error:
         sys.exit(f"This model's tokenizer needs the Python package {error.name}: pip install {error.name}")
