@@ -191,7 +191,7 @@ def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tupl
     return [], (
         "rounding the merged weights makes the model choose other experts at some positions: the largest error beside the live model"
         f" is {_show(_largest_error(figures))} standard deviations; beside the live model with the weights that PEFT merges, rounded in the"
-        f" same way, 98 % of the errors are up to {_show(_largest_error(rounded))}, which was judged;"
+        f" same way, 98 % of the errors are at most {_show(_largest_error(rounded))}, and that was judged;"
         ' merge.dtype = "float32" keeps the answers'
     )
 

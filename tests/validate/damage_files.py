@@ -164,7 +164,7 @@ CASES = (
     Case("<|end|> not special", ("onnx", "onnx-int8", *GENAI), edit(TOKENIZER, _plain_added),
          "added token '<\\|end\\|>' with special = False"),
     Case("<|end|> takes the space after it", CAUSAL, edit(TOKENIZER, _strip_added), "added token '<\\|end\\|>' with rstrip = True"),
-    Case("a token more", CAUSAL, edit(TOKENIZER, _more_added), "has, as the checkpoint's has not, the token '<\\|more\\|>' \\(id 320\\)"),
+    Case("a token more", CAUSAL, edit(TOKENIZER, _more_added), "has the token '<\\|more\\|>' \\(id 320\\), which the checkpoint's has not"),
     Case("decoder removed", CAUSAL, keys(TOKENIZER, decoder=None), "decodes .* as '.*Ġ|another decoder"),
     Case("decoder of another kind", CAUSAL, keys(TOKENIZER, decoder={"type": "Fuse"}), "decodes .* as |another decoder"),
     Case("a normalizer", CAUSAL, keys(TOKENIZER, normalizer=NORMALIZER), "reads .* as .* instead of|another normalizer"),

@@ -144,6 +144,16 @@ def test_weights_that_the_configuration_names_and_the_file_lacks_are_told(pico_b
     assert "model.layers.1.mlp.up_proj.lora_A.default.weight" in told and "no weights for" in told
 
 
+def test_vectors_that_all_layers_share_are_saved_once_and_are_not_missing(pico_base: Path, tmp_path: Path) -> None:
+    from peft import VBLoRAConfig, get_peft_model
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(pico_base)
+    config = VBLoRAConfig(r=2, num_vectors=8, vector_length=4, topk=2, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM")
+    get_peft_model(cast(Any, base), config).save_pretrained(str(tmp_path))
+    helpers.edit_config(tmp_path, base_model_name_or_path=str(pico_base))
+    assert not live(tmp_path, pico_base).deviations
+
+
 def test_what_peft_says_of_an_adapter_that_does_not_fit_is_one_sentence(pico_base: Path, tmp_path: Path) -> None:
     pin = helpers.make_adapter(pico_base, tmp_path / "pin")
     helpers.edit_config(pin, r=5)

@@ -172,7 +172,7 @@ def test_an_interval_that_holds_the_limit_is_told_and_decides_nothing() -> None:
     ("base", "figures", "words"),
     [
         (Likeness(kl=0.008, agreement=0.9), {}, "the comparison is blind: the base without the adapter has KL 0.008"),
-        (Likeness(kl=0.02, agreement=0.95), {}, "the choices are blind: the base without the adapter agrees"),
+        (Likeness(kl=0.02, agreement=0.95), {}, "the base without the adapter agrees with the live model at 95 % of the positions"),
         (Likeness(kl=0.02, agreement=0.9), {}, None),
         (Likeness(cosine_mean=0.99), {"kl": None, "agreement": None, "cosine_mean": 0.98}, "a mean cosine of 0.99"),
         (Likeness(cosine_mean=0.9), {"kl": None, "agreement": None, "cosine_mean": 0.98}, None),
@@ -216,6 +216,13 @@ def test_few_flat_curves_seldom_look_like_growing_ones() -> None:
         assert found is not None
         told += notes.grows(CheckFigures(growth=found[0], growth_interval=found[1])) is not None
     assert told <= 6
+
+
+def test_errors_that_grow_within_the_noise_of_fp32_are_no_note() -> None:
+    grown = {"growth": 2.4, "growth_interval": (2.1, 2.7)}
+    assert _judged("onnx", error_max=7e-5, **grown).figures["notes"] == []
+    (told,) = _judged("onnx", error_max=0.01, **grown).figures["notes"]
+    assert told.startswith("the differences grow over the sequence, 2.4 times")
 
 
 def test_a_cache_that_fails_more_with_every_step_says_so() -> None:

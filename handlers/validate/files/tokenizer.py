@@ -141,9 +141,9 @@ def _tokens_fault(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
             if mine != theirs
             else f"gives {_short(token)} {what}{_others(len(moved))}"
         )
-    token, word = (lost[0], "lacks") if lost else (more[0], "has, as the checkpoint's has not,")
+    token, word, end = (lost[0], "lacks", "") if lost else (more[0], "has", ", which the checkpoint's has not")
     number = (wanted if lost else found)[token][0]
-    return f"{word} the token {_short(token)} (id {number}){_others(len(lost or more))}"
+    return f"{word} the token {_short(token)} (id {number}){_others(len(lost or more))}{end}"
 
 
 def _alike(found: tuple[int, float | None], wanted: tuple[int, float | None]) -> bool:

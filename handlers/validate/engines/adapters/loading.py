@@ -64,7 +64,7 @@ def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
     report = reports[-1]
     if lost := _lost(report.unexpected_keys, NAME, folder):
         raise _not_loadable(folder, f"it leaves {_some(lost)} of the adapter out, for which it has no place in the model")
-    return wrapped, _missing(report.missing_keys)
+    return wrapped, _missing(report.missing_keys, wrapped)
 
 
 def _config(folder: Path) -> Any:
@@ -125,11 +125,16 @@ def _lost(unexpected: Collection[str], name: str, folder: Path) -> list[str]:
     return lost
 
 
-def _missing(keys: Collection[str]) -> list[str]:
-    """What to tell of parameters that the configuration names and the file does not hold."""
-    if not keys:
+def _missing(keys: Collection[str], model: torch.nn.Module) -> list[str]:
+    """What to tell of parameters that the configuration names and the file does not hold.
+
+    A parameter that layers share (VB-LoRA's vectors) is saved once, and is missing under its other names alone.
+    """
+    named = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)} if keys else {}
+    loaded = {parameter for name, parameter in named.items() if name not in keys}
+    names = sorted(key.removeprefix("base_model.model.") for key in keys if named.get(key) not in loaded)
+    if not names:
         return []
-    names = sorted(key.removeprefix("base_model.model.") for key in keys)
     return [
         f"The adapter's file has no weights for {_some(names)}, which its configuration names: there PEFT keeps the values with which a"
         " training begins."
@@ -154,7 +159,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def _some(names: Collection[str]) -> str:
     first = ", ".join(list(names)[:SHOWN])
-    return first if len(names) <= SHOWN else f"{len(names)} tensors, for example {first},"
+    return first if len(names) <= SHOWN else f"{len(names)} tensors (for example {first})"
 
 
 def _first_line(error: BaseException) -> str:
