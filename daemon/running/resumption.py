@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import structlog
 from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
+from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of, stage_names
 from daemon.journal.journal import Journal
@@ -166,13 +167,15 @@ class Resumption:
     def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
         """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone.
 
+        An artifact that its check found to be wrong, and that check, are not kept: what is to be done then is to make it again.
         Gives what kept the latest of them from it.
         """
         refused: Fault | None = None
         if self._are_others_now(job, stages):
             return None
+        left = {"report", *_found_wrong(stages)}
         for name, stage in stages.items():
-            if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
+            if name not in left and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:
@@ -254,3 +257,11 @@ class Resumption:
 def _may_be_made(stages: Mapping[str, StageRow], name: str) -> bool:
     """Whether nothing that a stage needs has failed."""
     return all(stages[need].state not in ("failed", "skipped") for need in spec_of(name).needs if need in stages)
+
+
+def _found_wrong(stages: Mapping[str, StageRow]) -> Iterator[str]:
+    """The stages of artifacts that failed by more than their precision, and those of their checks."""
+    for name, stage in stages.items():
+        for check in stage.result.checks if stage.result else ():
+            if check.verdict is Verdict.FAILED and not check.of_precision:
+                yield from (name, check.variant)

@@ -184,6 +184,29 @@ def test_an_executor_that_can_not_start_an_attempt_for_a_reason_of_its_own_is_no
     assert desk.state("good-1") == "succeeded"
 
 
+@pytest.mark.parametrize("of_precision", [True, False])
+def test_an_artifact_that_is_wrong_is_made_and_checked_again_after_a_retry(make_desk: Desks, of_precision: bool) -> None:
+    desk = make_desk()
+
+    def wrong(context: StageContext) -> StageResult:
+        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("its weights differ",), of_precision=of_precision)
+        return done(context).model_copy(update={"checks": (check,)}) if context.stage == "merged" else done(context)
+
+    desk.script = wrong
+    job = desk.add("run", 1)
+    desk.tick(60)
+    assert desk.state(job) == "failed"
+    desk.script = done
+    (desk.runner.paths.pins / job).mkdir(exist_ok=True)
+    assert desk.journal.jobs.retry(job)
+    for _ in range(40):
+        desk.tick()
+        time.sleep(0.02)
+    assert len(desk.order("merge")) == 1
+    assert len(desk.order("pytorch")) == len(desk.order("merged")) == (1 if of_precision else 2)
+    assert desk.state(job) == ("failed" if of_precision else "succeeded")
+
+
 @pytest.mark.parametrize("reusable", [True, False])
 def test_what_the_box_may_have_decided_is_asked_again_after_a_retry(make_desk: Desks, reusable: bool) -> None:
     desk = make_desk()
@@ -192,7 +215,7 @@ def test_what_the_box_may_have_decided_is_asked_again_after_a_retry(make_desk: D
         result = done(context)
         if context.stage != "merged":
             return result
-        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("it could not be run: it was killed",))
+        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("it diverges",), of_precision=True)
         return result.model_copy(update={"checks": (check,), "reusable": reusable})
 
     desk.script = killed
