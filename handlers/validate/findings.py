@@ -11,8 +11,8 @@ from dataclasses import dataclass
 RARE = "rare tokens"
 """Aspect of a finding that is told only where nothing else is wrong."""
 _TOKENIZER = (
-    "give the checkpoint or the base the tokenizer that belongs to the model; where they have it, let the format's stage copy it and raise"
-    " the stage's version; then export again"
+    "give the checkpoint or the base the tokenizer that belongs to the model, then export again; where they have it, the format did not"
+    " copy it as it is: report that"
 )
 
 

@@ -71,6 +71,18 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(case: Any,
     assert "default-src 'none'" in text
 
 
+def test_figures_of_a_twin_and_of_rounded_weights_are_explained_where_they_are(tmp_path: Path) -> None:
+    figures: dict[str, Any] = {"twin_error": 1e-6, "rounding_error": 0.01, "rounding_slope": 1.0, "rounded": {"kl": 1e-6}}
+    told = Page(page_of(facts.made_all(facts.check("pytorch"), facts.check("onnx-int8", **figures)), tmp_path)).text
+    assert told.count("is from PyTorch with the graph's own weights") == 1
+    assert told.count("beside the live model with its weights rounded") == 1
+
+
+def test_what_to_do_does_not_end_with_the_same_command_that_failed(tmp_path: Path) -> None:
+    told = Page(page_of(facts.rejected_int8(), tmp_path)).text
+    assert "run it once more, with what you changed" in told
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_people_with_a_screen_reader_or_a_keyboard_get_the_whole_page(case: Any, tmp_path: Path) -> None:
     text = page_of(case(), tmp_path)

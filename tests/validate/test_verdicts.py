@@ -148,7 +148,7 @@ def test_a_tokenizer_that_its_stage_left_behind_is_proposed_to_be_copied() -> No
     examination = Examination(CheckFigures(**AT_THE_LIMITS), findings=[finding])
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED
-    assert check.remedy is not None and "let the format's stage copy it and raise the stage's version" in check.remedy
+    assert check.remedy is not None and "the format did not copy it as it is" in check.remedy
 
 
 WEIGHTS = "its weights are not those of the merge: model.norm.weight is missing. So it is damaged, or of another checkpoint"
