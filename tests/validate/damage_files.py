@@ -181,6 +181,8 @@ CASES = (
     Case("texts are tidied", CAUSAL, keys(TOKENIZER_CONFIG, clean_up_tokenization_spaces=True),
          "clean_up_tokenization_spaces is True|decodes"),
     Case("texts of 8 tokens", CAUSAL, keys(TOKENIZER_CONFIG, model_max_length=8), "model_max_length is 8 instead of"),
+    Case("another class of tokenizer", GRAPHS, keys(TOKENIZER_CONFIG, tokenizer_class="BertTokenizer"),
+         "tokenizer_class is 'BertTokenizer'"),
     Case("settings of the tokenizer lost", GRAPHS, lose(TOKENIZER_CONFIG), "it lacks tokenizer_config.json"),
     Case("another name of the class", GRAPHS, keys(TOKENIZER_CONFIG, tokenizer_class="PreTrainedTokenizerFast"), None),
     Case("template lost", CAUSAL, lose(TEMPLATE), "it has no chat template, and the checkpoint has one"),

@@ -16,6 +16,8 @@ TOKENIZER = (
     "padding_side", "split_special_tokens", "strip_accents", "tokenize_chinese_chars", "truncation_side",
 )  # fmt: skip
 """Keys of tokenizer_config.json that decide how texts are read and written."""
+GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+"""Classes of tokenizers that do what tokenizer.json says; others of transformers 5 bring rules of their own."""
 NAMED = 3
 _NOTHING = object()
 
@@ -30,7 +32,16 @@ def difference(found: Json, wanted: Json, defaults: Json) -> str | None:
 def tokenizer_difference(found: Json, wanted: Json, also: Json) -> str | None:
     """Which settings of tokenizer_config.json are neither those of `wanted` nor of `also`, its form for older readers; None if all are."""
     wrong = [key for key in TOKENIZER if all((found.get(key) or None) != (one.get(key) or None) for one in (wanted, also))]
+    kinds = [_class(one) for one in (wanted, also)]
+    if all(kinds) and _class(found) not in (*kinds, *GENERIC, None):
+        wrong.append("tokenizer_class")
     return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
+
+
+def _class(settings: Json) -> str | None:
+    """The class that reads a tokenizer; since transformers 5 the ones that are called fast are the others."""
+    kind = settings.get("tokenizer_class")
+    return kind.removesuffix("Fast") if isinstance(kind, str) else None
 
 
 def _meaning(settings: Json, defaults: Json) -> dict[str, Any]:
