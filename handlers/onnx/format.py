@@ -46,7 +46,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "onnx", "handlers.onnx.export.stage:run", 6,
+            "onnx", "handlers.onnx.export.stage:run", 7,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8,
             settings=(
