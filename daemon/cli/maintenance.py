@@ -65,7 +65,7 @@ def _with_verdict(one: Verification) -> Json:
 def _print_verification(one: Verification) -> None:
     from daemon.system.box import human
 
-    state = "sound" if one.sound else f"{len(one.problems)} differences"
+    state = "sound" if one.sound else f"{len(one.problems)} difference{'' if len(one.problems) == 1 else 's'}"
     say(f"{one.folder}: {state} ({one.files} files, {human(one.bytes)}, {one.seconds:.1f} s)")
     for problem in one.problems:
         say(f"  {problem.sentence()}")
