@@ -176,7 +176,7 @@ def _not_loadable(folder: Path, why: str) -> Permanent:
 
 def _of_older_peft(folder: Path, said: str) -> Permanent | None:
     """The error for factors of stacked experts that PEFT saved before 0.19; None where torch's error `said` is about anything else."""
-    settings = json.loads((folder / "adapter_config.json").read_text())
+    settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     version = settings.get("peft_version")  # releases before 0.18 wrote none; PeftConfig would give the installed one
     if not settings.get("target_parameters") or not re.match(r"0\.(\d|1[0-8])\.", version or "0.17.") or not _swapped(said):
         return None
