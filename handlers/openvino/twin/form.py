@@ -5,9 +5,8 @@ Named by `Limits.twin` of the variants. The models are run by the engines that t
 
 from __future__ import annotations
 
-import functools
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 from handlers.models.tasks import BY_NAME
 from handlers.openvino.engine import OpenVinoEncoder, OpenVinoEngine, OpenVinoSeq2Seq
 from handlers.openvino.twin import stored
-from handlers.validate.engines.onnx_folder import graph_files
 from handlers.validate.engines.registry import load
+from handlers.validate.twins.graph_folder import GraphFolder
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.passes import of_engine
 from handlers.validate.twins.weights import Stored
@@ -29,25 +28,19 @@ USUAL = {"PERFORMANCE_HINT": "LATENCY"}
 """Settings that leave precisions to OpenVINO, as programs do that set none."""
 
 
-class OpenVinoForm:
+class OpenVinoForm(GraphFolder):
     """A folder of models."""
 
     def __init__(self, order: Order) -> None:
-        self._spec = order.spec
+        super().__init__(order)
         self.limit = STRUCTURE
         self.told_positions = True
 
-    @functools.cached_property
-    def _files(self) -> Mapping[str, Path]:
-        return graph_files(Path(self._spec.folder))
+    def _stored_in(self, path: Path, role: str) -> Sequence[Stored]:
+        return stored.read(path, role)
 
-    def weights(self) -> list[Stored]:
-        """See `Form.weights`."""
-        return [weight for role, path in self._files.items() for weight in stored.read(path, role)]
-
-    def halves(self) -> set[bytes]:
-        """See `Form.halves`."""
-        return {tensor for path in self._files.values() for tensor in stored.halves(path)}
+    def _halves_in(self, path: Path) -> Iterable[bytes]:
+        return stored.halves(path)
 
     def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
         """See `Form.outputs`; in float by the settings of the checks, which round nothing, otherwise by OpenVINO's own choice of them."""

@@ -29,7 +29,7 @@ APART = 0.1
 
 def vocabulary_fault(found: Json, wanted: Sequence[Json]) -> str | None:
     """Which tokens, merges or added tokens of a tokenizer.json are those of none of `wanted`, as a clause; None where all are."""
-    for part, compare in (("vocab", _tokens_fault), ("merges", _merges_fault), ("settings", _settings_fault), ("added", _added_fault)):
+    for part, compare in (("vocab", _tokens_fault), ("merges", merges_fault), ("settings", _settings_fault), ("added", _added_fault)):
         told = [compare(_part(found, part), _part(one, part)) for one in wanted]
         if told and all(told):
             return told[-1]
@@ -100,6 +100,16 @@ def told_apart(asked: Transcribe, found: Transcript, wanted: Transcript) -> list
     return [text for text, mine, theirs in zip(asked.texts, found.ids, wanted.ids, strict=False) if found.foreign and mine != theirs]
 
 
+def merges_fault(found: Sequence[tuple[str, ...]], wanted: Sequence[tuple[str, ...]]) -> str | None:
+    """Where a list of pairs that are joined, the first ones first, is another than `wanted`, as a clause; None where it is not."""
+    if found == wanted:
+        return None
+    if len(found) != len(wanted):
+        return f"has {len(found)} merges instead of {len(wanted)}"
+    place = next(at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
+    return f"merges {found[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
+
+
 def too_far_apart(asked: Transcribe, found: Transcript, wanted: Transcript) -> str | None:
     """That another implementation reads more than some rare texts otherwise, as a clause."""
     apart = told_apart(asked, found, wanted)
@@ -150,15 +160,6 @@ def _alike(found: tuple[int, float | None], wanted: tuple[int, float | None]) ->
     """Whether id and score of a token are the same, a score to the digits that every writer of JSON keeps."""
     mine, theirs = found[1], wanted[1]
     return found[0] == wanted[0] and (mine == theirs or (None not in found + wanted and math.isclose(mine or 0, theirs or 0, rel_tol=1e-9)))
-
-
-def _merges_fault(found: list[tuple[str, str]], wanted: list[tuple[str, str]]) -> str | None:
-    if found == wanted:
-        return None
-    if len(found) != len(wanted):
-        return f"has {len(found)} merges instead of {len(wanted)}"
-    place = next(at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
-    return f"merges {found[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
 
 
 def _settings_fault(found: Json, wanted: Json) -> str | None:

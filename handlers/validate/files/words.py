@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from daemon.contract.values import Json
+from handlers.validate.files.tokenizer import merges_fault
 
 _JOINED = ("normal", "byte")
 
@@ -39,7 +40,7 @@ def _difference(found: Json, wanted: Json) -> str | None:
         return f"has the token {tokens[more]!r} (id {more}), which the checkpoint's has not"
     merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
     if found.get("merges") is not None:
-        return _merges_fault([tuple(one.split(" ", 1)) for one in found["merges"]], merges)
+        return merges_fault([tuple(one.split(" ", 1)) for one in found["merges"]], merges)
     return _scores_fault(found["scores"], merges, numbers) if found.get("scores") is not None else None
 
 
@@ -49,15 +50,6 @@ def _kind(token: str, added: dict[str, Json], model: Json) -> tuple[str, ...]:
         special = ("control",) if added[token].get("special") else ("added",)
         return (*special, "unknown") if token == model.get("unk_token") else special
     return ("unknown",) if token == model.get("unk_token") else _JOINED
-
-
-def _merges_fault(found: list[tuple[str, ...]], wanted: list[tuple[str, ...]]) -> str | None:
-    if found == wanted:
-        return None
-    if len(found) != len(wanted):
-        return f"has {len(found)} merges instead of {len(wanted)}"
-    place = next(at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
-    return f"merges {found[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
 
 
 def _scores_fault(scores: Sequence[float], merges: Sequence[tuple[str, ...]], numbers: dict[str, int]) -> str | None:

@@ -5,9 +5,8 @@ Named by `Limits.twin` of their variants. The float form is the engine that the 
 
 from __future__ import annotations
 
-import functools
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from onnxruntime import OrtValue
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.folder import genai_config
 from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import LoadedGraph, graph_files
+from handlers.validate.engines.onnx_folder import LoadedGraph
 from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
 from handlers.validate.engines.registry import load
+from handlers.validate.twins.graph_folder import GraphFolder
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.onnx import stored
 from handlers.validate.twins.onnx.float_form import float_form
@@ -35,25 +35,19 @@ IN_HALVES = 3e-2
 and T5, whose logits are far from 0, below 0.013."""
 
 
-class OnnxForm:
+class OnnxForm(GraphFolder):
     """A folder of graphs."""
 
     def __init__(self, order: Order) -> None:
-        self._spec = order.spec
+        super().__init__(order)
         self.limit = IN_HALVES if order.arithmetic == "half" else STRUCTURE
         self.told_positions = order.engine == "onnx"
 
-    @functools.cached_property
-    def _files(self) -> Mapping[str, Path]:
-        return graph_files(Path(self._spec.folder))
+    def _stored_in(self, path: Path, role: str) -> Sequence[Stored]:
+        return stored.read(path, role)
 
-    def weights(self) -> list[Stored]:
-        """See `Form.weights`."""
-        return [weight for role, path in self._files.items() for weight in stored.read(path, role)]
-
-    def halves(self) -> set[bytes]:
-        """See `Form.halves`."""
-        return {tensor for path in self._files.values() for tensor in stored.halves(path)}
+    def _halves_in(self, path: Path) -> Iterable[bytes]:
+        return stored.halves(path)
 
     def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
         """See `Form.outputs`."""
