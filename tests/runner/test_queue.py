@@ -11,7 +11,7 @@ import pytest
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
 from daemon.running.executor import Order
-from tests.runner.desk import Desks, Fake, done, failing
+from tests.runner.desk import Desk, Desks, Fake, done, failing
 
 
 def test_runs_take_turns_so_that_a_noisy_one_starves_nobody(make_desk: Desks) -> None:  # R6.6
@@ -184,15 +184,8 @@ def test_an_executor_that_can_not_start_an_attempt_for_a_reason_of_its_own_is_no
     assert desk.state("good-1") == "succeeded"
 
 
-@pytest.mark.parametrize("of_precision", [True, False])
-def test_an_artifact_that_is_wrong_is_made_and_checked_again_after_a_retry(make_desk: Desks, of_precision: bool) -> None:
-    desk = make_desk()
-
-    def wrong(context: StageContext) -> StageResult:
-        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("its weights differ",), of_precision=of_precision)
-        return done(context).model_copy(update={"checks": (check,)}) if context.stage == "merged" else done(context)
-
-    desk.script = wrong
+def _failed_and_retried(desk: Desk) -> str:
+    """A job that fails by the desk's script, and is tried again with all stages in order; its id."""
     job = desk.add("run", 1)
     desk.tick(60)
     assert desk.state(job) == "failed"
@@ -202,6 +195,19 @@ def test_an_artifact_that_is_wrong_is_made_and_checked_again_after_a_retry(make_
     for _ in range(40):
         desk.tick()
         time.sleep(0.02)
+    return job
+
+
+@pytest.mark.parametrize("of_precision", [True, False])
+def test_an_artifact_that_is_wrong_is_made_and_checked_again_after_a_retry(make_desk: Desks, of_precision: bool) -> None:
+    desk = make_desk()
+
+    def wrong(context: StageContext) -> StageResult:
+        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("its weights differ",), of_precision=of_precision)
+        return done(context).model_copy(update={"checks": (check,)}) if context.stage == "merged" else done(context)
+
+    desk.script = wrong
+    job = _failed_and_retried(desk)
     assert len(desk.order("merge")) == 1
     assert len(desk.order("pytorch")) == len(desk.order("merged")) == (1 if of_precision else 2)
     assert desk.state(job) == ("failed" if of_precision else "succeeded")
@@ -219,15 +225,7 @@ def test_what_the_box_may_have_decided_is_asked_again_after_a_retry(make_desk: D
         return result.model_copy(update={"checks": (check,), "reusable": reusable})
 
     desk.script = killed
-    job = desk.add("run", 1)
-    desk.tick(60)
-    assert desk.state(job) == "failed"
-    desk.script = done
-    (desk.runner.paths.pins / job).mkdir(exist_ok=True)
-    assert desk.journal.jobs.retry(job)
-    for _ in range(40):
-        desk.tick()
-        time.sleep(0.02)
+    job = _failed_and_retried(desk)
     assert desk.order("merge") == ["run-1"], "what the inputs alone decide is used again"
     assert len(desk.order("merged")) == (1 if reusable else 2)
     assert desk.state(job) == ("failed" if reusable else "succeeded")

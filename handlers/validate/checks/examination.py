@@ -95,7 +95,7 @@ def examine(
     """Load the worker's model and compare it with the live model, with `merged` and with itself.
 
     `outputs` is a folder that receives the logits, see `logits_file`. `exact`: texts of one batch do not affect each other, so that they
-    may be run together. `result` receives what is found out, which so is known even where the worker fails later. Raises WorkerFailed
+    may be run together. `result` receives what is found out: the caller has it even where the worker fails later. Raises WorkerFailed
     when the worker fails or its logits can't be compared at all.
     """
     about = worker.load()
