@@ -63,11 +63,12 @@ def value(record: Record, figure: str) -> float | None:
 
 
 def crosses(record: Record, limits: Thresholds, even: float | None = None) -> bool:
-    """Whether an artifact fails by these limits alone. `even`: the divergence up to which agreement does not count; None: by the limits."""
+    """Whether an artifact fails by these limits alone. `even`: agreement does not count where the interval of the divergence ends at most
+    there; None: by the limits."""
     even = EVEN * limits.kl if even is None else even
-    agreement, kl, error = (value(record, name) for name in ("agreement", "kl", "error_max"))
+    agreement, kl, upper, error = (value(record, name) for name in ("agreement", "kl", "kl_upper", "error_max"))
     return (
-        (agreement is not None and not agreement >= limits.agreement and not (kl is not None and kl <= even))
+        (agreement is not None and not agreement >= limits.agreement and not (upper is not None and upper <= even))
         or (kl is not None and not kl <= limits.kl)
         or (error is not None and not error <= limits.error)
     )

@@ -229,6 +229,7 @@ class Model:
         return {
             **self._named(variant, kind, live), "parameters": self.trained.parameters, "loss": self.trained.loss,
             "otherwise": list(check.reasons),
+            "kl_upper": (figures.get("kl_interval") or (None, None))[1],
             **{key: figures.get(key) for key in ("kl", "agreement", "error_max", "fine_tuning", "growth", "cache_growth", "positions")},
             **{key: None if value is None else value / unit for key, value in inner.items()},
         }  # fmt: skip

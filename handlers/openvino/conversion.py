@@ -5,6 +5,7 @@ Called by the stages. Runs inside the toolchain.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ def file_of(graph: Graph) -> str:
 
 
 def convert(path: Path) -> Any:
-    """The graph in an ONNX file as a model; raises what OpenVINO raises."""
-    return library.openvino().convert_model(path)
+    """The graph in an ONNX file as a model; raises what OpenVINO raises.
+
+    OpenVINO takes a path as a list that commas separate, so that it gets the file's own name, which has none, from inside its folder.
+    """
+    with contextlib.chdir(path.parent):
+        return library.openvino().convert_model(path.name)
 
 
 def make_stateful(model: Any, past: list[str]) -> None:

@@ -48,6 +48,10 @@ def test_everything_that_is_wrong_is_said_in_one_error(refusal: Refusal, monkeyp
         assert expected in said
 
 
+def test_a_long_text_of_a_few_tokens_is_refused(refusal: Refusal) -> None:
+    assert "validate.long_tokens: write 0 for no long text, or at least 16" in refusal("[validate]\nlong_tokens = 15\n")
+
+
 @pytest.mark.parametrize(
     ("key", "meant"),
     [

@@ -26,7 +26,7 @@ VARIANTS = ("openvino", "openvino-int8", "openvino-int4")
 
 @pytest.fixture(scope="module")
 def exported(run: Path, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return real.export(run / "checkpoint-4", state, tmp_path_factory.mktemp("out"), VARIANTS)
+    return real.export(run / "checkpoint-4", state, tmp_path_factory.mktemp("out, put"), VARIANTS)
 
 
 def test_all_forms_pass_and_say_with_what_they_were_made(exported: Path) -> None:  # R2.4 R4.1

@@ -40,6 +40,10 @@ def test_disk_follows_the_dtype_that_the_job_merges_in() -> None:  # R6.2
     assert [estimate(merge, size, [], dtype).disk for dtype in ("base", "bfloat16", "float32")] == [2 * GIB, 2 * GIB, 4 * GIB]
 
 
+def test_a_check_counts_the_files_that_it_writes_for_a_while() -> None:
+    assert estimate(spec_of("check-gguf-q4_k_m"), SIZE, []).disk >= SIZE.fp32_bytes
+
+
 def test_the_highest_of_the_latest_peaks_of_the_same_size_counts() -> None:  # R6.2
     old = [took(GIB, 90 * GIB)]
     latest = [took(GIB, 5 * GIB), took(GIB, 6 * GIB), took(GIB, 4 * GIB), took(GIB, 5 * GIB), took(GIB, 5 * GIB)]

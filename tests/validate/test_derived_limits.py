@@ -29,7 +29,7 @@ GOODS = st.lists(st.tuples(st.floats(0, 1), VALUES, VALUES), min_size=1, max_siz
 
 
 def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None = 0.0, error: float | None = 0.0, **values: Any) -> Record:
-    known = {"agreement": agreement, "kl": kl, "error_max": error, "otherwise": [], "model": "a", "parameters": 1}
+    known = {"agreement": agreement, "kl": kl, "kl_upper": kl, "error_max": error, "otherwise": [], "model": "a", "parameters": 1}
     return {"kind": kind, "variant": "onnx-int4", "live": "sound", "loss": 3.0, **known, **values}
 
 
@@ -39,6 +39,8 @@ def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None 
         (record(agreement=0.8, kl=0.1, error=3.0), False),
         (record(agreement=0.79, kl=0.021), True),
         (record(agreement=0.79, kl=0.02), False),
+        (record(agreement=0.79, kl=0.01, kl_upper=0.03), True),
+        (record(agreement=0.79, kl=0.01, kl_upper=None), True),
         (record(agreement=0.79, kl=None), True),
         (record(kl=0.11), True),
         (record(error=3.1), True),

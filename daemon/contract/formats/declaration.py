@@ -109,6 +109,8 @@ class Limits:
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
+    disk_fp32: float = 0.0
+    """Bytes of the files that the check writes for a while, a byte of the weights in fp32."""
     pytorch: bool = False
     """Its engine runs a model of transformers in PyTorch, so that the check had better start where both are loaded."""
     layerwise: bool = False

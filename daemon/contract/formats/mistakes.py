@@ -183,7 +183,7 @@ def _variant(one: Variant) -> Iterator[str]:
         yield f"{one.name}: limits.twin is {limits.twin!r}; write module:class"
     if min(limits.memory_fixed, limits.cache, limits.padding, limits.noise_share, limits.merged or 0) < 0:
         yield f"{one.name}: a limit of its check is negative"
-    if not 0 <= limits.memory_fp32 <= _LARGEST_FACTOR:
+    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (limits.memory_fp32, limits.disk_fp32)):
         yield f"{one.name}: the factor of its check's memory is negative, or more than {_LARGEST_FACTOR:.0e}"
 
 

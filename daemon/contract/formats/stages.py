@@ -19,6 +19,8 @@ LONG_WORK = 5 << 37
 1,024 of one of 0.67. That is about 18 s of processor time; measured: 5.5 s for 2,048 tokens of 0.1 billion."""
 LONG_LEAST = 512
 """Tokens of it that a model of any size reads."""
+LONG_SHORTEST = 16
+"""Tokens below which no text is long."""
 LONG_MOST = 8192
 """Tokens up to which it is made longer than the configuration asks, to get behind a window or an original length."""
 LONG_MEMORY = 512 * MIB

@@ -29,6 +29,7 @@ from pydantic import (
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.stages import LONG_SHORTEST
 from daemon.contract.values import Frozen, digest_of, value_at
 
 Options = TypeVar("Options", bound=Frozen)
@@ -148,6 +149,13 @@ class ValidateOptions(Frozen):
     """No further form is begun where making and checking those before it took more than these minutes."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
     """Limits by variant; a variant or a limit that is not named keeps its default."""
+
+    @field_validator("long_tokens")
+    @classmethod
+    def _none_or_a_text(cls, value: int) -> int:
+        if 0 < value < LONG_SHORTEST:
+            raise ValueError(f"write 0 for no long text, or at least {LONG_SHORTEST}")
+        return value
 
     @field_validator("thresholds", mode="before")
     @classmethod

@@ -106,6 +106,7 @@ def _check(variant: Variant) -> StageSpec:
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,
+        disk_fp32=limits.disk_fp32,
         layerwise=int(limits.layerwise),
         settings=(f"validation.thresholds.{variant.name}",), libraries=libraries,
         light=not pytorch, toolchain=limits.toolchain, gpu=limits.gpu,

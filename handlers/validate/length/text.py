@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.formats.stages import LONG_MOST, long_tokens
+from daemon.contract.formats.stages import LONG_MOST, LONG_SHORTEST, long_tokens
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -23,8 +23,6 @@ from handlers.validate.workers.protocol import Encode, ListSpecialTokens, Loaded
 
 BEHIND = 64
 """Tokens, and an eighth of the length as many again, by which it goes beyond either."""
-LEAST = 16
-"""Tokens below which no text is long."""
 ROWS = 48
 """Positions that are compared."""
 BYTES, WHOLE_BYTES = 96 << 20, 384 << 20
@@ -87,7 +85,7 @@ class LongText:
         if room is None or room >= len(self.ids) or room == self.positions:
             return self
         keep = [place for place in self.keep if place < room]
-        if kind != "causal" or room < LEAST or not keep:
+        if kind != "causal" or room < LONG_SHORTEST or not keep:
             return f"it has room for {room:,} tokens, and the text is of {len(self.ids):,}"
         own = _beginning(self.pieces, room) if self.own_pieces == self.pieces else split(room, max(self.own_pieces), 3, TAIL)
         return replace(self, ids=self.ids[:room], keep=keep, own_pieces=own, limited=f"it has room for {room:,} tokens")
@@ -101,9 +99,9 @@ def make(
         return "validate.long_tokens is 0"
     length, limited = _length(about, tokens, parameters)
     if subject.kind == "encoder" and not subject.one_answer:
-        most = max(LEAST, WHOLE_BYTES // (4 * (about.vocabulary or 1)))
+        most = max(LONG_SHORTEST, WHOLE_BYTES // (4 * (about.vocabulary or 1)))
         length, limited = (length, limited) if length <= most else (most, "the outputs of a longer text would take too much memory")
-    if length < LEAST:
+    if length < LONG_SHORTEST:
         return f"the model has room for {length} tokens"
     ids, types = _compose(live, rows, length, readable=readable)
     if types is None and not subject.sentence and _tells_segments_apart(live, about, readable=readable):
