@@ -417,6 +417,11 @@ class FaultCode(StrEnum):
 
     To do: Nothing; it is tried again when there is enough memory. To start it sooner, free memory.
     """
+    MEMORY_UNEXPECTED = "memory-unexpected"
+    """The attempt used several times the memory that was estimated for it, and was ended: a file of the model may be made to do that.
+
+    To do: If you trust the model, run `ckptd retry JOB`: ckptd then expects as much. Otherwise leave the variant out.
+    """
     NO_CONTROL_GROUP = "no-control-group"
     """The child process could not enter its control group.
 
@@ -1061,6 +1066,11 @@ class FaultCode(StrEnum):
 
     To do: Put the tokenizer's files into the checkpoint's or the base's folder; formats other than pytorch need a fast tokenizer
     (tokenizer.json).
+    """
+    TOKENIZER_TOO_COSTLY = "tokenizer-too-costly"
+    """The tokenizer needs more time, memory or tokens for a few short texts than any in use.
+
+    To do: Use the tokenizer with which the model was trained; look at its normalizer and its patterns.
     """
     TOKENIZER_UNREADABLE = "tokenizer-unreadable"
     """The tokenizer's files can't be read.

@@ -211,7 +211,7 @@ class Children:
         if not self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key)):
             return None, False
         try:
-            attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
+            attempt = self._executor.start(Order(context, folder, bounds_of(limits, need.memory)))
         except (OSError, MemoryError) as error:
             return _not_started(error, f"start the stage {spec.name}"), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever

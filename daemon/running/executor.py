@@ -43,6 +43,8 @@ class Bounds:
     processes: int
     pass_environment: tuple[str, ...] = ()
     """Names of variables that it gets beside those that every attempt does."""
+    expected: int = 0
+    """Bytes that it is estimated to need, where `memory` follows from that and not from the machine; else 0."""
     warm: float = 0.0
     """Seconds that a process with PyTorch loaded waits for an attempt to be forked from it; 0: none is kept."""
 

@@ -106,11 +106,19 @@ LEAST_MEMORY = 256 << 20
 must be able to load its modules and to write the report that says what could not start."""
 
 
-def bounds_of(limits: LimitSettings) -> Bounds:
-    """What a child must keep to."""
+OVER_ESTIMATE = 3
+SLACK = 4 << 30
+"""A child may use so many times what is estimated for it and so many bytes more, where limits.memory_fraction allows that: what a model's
+files make it do must not take the machine's memory, and the training with it."""
+
+
+def bounds_of(limits: LimitSettings, estimate: int = 0) -> Bounds:
+    """What a child must keep to. `estimate`: bytes of memory that it should need, 0 where that is not known."""
+    allowed = max(LEAST_MEMORY, int(memory()[0] * limits.memory_fraction))
+    own = OVER_ESTIMATE * estimate + SLACK if estimate else allowed
     return Bounds(
         timeout=limits.stage_timeout, silence=limits.silence_seconds, grace=limits.stop_seconds,
-        memory=max(LEAST_MEMORY, int(memory()[0] * limits.memory_fraction)), memory_reserve=int(limits.memory_reserve),
+        memory=min(allowed, own), expected=estimate if own < allowed else 0, memory_reserve=int(limits.memory_reserve),
         log_size=int(limits.log_size), processes=limits.processes, pass_environment=limits.pass_environment,
         warm=limits.warm_seconds,
     )  # fmt: skip

@@ -34,7 +34,7 @@ log = structlog.get_logger("runner")
 _jitter = random.Random()
 TOO_SMALL = 1.25
 """An attempt that was ended for want of memory needs more than it had, by an unknown factor."""
-WANTED_MORE = (FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_LIMIT)
+WANTED_MORE = (FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_LIMIT, FaultCode.MEMORY_UNEXPECTED)
 
 
 def settle(

@@ -8,9 +8,10 @@ are streamed, the files that an interrupted attempt has finished in the staging 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
+from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -18,11 +19,30 @@ from handlers.merge import beside, sentence_modules
 from handlers.merge.api import merge_adapter
 from handlers.merge.engine.execute import Execution
 from handlers.merge.full_finetune import take_over
+from handlers.texts.rendering import ModelFiles
+from handlers.texts.tokenizer_trial import try_tokenizer
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Merge the adapter, or take over the full fine-tune; errors as `merge_adapter`, `take_over` and `beside.compare` raise them."""
+    """Merge the adapter, or take over the full fine-tune; errors as `merge_adapter`, `take_over`, `beside.compare` and
+    `try_tokenizer` raise them."""
     _check_base(context)
+    with ThreadPoolExecutor(1) as beside_the_merge:
+        trial = beside_the_merge.submit(_try_tokenizer, context)
+        output = _merged(context, reporter)
+        trial.result()
+    return output
+
+
+def _try_tokenizer(context: StageContext) -> None:
+    try:
+        folder = ModelFiles.of_job(context).tokenizer
+    except CkptdError:
+        return  # what needs its files says what is wrong with them
+    try_tokenizer(folder)
+
+
+def _merged(context: StageContext, reporter: Reporter) -> StageOutput:
     execution = Execution(context.limits.threads, Path(context.cache), reporter.progress, resume=True)
     pin, staging, options = Path(context.pin), Path(context.staging), context.work.merge
     warnings: list[str] = []

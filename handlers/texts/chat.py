@@ -1,38 +1,37 @@
 """A conversation as a model's own chat template writes it, without transformers: the same sandbox of Jinja, the same variables.
 
-Called by `rendering`. Templates come with models, so they are run in Jinja's sandbox. The date that some of them write is fixed: the same
-data gives the same texts on every day.
+Called by `rendering`. Templates come with models, so they are run in Jinja's sandbox, and in a process of their own with an end to the
+time and the memory that they may take (`template_program`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import CkptdError
 from daemon.contract.values import Json
+from handlers.child.bounded import BoundedProcess, TooMuch
 from handlers.models.files import read_json
 from handlers.texts.rows import RowRefused, Turn
 
-if TYPE_CHECKING:
-    import jinja2
-
 _OPERATION = "read the tokenizer's chat template"
-_TODAY = datetime(2026, 1, 1)
 LARGEST = 1 << 20
-"""Characters of a template, and of what it writes."""
+"""Characters of a template."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+_PROCESS = BoundedProcess("handlers.texts.template_program", cpu_seconds=5, memory=1 << 30)
+_TOO_MUCH: dict[str, str] = {}
+"""Templates that took too much → why: none is tried a second time."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A compiled template and the special tokens that it knows."""
+    """A template and the special tokens that it knows."""
 
-    template: jinja2.Template
+    source: str
     tokens: Json
 
     def render(self, turns: Sequence[Turn], *, answer: bool = False) -> str:
@@ -41,20 +40,21 @@ class ChatTemplate:
 
     def write(self, variables: Mapping[str, object], *, answer: bool = False) -> str:
         """The text of a conversation with whatever else templates know of one: tools, documents. RowRefused as `render`."""
-        parts, length = [], 0
-        try:
-            for part in self.template.generate(**{**self.tokens, **variables}, add_generation_prompt=answer):
-                parts.append(part)
-                length += len(part)
-                if length > LARGEST:
-                    raise RowRefused(f"the chat template writes more than {LARGEST:,} characters")
-        except RowRefused:
-            raise
-        except Exception as error:  # a template is a program of somebody else's
-            lines = str(error).strip().splitlines()
-            said = f": {lines[0][:160]}" if lines else ""
-            raise RowRefused(f"the model's chat template does not take it ({type(error).__name__}{said})") from None
-        return "".join(parts)
+        return _filled(self.source, {**self.tokens, **variables, "add_generation_prompt": answer})
+
+
+def _filled(source: str, variables: Mapping[str, object] | None) -> str:
+    """What a template writes; "" where it is only read. RowRefused where it can't be, or takes too much time or memory."""
+    if source in _TOO_MUCH:
+        raise RowRefused(_TOO_MUCH[source])
+    try:
+        said = _PROCESS.ask({"template": source, "variables": variables})
+    except TooMuch as error:
+        _TOO_MUCH[source] = f"the model's chat template {error}"
+        raise RowRefused(_TOO_MUCH[source]) from None
+    if "refused" in said:
+        raise RowRefused(said["refused"])
+    return str(said["text"])
 
 
 def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
@@ -73,10 +73,8 @@ def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
 
 def compiled(source: str, tokens: Json) -> ChatTemplate:
     """A template with the special tokens that it knows. RowRefused where Jinja can't read it."""
-    try:
-        return ChatTemplate(_environment().from_string(source), tokens)
-    except Exception as error:  # what the parser raises about somebody else's program
-        raise RowRefused(f"the model's chat template can't be read ({type(error).__name__})") from None
+    _filled(source, None)
+    return ChatTemplate(source, tokens)
 
 
 def _json(path: Path) -> Json:
@@ -110,32 +108,3 @@ def _tokens(config: Json) -> dict[str, str]:
         if isinstance(value, str):
             found[name] = value
     return found
-
-
-def _environment() -> jinja2.Environment:
-    import jinja2
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}`, with which templates mark what the assistant says; it is written as it is."""
-
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
-
-        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _TODAY.strftime
-    return environment
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> None:
-    raise RowRefused(f"the model's chat template does not take it: {str(message)[:200]}")

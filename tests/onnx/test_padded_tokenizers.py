@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jinja2
 import pytest
 
 from handlers.onnx.folder import examples
@@ -85,5 +84,5 @@ def test_an_example_of_activations_reads_a_text_without_padding(folder: Path, mo
 
 
 def test_a_token_that_begins_texts_is_seen_behind_padding(folder: Path) -> None:
-    template = ChatTemplate(jinja2.Template(""), {"bos_token": "<s>"})
+    template = ChatTemplate("", {"bos_token": "<s>"})
     assert rendering._begins(folder, template) == "<s>"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import LimitSettings
-from daemon.running.job_file import LEAST_MEMORY, bounds_of
+from daemon.running import job_file
+from daemon.running.job_file import LEAST_MEMORY, OVER_ESTIMATE, SLACK, bounds_of
 from daemon.system import box
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,14 @@ def test_a_child_may_load_its_modules_however_little_is_allowed(fraction: float)
     """What is too large for limits.memory_fraction does not start; the report that says so must still be written."""
     allowed = bounds_of(LimitSettings(memory_fraction=fraction)).memory
     assert allowed == max(LEAST_MEMORY, int(box.memory()[0] * fraction))
+
+
+def test_a_child_may_take_several_times_its_estimate_and_no_more_than_is_allowed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_file, "memory", lambda: (64 * SLACK, 64 * SLACK))
+    bounds = bounds_of(LimitSettings(), SLACK)
+    assert (bounds.memory, bounds.expected) == ((OVER_ESTIMATE + 1) * SLACK, SLACK)
+    bounds = bounds_of(LimitSettings(memory_fraction=0.5), 20 * SLACK)
+    assert (bounds.memory, bounds.expected) == (32 * SLACK, 0)
 
 
 def test_the_reports_modules_need_less_than_every_child_may_use() -> None:

@@ -213,10 +213,8 @@ def test_forms_of_conversations_are_one(folder: Path) -> None:
 def test_a_template_that_changes_earlier_turns_still_has_its_answers_marked(folder: Path) -> None:
     """As Qwen3's does, which drops what the assistant thought in earlier turns."""
     template = chat.ChatTemplate(
-        chat._environment().from_string(
-            "{% for m in messages %}<{{ m['role'] }}>{% if loop.last %}!{% endif %}{{ m['content'] }}{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}"
-        ),
+        "{% for m in messages %}<{{ m['role'] }}>{% if loop.last %}!{% endif %}{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
         {},
     )
     text = Rendering("causal", template).write(Text("", turns=TURNS))
@@ -226,10 +224,12 @@ def test_a_template_that_changes_earlier_turns_still_has_its_answers_marked(fold
 @pytest.mark.parametrize(
     "template",
     ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content.__class__.__mro__ }}", "{{ 1 / 0 }}",
-     "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"],
+     "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "{{ 'a' * 10 ** 10 }}",
+     "{% macro m() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endmacro %}{{ m() }}",
+     "{{ [[0] * 10 ** 8] | string }}", "{% for %}"],
 )  # fmt: skip
 def test_a_template_that_refuses_or_misbehaves_leaves_its_rows_out_with_the_reason(template: str, folder: Path, tmp_path: Path) -> None:
-    made = chat.ChatTemplate(chat._environment().from_string(template), {})
+    made = chat.ChatTemplate(template, {})
     rows = [{"messages": [{"role": "user", "content": "Hi"}]}] * 3 + [{"text": "plain"}] * 3 + [{"text": "other"}]
     compared = comparison_texts(ValidateOptions(data=jsonl(tmp_path / "a.jsonl", rows), samples=3), Rendering("causal", made))
     assert sorted(compared.plain) == ["other", "plain"]

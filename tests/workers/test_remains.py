@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.running.executor import Order
+from daemon.running.rules.retry import decide
 from daemon.running.workers import containment, procfs, warm
 from daemon.running.workers.worker import Worker, kill_stray, process_of
 from tests.workers.helpers import BOUNDS, SCRIPT, SHORT, Start, fault_of, leftovers, make_context, until, wait
@@ -94,6 +96,14 @@ def test_a_child_that_takes_too_much_memory_is_ended_with_both_figures(start: St
     assert fault.code == "memory-limit"
     assert "may use 200 MiB" in fault.cause
     assert worker.peak >= worker.memory > 200 << 20
+
+
+def test_a_child_that_takes_far_more_than_was_estimated_is_ended_for_good(start: Start) -> None:
+    fault = fault_of(wait(start("hog", memory=200 << 20, expected=50 << 20, **SHORT)))
+    assert fault.code == "memory-unexpected"
+    assert "may use 200 MiB, since about 50 MiB are estimated for it" in fault.cause and "ckptd retry" in fault.remedy
+    result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
+    assert decide(result, 0, 3, 1.0, random.Random(0)).state == "failed"
 
 
 def test_memory_that_processes_share_counts_once(start: Start) -> None:  # R6.2

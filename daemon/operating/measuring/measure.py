@@ -26,7 +26,7 @@ from daemon.contract.version import __version__
 from daemon.operating.measuring.children import Children, Progress, scratch
 from daemon.operating.measuring.subject import OPERATION, Choice, Export
 
-MEMORY = (FaultCode.MEMORY_LIMIT, FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_PRESSURE)
+MEMORY = (FaultCode.MEMORY_LIMIT, FaultCode.MEMORY_UNEXPECTED, FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_PRESSURE)
 
 
 @dataclass(frozen=True)

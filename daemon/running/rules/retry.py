@@ -40,6 +40,8 @@ def decide(
         return RetryDecision("failed", fault=result.fault)
     if result.fault is not None and result.fault.code == FaultCode.TIMEOUT and not kept:
         return RetryDecision("failed", fault=_not_again(result.fault))
+    if result.fault is not None and result.fault.code == FaultCode.MEMORY_UNEXPECTED:
+        return RetryDecision("failed", fault=result.fault)  # it would take more each time; a person may decide that it should
     if result.fault is not None and result.fault.code in NOT_ITS_OWN:
         delay = base_delay if result.retry_after is None else result.retry_after
         return RetryDecision("waiting", min(delay, MAX_DELAY) * (1 + 0.25 * jitter.random()), result.fault, counted=False)

@@ -34,6 +34,8 @@ class Death:
     """Bytes that the attempt held when it was last looked at."""
     limit: int = 0
     """Bytes that it was allowed, 0 for no limit."""
+    expected: int = 0
+    """As `Bounds.expected`."""
     at_limit: bool = False
     """The kernel says that the attempt reached its own limit of memory."""
     out_of_memory: bool = False
@@ -45,6 +47,16 @@ class Death:
     interrupted: bool = False
     fault: Fault | None = None
     """Why it was ended by us."""
+
+
+def over_limit(limit: int, expected: int) -> tuple[Code, str, str]:
+    """Code, cause as a clause, and remedy of an attempt that was ended for its memory; all sizes in bytes."""
+    if not expected:
+        return FaultCode.MEMORY_LIMIT, f"may use {mib(limit)}", "raise limits.memory_fraction, or leave this variant out on this machine"
+    return (
+        FaultCode.MEMORY_UNEXPECTED, f"may use {mib(limit)}, since about {mib(expected)} are estimated for it",
+        "run `ckptd retry` with the export's id if you trust the model, and ckptd will expect that much; else leave this variant out",
+    )  # fmt: skip
 
 
 def mib(size: int) -> str:
@@ -81,10 +93,8 @@ def _died(context: StageContext, death: Death, bad: str, last: str) -> Fault:
 def _signalled(death: Death) -> tuple[Code, str, str]:
     name = signal_name(-death.code)
     if death.at_limit:
-        cause = (
-            f"it reached its memory limit, {mib(death.limit)}, and the kernel ended it; it used {mib(death.memory)} at the last measurement"
-        )
-        return FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this machine"
+        code, cause, remedy = over_limit(death.limit, death.expected)
+        return code, f"it {cause}; the kernel ended it there, and it used {mib(death.memory)} at the last measurement", remedy
     if death.code == -signal.SIGKILL and death.out_of_memory:
         held = f"; it used {mib(death.memory)} at the last measurement" if death.memory else ""
         cause = f"the kernel killed it because memory ran out{held}"

@@ -20,7 +20,7 @@ import structlog
 
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
@@ -29,7 +29,7 @@ from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
 from daemon.running.workers.cpu_meter import CpuMeter
 from daemon.running.workers.environment import IN_UTF_8, for_children
-from daemon.running.workers.post_mortem import Death, conclude, mib
+from daemon.running.workers.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
 from daemon.system.disks import LEAST_BYTES, probe
@@ -212,8 +212,8 @@ class Worker:
             self._end(FaultCode.TOO_MANY_PROCESSES, cause, "raise limits.processes if the stage needs that many")
             self.hurry()
         elif self.bounds.memory and self.memory > self.bounds.memory:
-            cause = f"its processes used {mib(self.memory)} of memory, but may use {mib(self.bounds.memory)}; it was ended"
-            self._end(FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this machine")
+            code, cause, remedy = over_limit(self.bounds.memory, self.bounds.expected)
+            self._end(code, f"its processes used {mib(self.memory)} of memory, but it {cause}; it was ended", remedy)
 
     def _excuse(self, pids: Collection[int], now: float) -> None:
         """Let time in which other processes kept the child from the CPU count for nothing: it is slow then, neither late nor hung."""
@@ -253,7 +253,7 @@ class Worker:
             self._kill_at = time.monotonic()
             self._enclosure.kill()
 
-    def _end(self, code: FaultCode, cause: str, remedy: str) -> None:
+    def _end(self, code: Code, cause: str, remedy: str) -> None:
         operation = f"run the stage {self.context.stage}"
         self.stop(Fault(code=code, operation=operation, cause=cause, remedy=remedy))
 
@@ -281,7 +281,8 @@ class Worker:
         events = self._enclosure.events()
         killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
         return Death(
-            code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
+            code=code, memory=self.memory, limit=self.bounds.memory, expected=self.bounds.expected,
+            at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
             out_of_memory=killed, no_room=self._room,
             refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
         )  # fmt: skip
