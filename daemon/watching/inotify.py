@@ -27,6 +27,7 @@ class Kind(Enum):
 
     CHANGED = "changed"  # the checkpoint directory `path`, or the file `path` that may make one of the directory around it
     FOLDER = "folder"  # the directory `path` came, went, or may be read by others than before
+    WORKED = "worked"  # the checkpoint directory `path`: what was asked for about it has been done
     LOOK = "look"  # everything
 
 

@@ -85,6 +85,10 @@ class Intake:
         """The folder of all pins."""
         return pins_of(self.settings.pin, self.paths)
 
+    def of_thread(self, number: int) -> Intake:
+        """The same, with a place of its own to pin for the thread of this number; 0 is the thread that watches."""
+        return replace(self, incoming=f"{self.incoming}.{number}") if number else self
+
     def take(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Pin a complete checkpoint that `[select]` wants and enter its job; gives the job's id, None without a new job.
 

@@ -29,6 +29,7 @@ from daemon.contract.text import is_text
 from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
 from daemon.system.births import Identity, identity_of
+from daemon.watching.apart import Apart, AtOnce, Pending
 from daemon.watching.intake import Intake, digest_of_fingerprint
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
@@ -37,6 +38,7 @@ log = structlog.get_logger("watch")
 
 MAPPED_SECONDS = 60.0
 """So long after a change more may have been written through a mapping than a file's time tells: until the kernel has written its pages."""
+_INSPECT, _TAKE = "inspect", "take"
 LOOK_AGAIN_SECONDS = 600.0
 """How often scans have a directory that is incomplete looked at though nothing in it seems to have changed."""
 
@@ -66,10 +68,25 @@ class Sighting:
     """By what it is known again where it was renamed."""
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What became of the try to take a complete checkpoint."""
+
+    skipped: Path | None
+    """A sibling to look at again."""
+    error: Moved | OSError | Retryable | MemoryError | None = None
+    """Why it was not taken; None where it was, or where `[select]` does not want it."""
+
+
 class Tracker:
     """Decides when a directory is looked at and what becomes of it."""
 
-    def __init__(self, settings: WatchSettings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = ()) -> None:
+    def __init__(
+        self, settings: WatchSettings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = (),
+        apart: Apart | None = None,
+    ) -> None:  # fmt: skip
+        """`taken` is called, in any thread, when a job was entered. `apart` reads and pins; by default that is done at once."""
+        self._apart = apart or AtOnce()
         self._settings = settings
         self._intake = intake
         self._taken = taken
@@ -90,6 +107,8 @@ class Tracker:
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._passed: dict[Path, dict[Path, str]] = {}
         """Root → what its last scan saw and did not take, and what it could not come to."""
+        self._taken_in: set[Path] = set()
+        """Directories that were taken apart from this thread, which has not noted it yet: one that is gone meanwhile is not lost."""
         self._unpinned: dict[Path, str] = {}
         """Directory that could not be pinned at the last try → why. Replaced as a whole."""
         self.refused: Callable[[Fault | None], object] = lambda fault: None
@@ -202,8 +221,15 @@ class Tracker:
                 self._forget(path)
             elif self._settler.looked(str(path), seen, now) is Quiet.QUIET:
                 self._decide(path, seen, now)
+        except Pending:
+            pass  # looked at again when that has ended
         except (FileNotFoundError, NotADirectoryError):
-            self._note_gone(path, now)
+            if self._apart.is_busy(path):
+                return  # it may have been pinned in time
+            if path in self._taken_in:
+                self._taken_in.discard(path)
+            else:
+                self._note_gone(path, now)
             self._forget(path)
         except OSError as error:
             self._say_unreadable(path, closed(path), error)
@@ -240,7 +266,11 @@ class Tracker:
         if (fault := closed(path)) is not None:
             self._say_unreadable(path, fault)
             return  # the next rescan tries again
-        found = inspect(path)
+        if (answer := self._apart.answer(path, _TAKE, seen)) is not None:
+            self._note_taken(path, answer[0], now)
+            return
+        self._taken_in.discard(path)
+        found = self._apart.do(root, path, _INSPECT, seen, lambda number: inspect(path))
         self._open(path)
         if not found.complete:
             self._unlist(path)
@@ -265,15 +295,30 @@ class Tracker:
             patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
         if not self._settler.rested(str(path), patience, now):
             return
+        self._note_taken(path, self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number)), now)
+
+    def _take(self, root: Path, found: Inspection, seen: Fingerprint, number: int) -> _Taken:
+        """Pin a complete checkpoint and enter its job; in any thread, whose `number` gives it a place of its own for that."""
+        intake = self._intake.of_thread(number)
+        skipped = intake.reconsider(found)
         try:
-            skipped = self._intake.reconsider(found)
-            if skipped is not None:
-                self._settler.hint(str(skipped), now)
-            job = self._intake.take(root, found, seen)
-        except Moved:
+            job = intake.take(root, found, seen)
+        except (Moved, OSError, Retryable, MemoryError) as error:
+            return _Taken(skipped, error)
+        self._taken_in.add(found.path)
+        if job:
+            self._taken()
+        return _Taken(skipped)
+
+    def _note_taken(self, path: Path, taken: _Taken, now: float) -> None:
+        """What follows of the try to take a checkpoint."""
+        if taken.skipped is not None:
+            self._settler.hint(str(taken.skipped), now)
+        error = taken.error
+        if isinstance(error, Moved):
             self._settler.hint(str(path), now)
             return
-        except (OSError, Retryable, MemoryError) as error:
+        if error is not None:
             if isinstance(error, MemoryError):
                 error = _no_memory()
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
@@ -281,10 +326,9 @@ class Tracker:
             self.refused(fault)
             self.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
+        self._taken_in.discard(path)
         self._unlist(path)
         self._forget(path)
-        if job:
-            self._taken()
 
     def _unlist(self, path: Path) -> None:
         """What kept a directory from being taken does so no longer."""

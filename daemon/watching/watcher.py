@@ -17,6 +17,7 @@ from daemon.config.settings import Settings
 from daemon.contract.events import Event
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
+from daemon.watching.apart import Hands
 from daemon.watching.inotify import Hint, Hints, Kind
 from daemon.watching.intake import Intake
 from daemon.watching.observers import Observers, innermost_first
@@ -40,7 +41,8 @@ class Watcher:
         # A checkpoint below two roots belongs to the inner one, and the tracker takes the first that fits.
         self._settings = settings.watch.model_copy(update={"roots": tuple(innermost_first(settings.watch.roots))})
         self._hints: Hints = queue.SimpleQueue()
-        self.tracker = Tracker(self._settings, intake, taken, elsewhere)
+        self._hands = Hands(lambda path: self._hints.put(Hint(Kind.WORKED, str(path))))
+        self.tracker = Tracker(self._settings, intake, taken, elsewhere, self._hands)
         self._observers = Observers(self._settings, self._hints, self.tracker.say_once, elsewhere)
         self._rescan_at = self._poll_at = self._check_at = 0.0
         self._stopping = threading.Event()
@@ -65,13 +67,14 @@ class Watcher:
         """End the thread and the observers. A thread that does not end within `patience` seconds is left behind with its observers."""
         self.end()
         self.thread.join(patience)
+        self._hands.stop(patience)
         if not self.thread.is_alive():
             self._observers.stop()
 
     def busy_for(self) -> float:
-        """Seconds for which the thread has been at one piece of work: a scan, a look, a pin. 0 while it waits for hints."""
-        since = self._working_since
-        return 0.0 if since is None else time.monotonic() - since
+        """Seconds for which a thread has been at one piece of work: a scan, a look, a pin. 0 while all wait."""
+        begun = [since for since in (self._working_since, *self._hands.at().values()) if since is not None]
+        return time.monotonic() - min(begun) if begun else 0.0
 
     def exists(self, root: Path) -> bool:
         """Whether the root was there when it was last looked for; one that leads into another by a link counts as there."""
@@ -136,6 +139,9 @@ class Watcher:
             pass
 
     def _take_hint(self, hint: Hint) -> None:
+        if hint.kind is Kind.WORKED:
+            self.tracker.look(Path(hint.path), time.monotonic())
+            return
         if hint.kind is Kind.LOOK:
             self._rescan_at = self._check_at = time.monotonic()
             return

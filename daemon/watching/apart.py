@@ -1,0 +1,184 @@
+"""Reads and pins checkpoints apart from the thread that watches, so that a large or slow one delays no other run's.
+
+A look into a long training log, a pin of thousands of files or of a whole model takes seconds to minutes. The thread that owns the tracker
+asks for such a piece of work and goes on; when the work has ended it looks at the directory again, and asks again: then the answer is
+there. One run's checkpoints are worked on one after the other, in the order in which they were asked for; roots take turns, and so do the
+runs of a root.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from daemon.checkpoints.names import run_of
+
+THREADS = 4
+IDLE_SECONDS = 30.0
+"""A thread that has had nothing to do for so long ends."""
+
+
+class Pending(Exception):
+    """The answer is not there yet."""
+
+
+class Apart(Protocol):
+    """Does work on checkpoint directories. Asked by one thread."""
+
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+        """What `work` gives, or raises, for a directory in this state. Raises Pending while it is being done: ask again later, in the
+        same way. `work` gets the number of the thread that does it."""
+
+    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
+        """The same for work that was asked for earlier, in a tuple; None where there is none of this kind and state."""
+
+    def is_busy(self, path: Path) -> bool:
+        """Whether work on a directory waits or is being done, in whatever state it was."""
+
+
+class AtOnce:
+    """Does all work when it is asked for: for commands and simulations, which have one thread."""
+
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+        """See `Apart.do`."""
+        return work(0)
+
+    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
+        """See `Apart.answer`."""
+        return None
+
+    def is_busy(self, path: Path) -> bool:
+        """See `Apart.is_busy`."""
+        return False
+
+
+@dataclass
+class _Task:
+    root: Path
+    path: Path
+    kind: str
+    state: Hashable
+    work: Callable[[int], Any]
+    since: float | None = None
+    """When it was begun, by the monotonic clock."""
+    ended: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+    def is_of(self, kind: str, state: Hashable) -> bool:
+        return (self.kind, self.state) == (kind, state)
+
+    def get(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Hands:
+    """A few threads. They are started when there is work, and end when there is none for a while."""
+
+    def __init__(self, ended: Callable[[Path], object], threads: int = THREADS) -> None:
+        """`ended` is called, in any thread, with the directory whose work has ended."""
+        self._ended, self._most = ended, threads
+        self._changed = threading.Condition()
+        self._waiting: deque[_Task] = deque()
+        self._latest: dict[Path, _Task] = {}
+        """Directory → what was asked for last."""
+        self._running: dict[int, _Task] = {}
+        """Thread's number → what it is at."""
+        self._threads: dict[int, threading.Thread] = {}
+        self._served: dict[Path, float] = {}
+        """Root, and run → when it had its last turn."""
+        self._stopping = False
+
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+        """See `Apart.do`."""
+        if (answer := self.answer(path, kind, state)) is not None:
+            return answer[0]
+        with self._changed:
+            task = _Task(root, path, kind, state, work)
+            before = self._latest.get(path)
+            if before is not None and before in self._waiting:
+                self._waiting.remove(before)  # nobody asks for that any more
+            self._latest[path] = task
+            self._waiting.append(task)
+            number = next((number for number in range(1, self._most + 1) if number not in self._threads), None)
+            if number is not None and len(self._waiting) > len(self._threads) - len(self._running) and not self._stopping:
+                self._threads[number] = threading.Thread(target=self._serve, args=(number,), name=f"apart-{number}", daemon=True)
+                self._threads[number].start()
+            self._changed.notify()
+        raise Pending
+
+    def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
+        """See `Apart.answer`."""
+        with self._changed:
+            task = self._latest.get(path)
+            if task is None or not task.is_of(kind, state):
+                return None
+            if not task.ended:
+                raise Pending
+            del self._latest[path]
+        return (task.get(),)
+
+    def is_busy(self, path: Path) -> bool:
+        """See `Apart.is_busy`."""
+        with self._changed:
+            return any(task.path == path for task in (*self._waiting, *self._running.values()))
+
+    def at(self) -> dict[Path, float]:
+        """Directory that is being worked on → since when, by the monotonic clock. May be asked by any thread."""
+        with self._changed:
+            return {task.path: task.since for task in self._running.values() if task.since is not None}
+
+    def stop(self, patience: float) -> bool:
+        """Begin nothing more, and wait for what is being done; whether all of it has ended within so many seconds."""
+        deadline = time.monotonic() + patience
+        with self._changed:
+            self._stopping = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _serve(self, number: int) -> None:
+        while (task := self._next(number)) is not None:
+            try:
+                task.result = task.work(number)
+            except BaseException as error:  # whoever asked gets it
+                task.error = error
+            with self._changed:
+                task.ended = True
+                self._running.pop(number, None)
+                self._changed.notify_all()
+            self._ended(task.path)
+
+    def _next(self, number: int) -> _Task | None:
+        """The task whose root, and then whose run, had its last turn longest ago, of runs on which no other thread works."""
+        deadline = time.monotonic() + IDLE_SECONDS
+        with self._changed:
+            while not self._stopping:
+                taken = {run_of(task.path) for task in self._running.values()}
+                free = [task for task in self._waiting if run_of(task.path) not in taken]
+                if free:
+                    task = min(free, key=lambda one: (self._turn(one.root), self._turn(run_of(one.path))))
+                    self._waiting.remove(task)
+                    task.since = time.monotonic()
+                    self._running[number] = task
+                    self._served[task.root] = self._served[run_of(task.path)] = task.since
+                    return task
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    break
+            del self._threads[number]
+            if not self._threads and not self._waiting:
+                self._served.clear()
+            return None
+
+    def _turn(self, place: Path) -> float:
+        return self._served.get(place, 0.0)
