@@ -169,6 +169,24 @@ def export(
     raise typer.Exit(exit_of(answer.state))
 
 
+def _not_explained(path: Path) -> UsageError:
+    """What is said of a directory that could not be looked into in time: whether its file system answers at all."""
+    seconds = f"{EXPLAIN_SECONDS:.0f} s"
+    try:
+        ask(f"{path} itself", lambda: os.stat(path))
+    except TimeoutError:
+        return UsageError(
+            FaultCode.ROOT_SILENT, "look at it", f"its file system has not answered for {seconds}",
+            "look at the mount and its server", path=path,
+        )  # fmt: skip
+    except OSError:
+        pass  # it is gone meanwhile, and its file system has answered
+    return UsageError(
+        FaultCode.TIMEOUT, "look into it", f"to read its configurations, its training log and its files' headers took more than {seconds}",
+        "try again when the machine has less to do; `ls -lS` shows whether a file in it is much larger than it should be", path=path,
+    )  # fmt: skip
+
+
 @app.command()
 def explain(
     path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in a checkpoint.")],
@@ -183,10 +201,7 @@ def explain(
     try:
         value = ask(str(path), lambda: look(settings, path), EXPLAIN_SECONDS)
     except TimeoutError:
-        raise UsageError(
-            FaultCode.ROOT_SILENT, "look at it", f"its file system has not answered for {EXPLAIN_SECONDS:.0f} s",
-            "look at the mount and its server", path=path,
-        ) from None  # fmt: skip
+        raise _not_explained(path) from None
     if json_:
         print_json(value)
     else:

@@ -6,14 +6,17 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.cli import main as verbs
 from daemon.config.settings import Settings, StateSettings
 from daemon.contract.errors import UsageError
+from daemon.operating.monitoring import explain as monitoring
 from daemon.operating.monitoring.explain import explain
 from tests.cli.test_bad_input import ckptd, export, one_sentence
 from tests.detection.helpers import copy_of
@@ -231,3 +234,18 @@ def test_the_base_is_named_with_its_folder_or_with_where_it_was_looked_for(tmp_p
     assert "base      Could not find the base model" in ckptd(tmp_path, "explain", stray).stdout
     full = explained(tmp_path, pico_base)
     assert (full["base_folder"], full["base_problem"]) == (None, None)
+
+
+def test_a_slow_look_is_told_from_a_file_system_that_does_not_answer(
+    tmp_path: Path, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    monkeypatch.setattr(verbs, "EXPLAIN_SECONDS", 0.2)
+    monkeypatch.setattr(monitoring, "explain", lambda settings, path: held.wait(60))
+    monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
+    try:
+        with pytest.raises(UsageError, match="its files' headers took more than") as caught:
+            verbs.explain(pico_checkpoint, config=None, json_=False)
+    finally:
+        held.set()
+    assert caught.value.fault.code == "timeout"
