@@ -80,7 +80,7 @@ def _is_folder(name: str | None) -> bool:
     if not name:
         return True
     parts = PurePosixPath(name).parts
-    return len(parts) > 2 or parts[0] in ("/", ".", "..", "~") or name.startswith(("/", "./", "~"))
+    return len(parts) not in (1, 2) or parts[0] in ("/", ".", "..", "~") or name.startswith(("/", "./", "~"))
 
 
 def license_of(folder: Path, repository: str | None) -> License | None:

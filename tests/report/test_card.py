@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.errors import Fault
@@ -138,10 +138,12 @@ def test_no_path_of_this_box_is_left_whatever_failed(tmp_path: Path) -> None:
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
+PLACES = st.lists(st.sampled_from([".", "..", "/", "~", "a", "--", " ", "models--a--b", "snapshots"]), max_size=4).map("".join)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(run=TEXTS, base=TEXTS, method=TEXTS, license_=TEXTS, task=TEXTS)
+@example(run="run", base=".", method="LORA", license_="mit", task="text-generation")
+@given(run=TEXTS, base=TEXTS | PLACES, method=TEXTS, license_=TEXTS, task=TEXTS)
 def test_no_name_breaks_the_metadata_out_of_its_block(run: str, base: str, method: str, license_: str, task: str, tmp_path: Path) -> None:
     folder = tmp_path / "base"
     folder.mkdir(exist_ok=True)
