@@ -125,8 +125,9 @@ class Jobs:
         return job_of(rows[0]) if rows else None
 
     def lanes(self, but: Collection[str] = ()) -> list[Lane]:
-        """The runs that have pending jobs, with when each was last served."""
-        return [Lane(row[0], row[1], bool(row[2]), row[3], row[4]) for row in self._database.read(
+        """The runs that have pending jobs, with when each, and each root, was last served."""
+        roots = {row[0]: row[1] for row in self._database.read("SELECT root, max(started) FROM job GROUP BY root")}
+        return [Lane(row[0], row[1], bool(row[2]), row[3], row[4], roots.get(row[0])) for row in self._database.read(
             "SELECT root, run, max(newest_first), min(created),"
             " (SELECT max(started) FROM job other WHERE other.root = job.root AND other.run = job.run)"
             f" FROM job WHERE state = 'pending' AND paused = 0 AND {_NOT_ONE_OF} GROUP BY root, run",

@@ -61,6 +61,8 @@ class Lane:
     """When its oldest pending job was entered."""
     served: str | None
     """When a job of the run was last started."""
+    root_served: str | None = None
+    """When a job of any run of its root was last started."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,12 @@ def test_the_run_that_was_served_longest_ago_is_next_and_new_ones_first() -> Non
     assert next_lane([lane("a", None, "2026-02"), lane("b", None, "2026-01")]) == lane("b", None, "2026-01")
 
 
+def test_a_root_with_many_new_runs_takes_turns_with_the_others() -> None:  # R6.6
+    crowded = [Lane("/crowded", f"new-{number}", False, "2026-01", None, root_served="2026-03") for number in range(50)]
+    other = Lane("/other", "old", False, "2026-02", "2026-02", root_served="2026-02")
+    assert next_lane([*crowded, other]) == other
+
+
 def result(outcome: Outcome, retry_after: float | None = None) -> StageResult:
     fault = Fault(code="c", operation="o", cause="why", remedy="r")
     return StageResult(outcome=outcome, fault=fault, retry_after=retry_after)

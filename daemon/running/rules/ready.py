@@ -110,5 +110,6 @@ def told(fault: Fault) -> str:
 
 
 def next_lane(lanes: Sequence[Lane]) -> Lane | None:
-    """The lane whose run was served longest ago; among those never served the one that has waited longest."""
-    return min(lanes, key=lambda lane: (lane.served or "", lane.oldest, lane.root, lane.run), default=None)
+    """The lane of the root that was served longest ago, and of its runs the one that was; those never served come first, in the order in
+    which they have waited. So a root with many new runs takes no more turns than any other."""
+    return min(lanes, key=lambda lane: (lane.root_served or "", lane.served or "", lane.oldest, lane.root, lane.run), default=None)
