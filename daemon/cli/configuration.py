@@ -14,6 +14,7 @@ from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_s
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.secrets import SECTIONS, shown
 from daemon.operating.wrapping import width_of, wrap
 
 app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
@@ -39,9 +40,20 @@ def set_values(given: list[str] | None) -> None:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(
-                FaultCode.CONFIG_INVALID, "use --set", f"{text!r} is not KEY=VALUE", "write for example --set limits.jobs=2"
+                FaultCode.CONFIG_INVALID, "use --set", f"{shown(text)} is not KEY=VALUE", "write for example --set limits.jobs=2"
             )  # fmt: skip
+        _refuse_secret(key.strip().lower(), value.strip())
         given_on_command_line[key.strip().lower()] = value.strip()
+
+
+def _refuse_secret(key: str, value: str) -> None:
+    """Raise UsageError for a secret on the command line, which every user of the machine can read while the command runs."""
+    section, _, name = key.partition(".")
+    if section in SECTIONS and name not in ("on", "urls_file") and value not in ("", "[]"):
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "use --set", f"a value of [{section}] may hold a secret, and others can see a command line",
+            "write it into the configuration or the file of notify.urls_file, or set the variable CKPTD_NOTIFY__URLS",
+        )  # fmt: skip
 
 
 def make_only(variants: Sequence[str], targets: Sequence[str] = ()) -> None:
@@ -66,7 +78,7 @@ def show(
 
     files = layers.read(configuration_of(config))
     settings = load_settings(config, own_state=True, files=files)
-    values = _shown(settings.model_dump(mode="json"))
+    values = settings.model_dump(mode="json")
     wanted = tuple(key.split(".")) if key else ()
     rows = [(names, value) for names, value in _leaves(values) if names[: len(wanted)] == wanted]
     if not rows:
@@ -116,17 +128,17 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
     import time
 
     from daemon.journal.rows import Message
-    from daemon.publishing.notifier import place_of
     from daemon.publishing.sending import Sending
 
-    urls = load_settings(config, own_state=True).notify.urls
-    if not urls:
+    receivers = load_settings(config, own_state=True).notify.receivers
+    if not receivers:
         raise UsageError(
-            FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty", "add a service to it; see docs/configuration.md"
-        )
+            FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty, and there is no notify.urls_file",
+            "add a service to one of them; see docs/configuration.md",
+        )  # fmt: skip
     title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
     message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
-    waiting = {place_of(number, url): Sending(url, message) for number, url in enumerate(urls)}
+    waiting = {one.place: Sending(one.url, message) for one in receivers}
     while any(one.poll() is None for one in waiting.values()):
         time.sleep(0.05)
     answers = {place: outcome.error for place, one in waiting.items() if (outcome := one.poll()) is not None}
@@ -137,14 +149,6 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
             say(f"{place}: {'delivered' if error is None else error}")
     if any(answers.values()):
         raise typer.Exit(1)
-
-
-def _shown(values: dict[str, Any]) -> dict[str, Any]:
-    """The same without what a URL of a service holds beside its scheme."""
-    from daemon.publishing.sending import scheme_of
-
-    urls = [f"{scheme}://…" if (scheme := scheme_of(url)) else "…" for url in values["notify"]["urls"]]
-    return {**values, "notify": {**values["notify"], "urls": urls}}
 
 
 def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -436,6 +438,7 @@ def main() -> int:
     """
     journald.set_up()
     set_up_outputs()
+    sys.excepthook = _say_traceback
     try:
         code = _run()
         sys.stdout.flush()
@@ -445,6 +448,11 @@ def main() -> int:
             os.dup2(nowhere, stream.fileno())
         return EXIT_READER_LEFT
     return code
+
+
+def _say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What Python says of an error that nobody foresaw, without secrets."""
+    say_error("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 def _run() -> int:

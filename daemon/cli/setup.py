@@ -57,11 +57,17 @@ def init(
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     variant: Annotated[list[str] | None, typer.Option("--variant", help="Variant to make; `ckptd formats` lists them. Repeatable.")] = None,
     notify: Annotated[
-        list[str] | None, typer.Option("--notify", help="Apprise URL of a service that gets notifications. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            help="Apprise URL of a service that gets notifications. Others can see a command line; on a terminal, init asks. Repeatable.",
+        ),
     ] = None,
     yes: YesOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the configuration, with *** for secrets, instead of writing it.")
+    ] = False,
 ) -> None:
     """Write a first configuration with what is found on this machine. On a terminal, ask for values that no option gives."""
     from daemon.installing import first_config

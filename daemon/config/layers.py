@@ -10,6 +10,7 @@ import codecs
 import errno
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from daemon.config.presets import values_of
 from daemon.config.settings import Settings
-from daemon.config.sources import holds, named_by, option_for, over, variable_for
+from daemon.config.sources import holds, keep_secrets, named_by, option_for, over, variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import read_bounded
@@ -115,11 +116,34 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
         cause, remedy = _why_unread(path, error)
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, cause, remedy, path=path) from None
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        return _kept(tomllib.loads(content.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, *_why_no_text(content, error), path=path) from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", _remedy_of_syntax(error), path=path) from None
+        raise UsageError(
+            FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {said_of_syntax(error)}", _remedy_of_syntax(error), path=path
+        ) from None
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    """The values; those that may be secrets are not shown from now on, whatever becomes of them."""
+    keep_secrets(values)
+    return values
+
+
+_PLACE = re.compile(r"\(at (?:line \d+, column \d+|end of document)\)\Z")
+_OF_CHARACTERS = ("Unescaped", "Illegal character", "Found invalid character")
+"""How the parser's sentences begin that quote single characters; the others quote whole keys, which may be anything."""
+
+
+def said_of_syntax(error: Exception) -> str:
+    """What the parser of TOML says is wrong, with its place, and without the keys that it quotes."""
+    text = str(error)
+    place = _PLACE.search(text)
+    said = text[: place.start()] if place else text
+    if not said.startswith(_OF_CHARACTERS):
+        said = re.sub(r"['\"(].*", "…", said, flags=re.DOTALL)
+    return f"{said.strip()[:200]} {place[0]}" if place else said[:200]
 
 
 def _remedy_of_syntax(error: Exception) -> str:

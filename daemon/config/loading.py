@@ -17,13 +17,14 @@ from pydantic import BaseModel, ValidationError
 
 from daemon.config import instances, layers, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
-from daemon.config.sources import given_on_command_line, option_for, variable_for
+from daemon.config.sources import credentials_in, given_on_command_line, keep_secrets, option_for, variable_for
 from daemon.contract.answers import real_path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.targets import TARGETS, lacking
 from daemon.contract.jobs.plan import variant_names
+from daemon.contract.secrets import censored, keep, name_shown, shown
 
 ELSEWHERE = ("(environment)", "(command line)")
 """What the name of a value's origin ends with where no file is to be changed."""
@@ -37,6 +38,7 @@ class WrongValues(UsageError):
 
     def __init__(self, problems: Sequence[str], path: Path | None) -> None:
         of_file = any(not any(one in problem.partition(":")[0] for one in ELSEWHERE) for problem in problems)
+        problems = [censored(problem) for problem in problems]
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
         what = f"keys; {PAGE} describes each" if of_file else f"values; {PAGE} describes each key"
@@ -60,21 +62,53 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     """
     files = layers.read(path) if files is None else files
     values = files.values
-    problems = [*suggestions.unknown_options(Settings, given_on_command_line), *suggestions.unknown_environment(Settings, os.environ)]
+    merged = _merged(values)
+    keep_secrets(merged)
+    problems = [f"{place}: {NO_SECRET_HERE}" for place in credentials_in(merged)]
+    problems += [*suggestions.unknown_options(Settings, given_on_command_line), *suggestions.unknown_environment(Settings, os.environ)]
     settings = None
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        problems += [one for one in suggestions.problems_of(error, Settings) if not _is_told(one, problems)]
+        told = {problem.partition(":")[0] for problem in problems}
+        found = [one for one in suggestions.problems_of(error, Settings) if not _is_told(one, problems)]
+        problems += [one for one in found if one.partition(":")[0] not in told]
         problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
-        problems.append(re.sub(r"\s+", " ", str(error)))
+        problems.append(re.sub(r"\s+", " ", censored(str(error))))
     if settings is not None:
         settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
+        settings, problem = _with_urls(settings)
+        problems += [problem] if problem else []
     if problems or settings is None:
         raise WrongValues([_with_source(problem, files) for problem in problems], path)
     return settings
+
+
+NO_SECRET_HERE = (
+    "is an address of a service, or a key of one, which is not shown here; addresses of services belong into notify.urls or the file of"
+    " notify.urls_file, and a path has no ://"
+)
+"""Said of a URL or a token that is the value of a key which is not meant for one."""
+
+
+def _merged(values: dict[str, Any]) -> dict[str, Any]:
+    """All values, not validated; those of the files alone where the environment can't be read."""
+    try:
+        return Settings.merged(values)
+    except ValueError:
+        return values
+
+
+def _with_urls(settings: Settings) -> tuple[Settings, str | None]:
+    """The settings with the URLs of notifications that a file holds, and what is wrong with that file."""
+    try:
+        notify = settings.notify.with_file()
+    except ValueError as error:
+        return settings, f"notify.urls_file: {error}"
+    keep([one.url for one in notify.receivers])
+    return settings.model_copy(update={"notify": notify}), None
 
 
 def state_despite(path: Path | None) -> Path | None:
@@ -142,6 +176,8 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
     merged = Settings.merged(values)
     for item in error.errors():
         section, *keys = (str(part) for part in item["loc"])
+        if not keys:
+            merged.pop(section, None)
         if keys and isinstance(merged.get(section), dict):
             merged[section].pop(keys[0], None)
     sections: dict[str, Any] = {}
@@ -176,25 +212,25 @@ def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bo
             instead = "it is a target: name it in export.deploy (or by --deploy) instead" if name in TARGETS else (
                 suggestions.nearest(name, variant_names())
             )  # fmt: skip
-            problems.append(f"export.variants: there is no variant {name!r}; {instead}{left_out}")
+            problems.append(f"export.variants: there is no variant {shown(name)}; {instead}{left_out}")
     if need_variants and not problems and not settings.variants:
         missing = lacking(settings.export.deploy, catalog()).values()
         problems += [f"export.deploy: {why}" for why in missing] or [
             'export.variants: nothing is left to make; name at least one, for example ["pytorch"]'
         ]
     problems += [
-        f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, variant_names())}"
+        f"validate.thresholds.{name_shown(name)}: there is no such variant; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.thresholds
         if name not in variant_names()
     ]
     problems += [
-        f"validate.publish_unverified: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}"
+        f"validate.publish_unverified: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.publish_unverified
         if name not in variant_names()
     ]
     if settings.select.best_variant and settings.select.best_variant not in variant_names():
         name = settings.select.best_variant
-        problems.append(f"select.best_variant: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}")
+        problems.append(f"select.best_variant: there is no variant {shown(name)}; {suggestions.nearest(name, variant_names())}")
     if settings.select.policy == "every" and settings.select.every < 1:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
     if need_roots and not settings.watch.roots:

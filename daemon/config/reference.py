@@ -23,6 +23,7 @@ from daemon.config.presets import PRESETS
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
+from daemon.contract.secrets import SecretUrl
 
 HEAD = """\
 # Configuration
@@ -167,7 +168,9 @@ def _kind(annotation: Any) -> str:
         return f"table of {_kind(inner[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "{ " + ", ".join(f"{name}: {kind_of(one)}" for name, one in annotation.model_fields.items()) + " }"
-    return {ByteSize: "size", Path: "path", str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
+    return {ByteSize: "size", Path: "path", str: "text", SecretUrl: "URL", int: "whole number", float: "number", bool: "true or false"}[
+        annotation
+    ]
 
 
 if __name__ == "__main__":

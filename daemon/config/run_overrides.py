@@ -16,13 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from daemon.config import suggestions
+from daemon.config import layers, suggestions
 from daemon.config.loading import conflicts
 from daemon.config.settings import Settings
 from daemon.contract.data_files import MARK
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import PATH, ValidateOptions
+from daemon.contract.secrets import name_shown
 
 NAME = "ckptd.toml"
 SIZE_LIMIT = 1 << 16
@@ -105,7 +106,7 @@ def _merged(settings: Settings, text: str, run: Path) -> Settings:
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _Refused(_plain(f"it is not TOML: {error}")) from None
+        raise _Refused(_plain(f"it is not TOML: {layers.said_of_syntax(error)}")) from None
     problems = [problem for section, value in values.items() for problem in _unknown(section, value)]
     sections: dict[str, BaseModel] = {}
     for section, keys in ALLOWED.items():
@@ -134,11 +135,13 @@ def _merged(settings: Settings, text: str, run: Path) -> Settings:
 
 def _unknown(section: str, value: Any) -> list[str]:
     if section not in ALLOWED:
-        return [f"{section}: is nothing that a run may set; {suggestions.nearest(section, ALLOWED)}"]
+        return [f"{name_shown(section)}: is nothing that a run may set; {suggestions.nearest(section, ALLOWED)}"]
     if not isinstance(value, dict):
         return [f"{section}: is a section; write [{section}]"]
     known = ALLOWED[section]
-    return [f"{section}.{key}: is no key that a run may set; {suggestions.nearest(key, known)}" for key in value if key not in known]
+    return [
+        f"{section}.{name_shown(key)}: is no key that a run may set; {suggestions.nearest(key, known)}" for key in value if key not in known
+    ]
 
 
 def _plain(text: str) -> str:

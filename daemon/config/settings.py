@@ -15,16 +15,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
 from daemon.config.presets import PRESETS, values_of
+from daemon.config.receivers import Receiver, credential, place_of
+from daemon.config.receivers import read as read_urls
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved
+from daemon.contract.secrets import SecretUrl
 
 PLACEHOLDERS = {
     "run": "run", "step": 1, "identity": "0123456789ab", "date": "2026-01-31", "model_name": "model", "epoch": "0.5", "metric": "1.234",
@@ -36,7 +50,7 @@ PLACEHOLDERS = {
 class Section(BaseModel):
     """A section of the file: frozen, closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -262,8 +276,23 @@ class ScheduleSettings(Section):
 class NotifySettings(Section):
     """`[notify]`: who gets notifications."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[SecretUrl, ...] = ()
+    urls_file: OptionalPath = None
     on: tuple[Literal["succeeded", "partial", "failed", "disk_low"], ...] = ("succeeded", "partial", "failed", "disk_low")
+    _of_file: tuple[SecretUrl, ...] = PrivateAttr(default=())
+
+    @property
+    def receivers(self) -> tuple[Receiver, ...]:
+        """The services, those of the file last."""
+        keys = {"urls": self.urls, "urls_file": self._of_file}
+        return tuple(Receiver(place_of(key, number, url), url) for key, urls in keys.items() for number, url in enumerate(urls))
+
+    def with_file(self) -> Self:
+        """The same with the URLs of `urls_file`, else of the service manager's credential. Raises ValueError where it can't be used."""
+        file = self.urls_file or credential()
+        found = self.model_copy()
+        found._of_file = () if file is None else read_urls(file)
+        return found
 
 
 class RetentionSettings(Section):
@@ -301,7 +330,9 @@ with warnings.catch_warnings():
     class _Settings(BaseSettings):
         """All sections."""
 
-        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="CKPTD_", env_nested_delimiter="__")
+        model_config = SettingsConfigDict(
+            frozen=True, extra="forbid", hide_input_in_errors=True, env_prefix="CKPTD_", env_nested_delimiter="__"
+        )
 
         preset: str = ""
         watch: WatchSettings = WatchSettings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import ExportOptions
+from daemon.contract.secrets import SECTIONS, is_credential, keep, may_be_secret, name_shown, shown
 
 PREFIX = "CKPTD_"
 _SHORT = {
@@ -132,6 +133,55 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+_NO_SECRETS = ("on", "urls_file")
+"""Keys of the sections with secrets that hold none, unless something is wrong with them."""
+
+
+def keep_secrets(values: Mapping[str, Any]) -> None:
+    """Have nothing of the sections with secrets, and no URL or token elsewhere, shown by this process."""
+    for name, value in values.items():
+        if name not in SECTIONS:
+            _keep_credentials(name, value)
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                if key not in _NO_SECRETS or may_be_secret(one):
+                    keep(one)
+                _keep_credentials(key)
+        else:
+            keep(value)
+
+
+def _keep_credentials(*values: Any) -> None:
+    """Keep what of these values is surely a secret."""
+    for value in values:
+        if isinstance(value, str) and is_credential(value):
+            keep(value)
+        elif isinstance(value, Mapping):
+            _keep_credentials(*value.keys(), *value.values())
+        elif isinstance(value, list | tuple):
+            _keep_credentials(*value)
+
+
+def credentials_in(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Dotted path of each value that is surely a secret though its key is not meant for one; a key that is one ends the path."""
+    for name, value in values.items():
+        if not above and name in SECTIONS:
+            continue
+        place = f"{above}.{name_shown(str(name))}".lstrip(".")
+        if is_credential(str(name)):
+            yield place
+        elif isinstance(value, Mapping):
+            yield from credentials_in(value, place)
+        else:
+            each = value if isinstance(value, list | tuple) else [value]
+            for number, one in enumerate(each):
+                inner = f"{place}.{number}" if each is value else place
+                if isinstance(one, Mapping):
+                    yield from credentials_in(one, inner)
+                elif isinstance(one, str) and is_credential(one):
+                    yield inner
+
+
 def short_names(environment: dict[str, str]) -> dict[str, Any]:
     """The nested settings that the short `EXPORT_*` variables stand for. Unset is not empty."""
     values: dict[str, Any] = {}
@@ -143,7 +193,9 @@ def short_names(environment: dict[str, str]) -> dict[str, Any]:
     if enabled := environment.get("EXPORT_ENABLE_ONNX"):
         word = enabled.strip().lower()
         if word not in (*_YES, *_NO):
-            raise ValueError(f"EXPORT_ENABLE_ONNX (environment): is neither yes nor no (it is {enabled!r}); for example 'true' or 'false'")
+            raise ValueError(
+                f"EXPORT_ENABLE_ONNX (environment): is neither yes nor no (it is {shown(enabled)}); for example 'true' or 'false'"
+            )
         wants = word in _YES
         defaults = ExportOptions().variants
         known = catalog().variants

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from daemon.config.sources import PREFIX
 from daemon.contract.formats.mistakes import near
+from daemon.contract.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
 
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
@@ -53,28 +54,76 @@ def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] 
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each thing that pydantic found."""
+    """One line for each thing that pydantic found, without what may be a secret."""
     lines, meant = list[str](), dict[int, str]()
     for item in error.errors():
         location = tuple(part for part in item["loc"] if not (isinstance(part, str) and _KIND_OF_A_UNION.fullmatch(part)))
-        dotted = ".".join(str(part) for part in location)
+        dotted = place_shown(location, model)
         if item["type"] == "extra_forbidden":
-            parent = _model_at(model, location[:-1])
-            hint = nearest(str(location[-1]), parent.model_fields) if parent else "remove it"
-            if parent is model:
-                hint = _in_a_section(str(location[-1]), model) or hint
-            elif location[-1] in model.model_fields and isinstance(item["input"], Mapping):
-                hint = f"[{location[-1]}] is a section of its own: write {next(iter(item['input']), 'its keys')!r} below that line"
-            lines.append(f"{dotted}: is not a known key; {hint}")
+            lines.append(f"{dotted}: is not a known key; {_hint(location, item['input'], model)}")
             continue
-        message = _plain(item)
-        given = "" if location[0] == "notify" or item["type"] == "missing" else f" (it is {item['input']!r})"  # notify.urls hold secrets
+        hides = (location[:1] and location[0] in SECTIONS) or may_be_secret(item["input"])
+        message = _of_secret(item) if hides else _plain(item)
+        given = "" if hides or item["type"] == "missing" else f" (it is {_value_shown(item['input'])})"
         if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):
             message = f"{lines.pop()[len(dotted) + 2 : -len(given)]}, or {message.removeprefix('must be ')}"  # a value of several kinds
         lines.append(f"{dotted}: {message}{given}")
-        if item["type"] == "literal_error" and isinstance(item["input"], str):
+        if item["type"] == "literal_error" and isinstance(item["input"], str) and given:
             meant[len(lines) - 1] = near(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
-    return [f"{line}{meant.get(number, '')}" for number, line in enumerate(lines)]
+    return list(dict.fromkeys(f"{line}{meant.get(number, '')}" for number, line in enumerate(lines)))
+
+
+def _hint(location: tuple[Any, ...], given: Any, model: type[BaseModel]) -> str:
+    """What to write in the place of a key that is not known."""
+    name, parent = str(location[-1]), _model_at(model, location[:-1])
+    if parent is model and (hint := _in_a_section(name, model)):
+        return hint
+    if parent is not model and name in model.model_fields and isinstance(given, Mapping):
+        inside = next(map(str, given), "its keys")
+        return f"[{name}] is a section of its own: write {'its keys' if may_be_secret(inside) else repr(inside)} below that line"
+    return nearest(name, parent.model_fields) if parent else "remove it"
+
+
+def place_shown(location: Sequence[Any], model: type[BaseModel]) -> str:
+    """A dotted path without what may be a secret; below a section with secrets an unknown key is shown only if it is like a known one."""
+    parts = list[str]()
+    for depth, part in enumerate(location):
+        parent = _model_at(model, tuple(location[:depth]))
+        known = isinstance(part, int) or (parent is not None and part in parent.model_fields)
+        if known:
+            parts.append(str(part))
+        elif depth and location[0] in SECTIONS:
+            like = is_plain_word(str(part)) and difflib.get_close_matches(str(part), parent.model_fields if parent else (), n=1, cutoff=0.6)
+            parts.append(str(part) if like else STARS)
+        else:
+            parts.append(name_shown(str(part)))
+    return ".".join(parts)
+
+
+def _value_shown(value: Any) -> str:
+    """A value that is no secret, in a few words."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+MOST_SHOWN = 120
+"""Characters of a wrong value that a message shows."""
+
+
+def _of_secret(item: ErrorDetails) -> str:
+    """Why a value that may be a secret is not accepted, by its kind alone."""
+    begin = item["type"].removeprefix("is_instance_").partition("_")[0]
+    if item["type"] in ("missing", "literal_error", "finite_number") or begin in ("greater", "less"):
+        return _plain(item)
+    if begin in ("tuple", "list"):
+        return f'{KINDS[begin]}: ["…"]'
+    if begin == "model" or begin not in KINDS or item["type"] == "string_pattern_mismatch":
+        return (
+            "must be a section with its keys below it"
+            if begin == "model"
+            else "is not accepted; it is not shown, since it may hold a secret"
+        )
+    return KINDS[begin]
 
 
 _KIND_OF_A_UNION = re.compile(r"(tuple|list|dict|literal|function-\w+)\[.*\]|constrained-\w+")
@@ -120,7 +169,7 @@ def unknown_environment(model: type[BaseModel], environment: Mapping[str, str]) 
     for name in sorted(environment):
         upper = name.upper()
         if upper.startswith(PREFIX) and upper not in OTHER_VARIABLES and not _is_known(upper, known):
-            lines.append(f"{name} (environment): names no setting; {nearest(upper, known)}")
+            lines.append(f"{_variable_shown(name, known)} (environment): names no setting; {nearest(upper, known)}")
     return lines
 
 
@@ -128,10 +177,19 @@ def unknown_options(model: type[BaseModel], given: Iterable[str]) -> list[str]:
     """One line for each key of `--set` that names no setting."""
     known = {name: name.removeprefix(PREFIX).lower().replace("__", ".") for name in _variables(model)}
     return [
-        f"--set {key} (command line): names no setting; {nearest(key, known.values())}"
+        f"--set {_variable_shown(key, known.values())} (command line): names no setting; {nearest(key, known.values())}"
         for key in given
         if not _is_known(f"{PREFIX}{key.replace('.', '__')}".upper(), set(known))
     ]
+
+
+def _variable_shown(name: str, known: Iterable[str]) -> str:
+    """The name of a variable, or a key of --set, that is no setting; below a section with secrets only one that is like a known name."""
+    parts = re.split(r"__|\.", name.lower().removeprefix(PREFIX.lower()))
+    of_secrets = len(parts) > 1 and parts[0] in SECTIONS
+    if of_secrets and not (is_plain_word(name) and difflib.get_close_matches(name.lower(), map(str.lower, known), n=1, cutoff=0.8)):
+        return f"{name[: len(name) - len(parts[-1])]}{STARS}" if len(parts) == 2 else STARS
+    return name_shown(name)
 
 
 def _variables(model: type[BaseModel]) -> set[str]:

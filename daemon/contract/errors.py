@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from daemon.contract.fault_codes import Code, FaultCode
+from daemon.contract.secrets import censored
 from daemon.contract.text import printable, printable_lines
 
 _FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
@@ -42,8 +43,8 @@ class Fault(BaseModel):
     @field_validator("operation", "cause", "remedy", "path", "details", mode="before")
     @classmethod
     def _writable(cls, value: object) -> object:
-        """Text that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        """Text without secrets that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
+        return censored(value.encode("utf-8", "backslashreplace").decode()) if isinstance(value, str) else value
 
     @field_validator("operation", "cause", "remedy", mode="after")
     @classmethod

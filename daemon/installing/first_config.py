@@ -16,10 +16,11 @@ from typing import Any
 
 from daemon.config import loading, template
 from daemon.config.paths import file_on_the_way, refuse_file
+from daemon.config.receivers import place_of
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
-from daemon.publishing.notifier import place_of
+from daemon.contract.secrets import SecretUrl
 from daemon.publishing.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
@@ -94,10 +95,10 @@ def refuse_unusable(content: str, chosen: Chosen) -> None:
     ):
         for folder in folders:
             refuse_file(folder, f"use it for {key}", "give a directory")
-    for number, url in enumerate(chosen.get("notify", {}).get("urls", ())):
+    for number, url in enumerate(map(SecretUrl, chosen.get("notify", {}).get("urls", ()))):
         if (said := fault_of(url)) is not None:
             remedy = "give an Apprise URL, for example mailto://USER:PASSWORD@example.org, or none"
-            raise UsageError(FaultCode.CONFIG_INVALID, f"use {place_of(number, url)}", said, remedy)
+            raise UsageError(FaultCode.CONFIG_INVALID, f"use {place_of('urls', number, url)}", said, remedy)
 
 
 def write(path: Path, content: str, *, force: bool, private: bool) -> None:

@@ -263,7 +263,7 @@ def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: st
         found["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
     if wishes.run_as:
         found["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
-    if settings.notify.urls:
+    if settings.notify.receivers or settings.notify.urls_file:
         found["notifications"] = unit_texts.drop_in("notifications")
     if wishes.gpu or settings.limits.device == "cuda":
         found["gpu"] = unit_texts.drop_in("gpu")

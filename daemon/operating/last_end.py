@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from daemon.config.paths import StatePaths
+from daemon.contract.secrets import censored_values
 from daemon.system.disks import write_padded
 
 NAME = "ended.json"
@@ -26,7 +27,7 @@ class LastEnd:
 def keep(paths: StatePaths, end: LastEnd) -> None:
     """Remember it for the next start. Where the disk is full that may fail; the log has it too."""
     with contextlib.suppress(OSError):
-        write_padded(paths.state / NAME, json.dumps(asdict(end)))
+        write_padded(paths.state / NAME, json.dumps(censored_values(asdict(end))))
 
 
 def read(paths: StatePaths) -> LastEnd | None:

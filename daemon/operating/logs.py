@@ -22,6 +22,7 @@ import structlog
 
 from daemon.config.settings import LogSettings
 from daemon.contract.events import Event
+from daemon.contract.secrets import censored, censored_values
 from daemon.contract.values import Json
 from daemon.journal.overview import is_meant
 from daemon.operating.log_line import Readable
@@ -45,6 +46,11 @@ def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[st
     return event
 
 
+def _censored(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The record without secrets, whoever brought one into it."""
+    return {key: censored_values(value) if censored(said := repr(value)) != said else value for key, value in event.items()}
+
+
 def _named(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
     """The record with the event's id as `event` and its sentence as `message`; what libraries say has one id."""
     sentence, name = event.pop("event", ""), event.pop("event_id", Event.LIBRARY)
@@ -56,6 +62,7 @@ def _formatter(renderer: Any) -> logging.Formatter:
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,
         _bound_traceback,
+        _censored,
         _named,
     ]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])

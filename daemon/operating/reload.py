@@ -14,6 +14,7 @@ from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.secrets import censored
 from daemon.contract.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
 from daemon.system.lock import is_locked
@@ -29,7 +30,7 @@ def reread(load: Callable[[], Settings]) -> tuple[Settings | None, str | None]:
     except CkptdError as error:
         return None, one_line(str(error))
     except OSError as error:
-        return None, f"it can't be read: {error}"
+        return None, censored(f"it can't be read: {error}")
     except Exception as error:
         return None, f"an unexpected error occurred while reading it: {reason_of(error)}"
 

@@ -179,7 +179,7 @@ class Daemon:
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
         rebuilt, notify = self._maintenance.state().rebuilt, self._parts.settings.notify
-        if rebuilt and notify.urls and "failed" in notify.on:
+        if rebuilt and notify.receivers and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Check that disk."
@@ -197,7 +197,7 @@ class Daemon:
     def _tell_disk(self, shortage: Shortage, over: bool) -> None:
         """Notify that an episode without room began or is over."""
         notify = self._parts.settings.notify
-        if not notify.urls or "disk_low" not in notify.on:
+        if not notify.receivers or "disk_low" not in notify.on:
             return
         occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
         if over:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from daemon.contract.secrets import censored
+
 PATIENCE_SECONDS = 2.0
 
 
@@ -19,7 +21,7 @@ def notify(state: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(PATIENCE_SECONDS)  # a manager that does not read must not hold up the main loop
             connection.connect(address)
-            connection.sendall(state.encode())
+            connection.sendall(censored(state).encode())
     except OSError:
         return False
     return True

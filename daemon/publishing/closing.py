@@ -159,7 +159,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return error.fault
     except OSError as error:
         return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}", str(paths.output)).fault
-    wanted = published.state in settings.notify.on and settings.notify.urls
+    wanted = published.state in settings.notify.on and settings.notify.receivers
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(

@@ -19,10 +19,11 @@ import structlog
 
 from daemon.config.settings import NotifySettings
 from daemon.contract.events import Event
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Attempt, Outcome, Sending, scheme_of
+from daemon.publishing.sending import Attempt, Outcome, Sending
 from daemon.publishing.untold import Untold
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
@@ -61,17 +62,11 @@ def pause_after(failures: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 20))
 
 
-def place_of(number: int, url: str) -> str:
-    """What people know a URL of `notify.urls` by, without its secrets: its key, and its scheme where that looks like one."""
-    scheme = scheme_of(url)
-    return f"notify.urls.{number}" + (f" ({scheme})" if scheme else "")
-
-
 class Notifier:
     """Empties the outbox."""
 
     def __init__(
-        self, settings: NotifySettings, journal: Journal, begin: Callable[[str, Message], Attempt] = Sending,
+        self, settings: NotifySettings, journal: Journal, begin: Callable[[SecretUrl, Message], Attempt] = Sending,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         """`begin`: starts to send a message to a URL, raises OSError where it can't. `clock`: seconds since the epoch."""
@@ -79,7 +74,7 @@ class Notifier:
         self._journal = journal
         self._begin, self._clock = begin, clock
         self._adopted: NotifySettings | None = None
-        self._targets: dict[str, tuple[Target, str]] = {}
+        self._targets: dict[str, tuple[Target, SecretUrl]] = {}
         """Digest → the target and its URL."""
         self._unknown: dict[str, str] = {}
         """Digest of a target that is no service → why; said once, until the configuration is read again."""
@@ -116,7 +111,7 @@ class Notifier:
 
     def tell(self, kind: str, title: str, body: str) -> None:
         """Send this without the journal, which can't be written now; it is tried until it arrives or the daemon ends. From any thread."""
-        self._untold.add(kind, title, body, {place_of(number, url): url for number, url in enumerate(self._settings.urls)})
+        self._untold.add(kind, title, body, {one.place: one.url for one in self._settings.receivers})
         self.wake()
 
     def _run(self) -> None:
@@ -166,11 +161,11 @@ class Notifier:
         settings, outbox = self._settings, self._journal.outbox
         if self._adopted is settings and not outbox.unaddressed():
             return
-        found: dict[str, tuple[Target, str]] = {}
-        salt = outbox.salt() if settings.urls else b""
-        for number, url in enumerate(settings.urls):
-            digest = hashlib.pbkdf2_hmac("sha256", url.encode(), salt, _ROUNDS).hex()
-            found.setdefault(digest, (Target(digest, place_of(number, url)), url))
+        found: dict[str, tuple[Target, SecretUrl]] = {}
+        salt = outbox.salt() if settings.receivers else b""
+        for one in settings.receivers:
+            digest = hashlib.pbkdf2_hmac("sha256", one.url.get_secret_value().encode(), salt, _ROUNDS).hex()
+            found.setdefault(digest, (Target(digest, one.place), one.url))
         for gone in outbox.adopt([target for target, _ in found.values()]):
             log.warning("notifications are dropped: those whom they were for are no longer in notify.urls", event_id=Event.NOTIFY_DROPPED,
                         target=gone.place, messages=gone.messages)  # fmt: skip

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 
 LIMIT_SECONDS = 60.0
@@ -64,9 +65,9 @@ class Attempt(Protocol):
 class Sending:
     """An attempt that runs. `poll` until it gives an outcome."""
 
-    def __init__(self, url: str, message: Message) -> None:
+    def __init__(self, url: SecretUrl, message: Message) -> None:
         """Begin to send. Raises OSError where no process can be started."""
-        order = json.dumps({"url": url, "kind": message.kind, "title": message.title, "body": message.body}).encode()
+        order = json.dumps({"url": url.get_secret_value(), "kind": message.kind, "title": message.title, "body": message.body}).encode()
         with open(os.memfd_create("message"), "w+b") as file:
             file.write(order)
             file.flush()
@@ -115,10 +116,10 @@ class Sending:
             return Outcome(f"the sending process ended with {self._process.returncode}")
 
 
-def fault_of(url: str) -> str | None:
+def fault_of(url: SecretUrl) -> str | None:
     """What is wrong with a URL of `notify.urls`, as a clause without anything of the URL; None where a service can be made of it."""
     with _captured():
-        return _fault(_services(url))
+        return _fault(_services(url.get_secret_value()))
 
 
 def _services(url: str) -> Any:
@@ -149,13 +150,6 @@ def _captured() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-
-
-def scheme_of(url: str) -> str:
-    """A URL's scheme; "" where it has none that looks like one, and so might be a secret."""
-    scheme, found, _ = url.partition("://")
-    kind = scheme.strip().lower()
-    return kind if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else ""
 
 
 def without_secrets(text: str, url: str) -> str:

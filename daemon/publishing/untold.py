@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from daemon.contract.events import Event
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.sending import Attempt, Outcome
 
@@ -28,7 +29,7 @@ MOST = 20
 @dataclass
 class _Untold:
     message: Message
-    left: dict[str, str]
+    left: dict[str, SecretUrl]
     """Place → URL of the services that do not have it yet."""
     sending: dict[str, Attempt] = field(default_factory=dict)
     at: dict[str, float] = field(default_factory=dict)
@@ -38,14 +39,14 @@ class _Untold:
 class Untold:
     """The messages, in order. `begin`: starts to send a message to a URL, raises OSError where it can't."""
 
-    def __init__(self, begin: Callable[[str, Message], Attempt]) -> None:
+    def __init__(self, begin: Callable[[SecretUrl, Message], Attempt]) -> None:
         self._begin = begin
         self._held: deque[_Untold] = deque(maxlen=MOST)
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def add(self, kind: str, title: str, body: str, urls: Mapping[str, str]) -> None:
+    def add(self, kind: str, title: str, body: str, urls: Mapping[str, SecretUrl]) -> None:
         """Hold one for the services `urls`, place → URL. From any thread."""
         self._held.append(_Untold(Message(0, "", kind, title, body, 0), dict(urls)))
 
@@ -63,7 +64,7 @@ class Untold:
             for attempt in one.sending.values():
                 attempt.end()
 
-    def _go_on(self, one: _Untold, place: str, url: str) -> None:
+    def _go_on(self, one: _Untold, place: str, url: SecretUrl) -> None:
         if place in one.sending:
             outcome = one.sending[place].poll()
             if outcome is not None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from daemon.contract.events import Event
+from daemon.contract.secrets import censored
 
 MOST_DEATHS = 5
 DEATH_SECONDS = 60.0
@@ -51,7 +52,7 @@ class Death:
 
 def reason_of(error: BaseException) -> str:
     """An error in a few words, on one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(censored(str(error)).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -27,6 +27,7 @@ from daemon.cli.main import app
 from daemon.config.settings import NotifySettings
 from daemon.contract.errors import Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.database import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import TargetState, overview
@@ -334,12 +335,13 @@ def test_what_a_service_took_is_recorded_later_where_the_journal_can_not_take_it
 
 SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
 import subprocess, sys, time
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.sending import Sending
 from daemon.running.workers.containment import Enclosure, adopt_orphans
 
 adopt_orphans()
-sending = Sending(sys.argv[1], Message(1, "job", "succeeded", "title", "body", 0.0))
+sending = Sending(SecretUrl(sys.argv[1]), Message(1, "job", "succeeded", "title", "body", 0.0))
 leader = subprocess.Popen(["sleep", "600"], start_new_session=True)
 attempt = Enclosure("mark", 0, 1)
 attempt.hold(leader.pid)
@@ -383,7 +385,7 @@ def test_a_dead_service_is_asked_less_and_less_often_and_what_is_a_day_old_is_gi
     monkeypatch.setattr(notify, "FIRST_PAUSE", 5.0)
     now, asked = [time.time()], list[float]()
 
-    def begin(url: str, message: Message) -> Answer:
+    def begin(url: SecretUrl, message: Message) -> Answer:
         asked.append(now[0])
         return Answer("no route")
 
@@ -505,8 +507,8 @@ def test_the_process_that_sends_inherits_no_secret_of_the_daemons_environment(
 
 
 def test_several_urls_in_one_entry_are_refused_since_one_would_be_told_again_because_of_the_other() -> None:
-    assert sending.fault_of("json://a/x, json://b/y") == "it contains 2 URLs; list each one separately"
-    assert sending.fault_of("mailto://user:pass@example.com?to=a@example.com,b@example.com") is None
+    assert sending.fault_of(SecretUrl("json://a/x, json://b/y")) == "it contains 2 URLs; list each one separately"
+    assert sending.fault_of(SecretUrl("mailto://user:pass@example.com?to=a@example.com,b@example.com")) is None
 
 
 def test_what_the_journal_can_not_take_is_sent_without_it_to_each_service_until_it_has_it(

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from daemon.config.settings import NotifySettings
 from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.rows import Message
 from daemon.publishing import notifier as notify
@@ -109,8 +110,8 @@ class World:
             notifier.know_targets()
         return notifier
 
-    def begin(self, url: str, message: Message) -> Played:
-        self.sent.append(Played(self, url, message.title, self.clock))
+    def begin(self, url: SecretUrl, message: Message) -> Played:
+        self.sent.append(Played(self, url.get_secret_value(), message.title, self.clock))
         return self.sent[-1]
 
     def take(self, url: str, title: str) -> None:

@@ -27,7 +27,6 @@ from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.monitoring.live import read_live
-from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
 from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, human, memory
@@ -208,13 +207,12 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
             " start the daemon makes it private, unless it contains other files: then `chmod 700` it, or set state.directory to a"
             " separate folder"
         )
-    if (
-        config is not None
-        and settings.notify.urls
-        and (mode := open_to_others(config)) is not None
-        and _read_by_more(config, mode, settings)
-    ):
-        found.append(f"notify.urls: others may read {config} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it")
+    holders = [("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file)]
+    found += [
+        f"{key}: others may read {file} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it"
+        for key, file in holders
+        if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
+    ]
     return found
 
 
@@ -337,8 +335,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     problems += room.problems
     warnings += room.warnings
     problems += [
-        f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are still notified)"
-        for number, url in enumerate(settings.notify.urls) if (fault := fault_of(url))
+        f"{one.place}: {fault}; correct it, or leave it out (the other services are still notified)"
+        for one in settings.notify.receivers if (fault := fault_of(one.url))
     ]  # fmt: skip
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.secrets import censored_values
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
@@ -257,7 +258,7 @@ class LiveWriter:
             return
         small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
         self._last = None  # until it is written
-        refusal = write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        refusal = write_padded(self._file, f"{self._lists}, {json.dumps(censored_values(small))[1:]}")
         if refusal is not None:
             self._refused(from_oserror(refusal, "replace the live file", str(self._file)).fault)
         self._last, self._written = timeless, now
@@ -293,7 +294,7 @@ class ExportLive:
 
 def write_live(file: Path, value: LiveFile) -> None:
     """Replace the live file, also on a full disk, in the room that it has. Raises OSError where that fails."""
-    write_padded(file, json.dumps(asdict(value)))
+    write_padded(file, json.dumps(censored_values(asdict(value))))
 
 
 def read_live(file: Path) -> LiveFile:

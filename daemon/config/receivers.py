@@ -1,0 +1,63 @@
+"""Who gets notifications: the services of `[notify]`, with URLs out of the configuration and out of a file for secrets.
+
+Called when a configuration is loaded. The file keeps the URLs out of the configuration, and out of the reach of who may read that.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.files import read_bounded
+from daemon.contract.secrets import SecretUrl, scheme_of
+
+CREDENTIAL = "notify-urls"
+"""Name of the credential by which a service manager gives the URLs: `LoadCredential=notify-urls:PATH` (systemd.exec(5))."""
+MOST_BYTES = 1 << 16
+"""Of a file with URLs."""
+MOST_URLS = 100
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """A service that gets notifications."""
+
+    place: str
+    """What people know it by, without its secrets: `notify.urls.0 (slack)`."""
+    url: SecretUrl
+
+
+def place_of(key: str, number: int, url: SecretUrl) -> str:
+    """What people know a URL of `[notify]` by, without its secrets: its key, and its scheme where that looks like one."""
+    scheme = scheme_of(url.get_secret_value())
+    return f"notify.{key}.{number}" + (f" ({scheme})" if scheme else "")
+
+
+def credential() -> Path | None:
+    """The file of URLs that the service manager gives this process; None without one."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder) / CREDENTIAL if folder else None
+    return path if path is not None and path.is_file() else None
+
+
+def read(path: Path) -> tuple[SecretUrl, ...]:
+    """The URLs of a file, one a line; empty lines and those that begin with # are left out.
+
+    Raises ValueError, whose text holds nothing of the file, where it can't be read or used.
+    """
+    try:
+        text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8 text; write one Apprise URL a line") from None
+    except FileNotFoundError:
+        raise ValueError("there is no such file; make it, with one Apprise URL a line") from None
+    except OSError as error:
+        raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
+    except ValueError:
+        raise ValueError(f"the file is no plain file of at most {MOST_BYTES >> 10} KiB; write one Apprise URL a line") from None
+    lines = [line.strip() for line in text.splitlines()]
+    urls = tuple(SecretUrl(line) for line in lines if line and not line.startswith("#"))
+    if len(urls) > MOST_URLS:
+        raise ValueError(f"the file has {len(urls)} URLs; at most {MOST_URLS} can be used")
+    return urls

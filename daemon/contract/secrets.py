@@ -1,0 +1,163 @@
+"""Secrets: a type for URLs that hold them, what looks like one, and the last net before a text is shown or kept.
+
+Messages are made without secrets where they are made (`daemon.config`); `censored` is called where they leave, by faults, log, live file
+and terminal, for what a library or a mistake brings into them all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Secret
+
+STARS = "***"
+"""What stands in the place of a secret."""
+SECTIONS = frozenset({"notify", "deliver"})
+"""Sections of the configuration of which no value and no unknown key is shown."""
+SHORTEST = 6
+"""Characters that a secret has at the least to be looked for in texts: a shorter one would be found in words."""
+MOST = 1000
+"""Secrets that a process looks for."""
+
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{1,30}"
+_WITH_USER = re.compile(rf"({_SCHEME}):/{{1,3}}[^\s/\"'<>\\?#]+@[^\s\"'<>\\]*")
+"""A URL with a user or a password, in a text. A path of Python has one slash of its two."""
+_NET = _WITH_USER
+"""What `censored` looks for."""
+_ANY_URL = re.compile(rf"(?:\A|[\s\"'\[{{(,=]){_SCHEME}://")
+_PAIR = re.compile(r"[^\s:@]+:[^\s@]+@\S+")
+"""USER:PASSWORD@HOST without a scheme."""
+_KNOWN_TOKEN = re.compile(
+    r"(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|ASIA|AIza|eyJ)[A-Za-z0-9_\-.]{12,}"
+)  # fmt: skip
+"""Tokens by how their issuers begin them."""
+_RUN = re.compile(r"[A-Za-z0-9+=]{16,}")
+"""What may be a token: letters and digits without a break."""
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+
+_known: dict[str, None] = {}
+_lock = threading.Lock()
+
+
+class SecretUrl(Secret[str]):
+    """The URL of a service: shown, dumped and logged by its scheme alone. `get_secret_value` gives it to what sends."""
+
+    def _display(self) -> str:
+        scheme = scheme_of(self.get_secret_value())
+        return f"{scheme}://{STARS}" if scheme else STARS
+
+
+def scheme_of(url: str) -> str:
+    """A URL's scheme; "" where it has none that looks like one, and so might be a secret."""
+    scheme, found, _ = url.partition("://")
+    kind = scheme.strip().lower()
+    return kind if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else ""
+
+
+def is_credential(text: str) -> bool:
+    """Whether a text is surely no path, name or size, but an address of a service or a token."""
+    return bool(_ANY_URL.search(text) or _WITH_USER.search(text) or _KNOWN_TOKEN.search(text))
+
+
+def may_be_secret(value: Any) -> bool:
+    """Whether a value, or a key or a value inside of it, looks like a URL, a password or a token, so that a message should not show it."""
+    if isinstance(value, Secret):
+        return True
+    if isinstance(value, Mapping):
+        return any(may_be_secret(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(may_be_secret, value))
+    if isinstance(value, bytes):
+        return may_be_secret(value.decode("latin-1"))
+    if not isinstance(value, str):
+        return False
+    return is_credential(value) or "://" in value or bool(_PAIR.search(value)) or any(map(_is_mixed, _RUN.findall(value)))
+
+
+def _is_mixed(run: str) -> bool:
+    """Whether a run of characters is no word: letters and digits, in both cases or over the length of words."""
+    digits, letters = any(map(str.isdigit, run)), any(map(str.isalpha, run))
+    return digits and letters and (len(run) >= 24 or (run != run.lower() and run != run.upper()))
+
+
+def shown(value: Any) -> str:
+    """A value of a configuration as a message shows it."""
+    return STARS if may_be_secret(value) else repr(value)
+
+
+def name_shown(name: str) -> str:
+    """A key, or the name of a variable, that is not known, as a message shows it."""
+    return STARS if may_be_secret(name) or len(name) > 100 else name
+
+
+def is_plain_word(name: str) -> bool:
+    """Whether a name is of the kind that keys have, and no token."""
+    return bool(_WORD.fullmatch(name)) and not may_be_secret(name)
+
+
+def keep(value: Any) -> None:
+    """Have `censored` look for this secret, and for the texts inside of it, in all that the process says from now on."""
+    if isinstance(value, Secret):
+        keep(value.get_secret_value())
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            keep(key)
+            keep(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            keep(one)
+    elif isinstance(value, str):
+        _keep_text(value)
+
+
+def _keep_text(text: str) -> None:
+    whole = text.strip()
+    if "://" not in whole and (whole.startswith(("/", "~", ".")) or _is_common(whole)):
+        return  # a path or a word, which would be hidden wherever it stands
+    parts = {whole, *_parts_of(whole)}
+    forms = {form for part in parts for form in (part, urllib.parse.unquote(part), urllib.parse.quote(part))}
+    forms |= {form for part in forms for form in (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1])}
+    with _lock:
+        for form in forms:
+            if len(form) >= SHORTEST and len(_known) < MOST:
+                _known[form] = None
+
+
+def _parts_of(url: str) -> set[str]:
+    """What of a URL is secret by itself: all behind the scheme, user and password, and what looks like a token in path and query."""
+    rest = url.partition("://")[2].strip()
+    if not rest:
+        return set()
+    user, found, place = rest.rpartition("@")
+    pieces = {one for one in re.split(r"[/?&=#,;+@:\s]+", place if found else rest) if len(one) >= 8 and not _is_common(one)}
+    return {*(one for one in (rest, user, *user.split(":")) if not _is_common(one)), *pieces}
+
+
+def _is_common(piece: str) -> bool:
+    """Whether a part of a URL may as well be a word, a name of a host or a number: hiding it would hide it everywhere."""
+    return bool(re.fullmatch(r"[a-z_.-]*|[\d.]*", piece)) or piece.count(".") > 0
+
+
+def censored(text: str) -> str:
+    """The text without the secrets that this process knows, and without URLs that hold a user or a password."""
+    if _known:
+        for secret in sorted(_known, key=len, reverse=True):
+            if secret in text:
+                text = text.replace(secret, STARS)
+    return _NET.sub(rf"\1://{STARS}", text) if "@" in text else text
+
+
+def censored_values(value: Any) -> Any:
+    """The same of every text inside of lists and objects; another value that would show a secret is not shown."""
+    if isinstance(value, str):
+        return censored(value)
+    if isinstance(value, dict):
+        return {censored_values(key): censored_values(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(censored_values, value))
+    return value if value is None or isinstance(value, int | float) or censored(said := repr(value)) == said else STARS
