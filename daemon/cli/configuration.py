@@ -128,7 +128,7 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
     import time
 
     from daemon.journal.rows import Message
-    from daemon.publishing.sending import Sending
+    from daemon.publishing.sender import Sender
 
     receivers = load_settings(config, own_state=True).notify.receivers
     if not receivers:
@@ -138,10 +138,12 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
         )  # fmt: skip
     title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
     message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
-    waiting = {one.place: Sending(one.url, message) for one in receivers}
+    sender = Sender()
+    waiting = {one.place: sender.begin(one.url, message) for one in receivers}
     while any(one.poll() is None for one in waiting.values()):
         time.sleep(0.05)
     answers = {place: outcome.error for place, one in waiting.items() if (outcome := one.poll()) is not None}
+    sender.end()
     if json_:
         print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
     else:

@@ -1,7 +1,7 @@
 """Delivers the outbox: each message to each service of `notify.urls`, in order, at least once, with retries that survive restarts.
 
 One thread; the journal holds what is left to do, for each service by itself, so that one that fails or hangs delays no other and no
-service is told again because of another. A message is sent by a process of its own (`daemon.publishing.sending`), its end is recorded
+service is told again because of another. Messages are sent by another process (`daemon.publishing.sender`), the end of each is recorded
 afterwards: where the daemon is killed in between, that service is told once more, after each such kill.
 """
 
@@ -23,7 +23,8 @@ from daemon.contract.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Attempt, Outcome, Sending
+from daemon.publishing.sender import Sender
+from daemon.publishing.sending import Attempt, Outcome
 from daemon.publishing.untold import Untold
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
@@ -41,7 +42,7 @@ PATIENCE = 10
 REJECTIONS = 3
 """Attempts at a message that a service answers and does not take: it holds up the next ones."""
 AT_ONCE = 4
-"""Services that are told at the same time; each takes a process of about 40 MB meanwhile."""
+"""Services that are told at the same time."""
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 """Pause between looks at what is being sent; its end wakes the thread at once."""
@@ -66,13 +67,15 @@ class Notifier:
     """Empties the outbox."""
 
     def __init__(
-        self, settings: NotifySettings, journal: Journal, begin: Callable[[SecretUrl, Message], Attempt] = Sending,
+        self, settings: NotifySettings, journal: Journal, begin: Callable[[SecretUrl, Message], Attempt] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """`begin`: starts to send a message to a URL, raises OSError where it can't. `clock`: seconds since the epoch."""
+        """`begin`: starts to send a message to a URL, raises OSError where it can't; by default in a process. `clock`: seconds since the
+        epoch."""
         self._settings = settings
         self._journal = journal
-        self._begin, self._clock = begin, clock
+        self._sender = Sender()
+        self._begin, self._clock = begin or self._sender.begin, clock
         self._adopted: NotifySettings | None = None
         self._targets: dict[str, tuple[Target, SecretUrl]] = {}
         """Digest → the target and its URL."""
@@ -82,7 +85,7 @@ class Notifier:
         """By the target's digest. One that has ended stays until the journal has taken how, lest the message be sent again."""
         self._hint = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping, self._next_pause = False, 1.0
-        self._untold = Untold(begin)
+        self._untold = Untold(self._begin)
         self.complaints = Complaints(log, "the notifier")
         self.thread = Supervised("notify", self._run, log, stop=self._end)
 
@@ -123,6 +126,7 @@ class Notifier:
         for flight in self._flights.values():
             flight.attempt.end()
         self._untold.end()
+        self._sender.end()
 
     def wait(self, seconds: float) -> None:
         """Until `wake`, news of what is being sent, or so long."""
@@ -155,6 +159,7 @@ class Notifier:
         self.know_targets()
         self._collect()
         self._begin_due()
+        self._sender.tidy()
 
     def know_targets(self) -> None:
         """Let the journal know who is told, as the configuration says it now; what waits for others is dropped."""

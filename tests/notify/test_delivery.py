@@ -337,11 +337,11 @@ SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
 import subprocess, sys, time
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Sending
+from daemon.publishing.sender import Sender
 from daemon.running.workers.containment import Enclosure, adopt_orphans
 
 adopt_orphans()
-sending = Sending(SecretUrl(sys.argv[1]), Message(1, "job", "succeeded", "title", "body", 0.0))
+sending = Sender().begin(SecretUrl(sys.argv[1]), Message(1, "job", "succeeded", "title", "body", 0.0))
 leader = subprocess.Popen(["sleep", "600"], start_new_session=True)
 attempt = Enclosure("mark", 0, 1)
 attempt.hold(leader.pid)

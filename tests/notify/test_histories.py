@@ -169,7 +169,7 @@ class World:
         self.tick()
 
     def states(self) -> dict[Told, tuple[str, int]]:
-        places = {self.notifier._targets[digest][1]: digest for digest in self.notifier._targets}
+        places = {self.notifier._targets[digest][1].get_secret_value(): digest for digest in self.notifier._targets}
         rows = self.journal.database.read("SELECT title, target, delivery.state, attempts FROM delivery JOIN outbox ON id = message")
         by = {digest: url for url, digest in places.items()}
         return {(by[row[1]], row[0]): (row[2], row[3]) for row in rows if row[1] in by}
@@ -177,7 +177,11 @@ class World:
     def check_nobody_waits_for_others(self) -> None:
         """Whoever works, and has not failed since, has nothing to wait for."""
         failing = {row[0] for row in self.journal.database.read("SELECT digest FROM target WHERE failures > 0")}
-        healthy = {url for digest, (_, url) in self.notifier._targets.items() if digest not in failing and self.mood[url] == "up"}
+        healthy = {
+            url.get_secret_value()
+            for digest, (_, url) in self.notifier._targets.items()
+            if digest not in failing and self.mood[url.get_secret_value()] == "up"
+        }
         late = [told for told, (state, _) in self.states().items() if state == "pending" and told[0] in healthy]
         assert len(late) <= 0 or self.full, f"kept waiting by others: {late}"
 
