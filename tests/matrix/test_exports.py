@@ -26,7 +26,7 @@ REFUSED = {
     "tokens": "PEFT leaves out its bias",
 }
 """Method → a part of the sentence with which ckptd refuses what stock PEFT merges into another model than the live one."""
-IN_16_BITS = dict.fromkeys(("FROD", "RANDLORA"), "largest")
+IN_16_BITS = dict.fromkeys(("DELORA", "FROD", "RANDLORA"), "largest")
 """The same of methods whose merge in 16 bits loses more than the check allows."""
 PARTIAL = 3
 """Exit code of an export with an artifact that was not verified."""

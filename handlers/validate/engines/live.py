@@ -84,7 +84,9 @@ class Adapted(TorchModel):
             if task not in ("question-answering", "fill-mask", "feature-extraction"):
                 settings["num_labels"] = _labels(base, task, held)
         self._again = functools.partial(load_model, base, task, made, **settings)
-        return self._again()
+        model = self._again()
+        packed_base.keep_order(model)
+        return model
 
     def rebase(self, values: str) -> int:
         """Put the adapter on the base that `merge.base` names; the number of tensors that were set."""

@@ -112,6 +112,22 @@ def _unpacked(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name}.weight", (values.T if issubclass(module.source_cls, Conv1D) else values).float().contiguous()
 
 
+def keep_order(model: Any) -> None:
+    """Have bitsandbytes leave the weights of a model that is stored in 4 bits as they lie in memory, and compute in fp32.
+
+    Where the CPU has AVX-512 BF16, it rearranges them at the first pass (bitsandbytes 0.50, `Linear4bit.forward`), for products that round
+    to bf16. Methods of PEFT that compute with the weight itself, as DoRA does, then read it in the wrong order: another model than the one
+    that was trained, on a GPU or on another CPU.
+    """
+    if not getattr(model, "is_quantized", False):
+        return
+    from bitsandbytes.nn import modules
+
+    for module in model.modules():
+        if isinstance(module, modules.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
 def packed_layers(model: Any) -> dict[str, bool]:
     """Weights that transformers packs where it loads a model of this configuration in 4 bits, and whether it packs the transpose."""
     from bitsandbytes.nn import modules
