@@ -1,6 +1,7 @@
 """How fast, how surely and how cheaply checkpoints are found, beside what people write instead.
 
-Latency: from the last byte written to the job in the journal, beyond the settle time, with 1 and with 200 concurrent writers.
+Latency: from the last byte written to the job in the journal, beyond the settle time, with 1 and with 200 concurrent writers, and beside
+checkpoints that take long to read or to pin.
 Sureness: the same trainers with every bad habit, watched by ckptd, two plain watchdog handlers and watchfiles at once.
 Cost: scans of 10,000 and 100,000 runs beside a walk by names alone, a data set of a million files below a root, a rescan, a hint.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import structlog
 
 from benchmarks import _common, _watchers
-from benchmarks._writers import JUDGED, LIFE
+from benchmarks._writers import JUDGED, LIFE, STATE, contents
 from daemon.checkpoints.inspection import fingerprint
 from daemon.checkpoints.names import is_checkpoint_name
 from daemon.contract.files import fsync_directory, fsync_file
@@ -45,15 +47,20 @@ def write_checkpoints(way: str, folder: Path, count: int, seconds: float) -> lis
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def latency(folder: Path, writers: int, seconds: float) -> dict[str, list[float]]:
-    """For each of the writers' checkpoints, in ms beyond the settle time: until it was quiet and complete, and until its job stood."""
+def latency(folder: Path, writers: int, seconds: float, bombs: int = 0) -> dict[str, list[float]]:
+    """For each of the writers' checkpoints, in ms beyond the settle time: until it was quiet and complete, and until its job stood.
+
+    `bombs`: runs beside them whose checkpoints take long to read or to pin.
+    """
     (folder / "runs").mkdir(parents=True)
     ckptd = _watchers.Ckptd(folder / "home", folder / "runs", SETTLE)
     try:
         time.sleep(1)
+        for number in range(bombs):
+            plant(folder / "runs" / f"bomb-{number}" / "checkpoint-1", number)
         truth = write_checkpoints("steady", folder, writers, seconds)
         end = time.monotonic() + SETTLE + 60
-        while len(ckptd.intake.times) < len(truth) and time.monotonic() < end:
+        while not {line["path"] for line in truth} <= ckptd.intake.times.keys() and time.monotonic() < end:
             time.sleep(0.05)
         times = dict(ckptd.intake.times)
     finally:
@@ -65,6 +72,39 @@ def latency(folder: Path, writers: int, seconds: float) -> dict[str, list[float]
         "intake": [1000 * (entered - asked) for (asked, entered), _ in found],
         "lost": [1.0] * (len(truth) - len(found)),
     }
+
+
+def plant(target: Path, number: int) -> None:
+    """A checkpoint, renamed into place, with a training log of 112 MB, 3,000 further files, or a rank for each of 200,000 modules."""
+    made = target.parent.with_name(f".{target.parent.name}")
+    made.mkdir(parents=True)
+    files = contents(random.Random(number), 1, 500_000)
+    if number % 3 == 0:
+        rows = [
+            {"step": row, "loss": 1 / (row + 1), "learning_rate": 1e-4, "grad_norm": 0.5, "epoch": row / 100} for row in range(1_100_000)
+        ]
+        files[STATE] = json.dumps({"global_step": 1, "log_history": rows}).encode()
+    elif number % 3 == 1:
+        files = {**{f"extra-{extra}.json": b"{}" for extra in range(3000)}, **files}
+    else:
+        ranks = {f"model.layers.{layer}.mlp": 8 for layer in range(200_000)}
+        files["adapter_config.json"] = json.dumps({"peft_type": "LORA", "r": 8, "rank_pattern": ranks}).encode()
+    for name, content in files.items():
+        (made / name).write_bytes(content)
+    target.parent.mkdir()
+    made.rename(target)
+
+
+def beside_bombs(folder: Path) -> dict[str, Any]:
+    """What six such runs add to the time until the jobs of 60 others stand, which save within 20 seconds."""
+    alone, beside = latency(folder / "alone", 60, 20.0), latency(folder / "beside", 60, 20.0, bombs=6)
+    figures: dict[str, Any] = {}
+    for label, taken in (("alone", alone), ("beside_bombs", beside)):
+        figures[f"{label}_p50_ms"], figures[f"{label}_missed"] = round(percentile(taken["entered"], 0.5), 1), len(taken["lost"])
+        figures[f"{label}_p99_ms"] = round(percentile(taken["entered"], 0.99), 1)
+    settled = 1000 * SETTLE
+    figures["bombs_p99_ratio"] = round((figures["beside_bombs_p99_ms"] + settled) / (figures["alone_p99_ms"] + settled), 2)
+    return figures
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -216,7 +256,7 @@ def _seconds(function: Any) -> float:
 def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("How fast, how surely and how cheaply checkpoints are found.")
-    parser.add_argument("--only", choices=("latency", "sureness", "scans"), help="a part of it")
+    parser.add_argument("--only", choices=("latency", "bombs", "sureness", "scans"), help="a part of it")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     warnings.filterwarnings("ignore", "Callback with id")  # watchdog says so when it registers a new directory twice
@@ -224,6 +264,8 @@ def main() -> None:
     with _common.scratch("detection") as folder:
         if options.only in (None, "latency"):
             figures |= latencies(folder / "latency")
+        if options.only in (None, "bombs"):
+            figures |= beside_bombs(folder / "bombs")
         if options.only in (None, "sureness"):
             figures |= sureness(folder / "sureness", 32)
         if options.only in (None, "scans"):

@@ -3,7 +3,7 @@
 A look into a long training log, a pin of thousands of files or of a whole model takes seconds to minutes. The thread that owns the tracker
 asks for such a piece of work and goes on; when the work has ended it looks at the directory again, and asks again: then the answer is
 there. One run's checkpoints are worked on one after the other, in the order in which they were asked for; roots take turns, and so do the
-runs of a root.
+runs of a root. Of what is known to be large one piece is done at a time; what turns out to take long gets a thread in its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 from daemon.checkpoints.names import run_of
 
-THREADS = 4
+THREADS, MOST_THREADS = 3, 16
+"""Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more."""
+LONG_SECONDS = 1.0
 IDLE_SECONDS = 30.0
 """A thread that has had nothing to do for so long ends."""
 
@@ -30,9 +32,9 @@ class Pending(Exception):
 class Apart(Protocol):
     """Does work on checkpoint directories. Asked by one thread."""
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """What `work` gives, or raises, for a directory in this state. Raises Pending while it is being done: ask again later, in the
-        same way. `work` gets the number of the thread that does it."""
+        same way. `work` gets the number of the thread that does it. `large`: it is known to take long."""
 
     def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
         """The same for work that was asked for earlier, in a tuple; None where there is none of this kind and state."""
@@ -44,7 +46,7 @@ class Apart(Protocol):
 class AtOnce:
     """Does all work when it is asked for: for commands and simulations, which have one thread."""
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """See `Apart.do`."""
         return work(0)
 
@@ -64,6 +66,7 @@ class _Task:
     kind: str
     state: Hashable
     work: Callable[[int], Any]
+    large: bool
     since: float | None = None
     """When it was begun, by the monotonic clock."""
     ended: bool = False
@@ -84,7 +87,7 @@ class Hands:
 
     def __init__(self, ended: Callable[[Path], object], threads: int = THREADS) -> None:
         """`ended` is called, in any thread, with the directory whose work has ended."""
-        self._ended, self._most = ended, threads
+        self._ended, self._count = ended, threads
         self._changed = threading.Condition()
         self._waiting: deque[_Task] = deque()
         self._latest: dict[Path, _Task] = {}
@@ -96,23 +99,34 @@ class Hands:
         """Root, and run → when it had its last turn."""
         self._stopping = False
 
-    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any]) -> Any:
+    def do(self, root: Path, path: Path, kind: str, state: Hashable, work: Callable[[int], Any], *, large: bool = False) -> Any:
         """See `Apart.do`."""
         if (answer := self.answer(path, kind, state)) is not None:
             return answer[0]
         with self._changed:
-            task = _Task(root, path, kind, state, work)
+            task = _Task(root, path, kind, state, work, large)
             before = self._latest.get(path)
             if before is not None and before in self._waiting:
                 self._waiting.remove(before)  # nobody asks for that any more
             self._latest[path] = task
             self._waiting.append(task)
-            number = next((number for number in range(1, self._most + 1) if number not in self._threads), None)
-            if number is not None and len(self._waiting) > len(self._threads) - len(self._running) and not self._stopping:
-                self._threads[number] = threading.Thread(target=self._serve, args=(number,), name=f"apart-{number}", daemon=True)
-                self._threads[number].start()
-            self._changed.notify()
+            self._start_threads()
         raise Pending
+
+    def look(self) -> None:
+        """Have other threads do what waits for those that have been at one piece of work for long. Called now and then."""
+        with self._changed:
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        long, idle = time.monotonic() - LONG_SECONDS, len(self._threads) - len(self._running)
+        busy = sum(task.since is None or task.since > long for task in self._running.values())
+        wanted = min(len(self._waiting) - idle, self._count - busy - idle, MOST_THREADS - len(self._threads))
+        numbers = (number for number in range(1, MOST_THREADS + 1) if number not in self._threads)
+        for number in list(numbers)[: max(0, 0 if self._stopping else wanted)]:
+            self._threads[number] = threading.Thread(target=self._serve, args=(number,), name=f"apart-{number}", daemon=True)
+            self._threads[number].start()
+        self._changed.notify_all()
 
     def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
         """See `Apart.answer`."""
@@ -165,7 +179,8 @@ class Hands:
         with self._changed:
             while not self._stopping:
                 taken = {run_of(task.path) for task in self._running.values()}
-                free = [task for task in self._waiting if run_of(task.path) not in taken]
+                large = any(task.large for task in self._running.values())
+                free = [task for task in self._waiting if run_of(task.path) not in taken and not (task.large and large)]
                 if free:
                     task = min(free, key=lambda one: (self._turn(one.root), self._turn(run_of(one.path))))
                     self._waiting.remove(task)

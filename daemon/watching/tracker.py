@@ -25,6 +25,7 @@ from daemon.config.settings import WatchSettings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.text import is_text
 from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
@@ -39,6 +40,8 @@ log = structlog.get_logger("watch")
 MAPPED_SECONDS = 60.0
 """So long after a change more may have been written through a mapping than a file's time tells: until the kernel has written its pages."""
 _INSPECT, _TAKE = "inspect", "take"
+MANY_FILES, MUCH_PARSED, MUCH_READ = 300, 8 << 20, 1 << 30
+"""Files of a directory, bytes of its JSON, and bytes of all its files, above which it takes a second and more."""
 LOOK_AGAIN_SECONDS = 600.0
 """How often scans have a directory that is incomplete looked at though nothing in it seems to have changed."""
 
@@ -270,7 +273,7 @@ class Tracker:
             self._note_taken(path, answer[0], now)
             return
         self._taken_in.discard(path)
-        found = self._apart.do(root, path, _INSPECT, seen, lambda number: inspect(path))
+        found = self._apart.do(root, path, _INSPECT, seen, lambda number: inspect(path), large=_is_large(seen))
         self._open(path)
         if not found.complete:
             self._unlist(path)
@@ -295,7 +298,8 @@ class Tracker:
             patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
         if not self._settler.rested(str(path), patience, now):
             return
-        self._note_taken(path, self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number)), now)
+        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number), large=_is_large(seen))
+        self._note_taken(path, taken, now)
 
     def _take(self, root: Path, found: Inspection, seen: Fingerprint, number: int) -> _Taken:
         """Pin a complete checkpoint and enter its job; in any thread, whose `number` gives it a place of its own for that."""
@@ -503,6 +507,12 @@ def _marks(path: Path, itself: Identity | None, seen: Fingerprint) -> frozenset[
             status = os.lstat(path / name)
             found.add((status.st_dev, status.st_ino, status.st_ctime_ns))
     return frozenset(found)
+
+
+def _is_large(seen: Fingerprint) -> bool:
+    """Whether a directory takes long to read or to pin: many files, much to parse, or much to copy and hash."""
+    parsed = sum(size for name, _, size, _ in seen if name.endswith((".json", METADATA)))
+    return len(seen) > MANY_FILES or parsed > MUCH_PARSED or sum(size for _, _, size, _ in seen) > MUCH_READ
 
 
 def _no_memory() -> OSError:

@@ -112,6 +112,7 @@ class Watcher:
             self._rescan(now)
         elif now >= self._poll_at:
             self._poll(now)
+        self._hands.look()
         times = (self._check_at, self._rescan_at, self._poll_at, self.tracker.next_due() or self._rescan_at)
         self._take_hints(max(0.0, min(times) - time.monotonic()))
         if not self._stopping.is_set():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.watching import intake, tracker
-from daemon.watching.apart import AtOnce, Hands, Pending
+from daemon.watching.apart import THREADS, AtOnce, Hands, Pending
 from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of
 
@@ -34,30 +34,55 @@ def answer_of(hands: Hands, root: Path, path: Path, state: int, work: Any, ended
 
 
 @pytest.mark.parametrize("slow", ["inspect", "identify"])
-def test_a_checkpoint_that_takes_for_ever_delays_no_other_run(
+def test_checkpoints_that_take_for_ever_delay_no_other_run_however_many_they_are(
     slow: str, station: Stations, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, go_on = threading.Event(), threading.Event()
+    count, held, go_on = THREADS + 2, list[Path](), threading.Event()
     module: Any = tracker if slow == "inspect" else intake
     real = getattr(module, slow)
 
     def delayed(path: Path) -> Any:
-        if "slow" in str(path) or (slow == "identify" and not held.is_set()):
-            held.set()
+        if len(held) < count:
+            held.append(path)
             go_on.wait(WAIT)
         return real(path)
 
     monkeypatch.setattr(module, slow, delayed)
     here = station()
-    copy_of(pico_checkpoint, here.root / "slow" / "checkpoint-1", step=1, weights=1.0)
+    for step in range(1, count + 1):
+        copy_of(pico_checkpoint, here.root / f"slow-{step}" / f"checkpoint-{step}", step=step, weights=float(step))
     try:
-        here.wait(held.is_set, "the slow checkpoint is looked into")
-        for step in (2, 3):
+        here.wait(lambda: len(held) == count, "the slow ones are worked on")
+        for step in (20, 21):
             copy_of(pico_checkpoint, here.root / f"other-{step}" / f"checkpoint-{step}", step=step, weights=float(step))
-        assert sorted(row.checkpoint.step for row in here.wait_for_jobs(2)) == [2, 3]
+        assert sorted(row.checkpoint.step for row in here.wait_for_jobs(2)) == [20, 21]
     finally:
         go_on.set()
-    assert sorted(row.checkpoint.step for row in here.wait_for_jobs(3)) == [1, 2, 3]
+    assert sorted(row.checkpoint.step for row in here.wait_for_jobs(count + 2)) == [*range(1, count + 1), 20, 21]
+
+
+def test_of_what_is_known_to_be_large_one_is_worked_on_at_a_time() -> None:
+    now, most, lock, ended = [0], [0], threading.Lock(), threading.Event()
+    hands = Hands(lambda path: ended.set())
+
+    def work(number: int) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+
+    paths = [Path(f"/root/run-{number}/checkpoint-1") for number in range(5)]
+    for path in paths:
+        with pytest.raises(Pending):
+            hands.do(Path("/root"), path, "take", 0, work, large=True)
+    for path in paths:
+        deadline = time.monotonic() + WAIT
+        while hands.is_busy(path):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    assert most[0] == 1 and hands.stop(WAIT)
 
 
 def test_one_that_is_deleted_while_it_is_identified_is_taken_and_not_called_lost(
