@@ -125,7 +125,11 @@ class Hands:
         numbers = (number for number in range(1, MOST_THREADS + 1) if number not in self._threads)
         for number in list(numbers)[: max(0, 0 if self._stopping else wanted)]:
             self._threads[number] = threading.Thread(target=self._serve, args=(number,), name=f"apart-{number}", daemon=True)
-            self._threads[number].start()
+            try:
+                self._threads[number].start()
+            except (RuntimeError, MemoryError):  # no thread can be had now; the next look tries again
+                del self._threads[number]
+                break
         self._changed.notify_all()
 
     def answer(self, path: Path, kind: str, state: Hashable) -> tuple[Any] | None:
