@@ -117,7 +117,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
             whole = subject.kind == "causal" and context.base is not None and not engine.endswith(LAYERWISE)
-            if whole and rounded.chooses_experts(merged.config) and merged.main_dtype in rounded.HALVES:
+            halves = context.base is not None and merged.main_dtype in rounded.HALVES
+            reference.long = None if reference.long is None else replace(reference.long, halves=halves)
+            if whole and rounded.chooses_experts(merged.config) and halves:
                 rounded.ask(live, reference, merged.main_dtype, logits)
         except WorkerFailed as error:
             reporter.checkpoint()  # a stage that is told to stop loses its workers too

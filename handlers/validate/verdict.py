@@ -34,6 +34,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
     proved = figures.twin_error is not None and not any(finding.aspect in ("weights", "structure") for finding in examination.findings)
+    if proved and thresholds is not None and (coarse := _coarse_in_batches(figures, own, thresholds)):
+        reasons.append(coarse)
+        remedies.append(f"use the variant {fallback(variant) or unquantized(variant)} instead of {variant}")
     if missing := _missing(figures, rounded=unquantized(variant) is not None, proved=proved):
         reasons.append(missing)
         less = fallback(variant) or unquantized(variant)
@@ -57,6 +60,8 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         told.append(as_rounded)
     if lost := _swallowed(figures):
         told.append(lost)
+    if not reasons and figures.long and thresholds and figures.rounded is None and (lone := length_faults.tied(figures.long, thresholds)):
+        told.append(lone)
     written = figures.plus(notes=tuple(told)).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)
@@ -77,10 +82,11 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
     """What is wrong whatever the thresholds say."""
     noise = own.noise_share * _largest_error(figures)
     ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
+    padding = None if _mask_is_judged_in_float(figures) else figures.padding_error_max_absolute
     limits = (
         (figures.cache_error_max_absolute, max(own.cache, noise),
          f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", f"the cache is broken{_course(figures)}"),
-        (figures.padding_error_max_absolute, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
+        (padding, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
         (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
@@ -92,6 +98,26 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
         if not deviations <= limit:
             found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
     return found
+
+
+def _mask_is_judged_in_float(figures: CheckFigures) -> bool:
+    """Whether the comparison with the twin says if the mask is honoured: where one scale rounds the activations of all rows, padding and
+    the other rows change a row's outputs in a sound artifact too."""
+    return figures.has("twin_padding_error")
+
+
+def _coarse_in_batches(figures: CheckFigures, own: Limits, thresholds: Thresholds) -> str | None:
+    """Of an artifact that honours the mask: that it rounds more in a batch than it may beside the live model."""
+    if not _mask_is_judged_in_float(figures) or figures.padding_error_max_absolute is None:
+        return None
+    limit = max(own.padding, own.noise_share * _largest_error(figures), thresholds.error)
+    deviations = in_deviations(figures.padding_error_max_absolute, figures.logit_std or 0.0)
+    if deviations <= limit:
+        return None
+    return (
+        f"in a padded batch it differs from single runs by {_show(deviations)} standard deviations of the logits, above the limit"
+        f" {_show(limit)}: it honours the attention mask, but one scale rounds the activations of all rows, and padding makes it too coarse"
+    )
 
 
 def _course(figures: CheckFigures) -> str:

@@ -2,9 +2,9 @@
 
 Run as `python -m tests.matrix.stock FOLDER NAME CASES`: the family's name and a JSON list of `[place, method, dtype, form, tied]`. In
 FOLDER it makes `bases/`, and for each case `PLACE/` with `checkpoint-4` (the adapter as PEFT saved it), `merged.safetensors` (the state
-dict of `merge_and_unload()`), `exact.safetensors` (the same in fp32), `live.safetensors` (`live` and `plain`: outputs in fp32 with the
-adapter, not merged, and without) and `tied.json` (groups of names that share a tensor); or `error.json` with `stage` ("adapt", "merge") and
-`error`.
+dict of `merge_and_unload()`), `exact.safetensors` (the same in fp32), `live.safetensors` (outputs in fp32: `live` and `plain` with the
+adapter, not merged, and without; `merged` and `exact` of these two) and `tied.json` (groups of names that share a tensor); or `error.json`
+with `stage` ("adapt", "merge") and `error`.
 """
 
 from __future__ import annotations
@@ -117,9 +117,11 @@ def merge(family: Family, folder: Path, output: Path, dtype: str) -> None:
     shared: dict[int, list[str]] = {}
     for name, parameter in load(family, folder, "float32").named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
+    answers = {"live": live, "plain": plain}
     for name, model in (("merged", merged.merge_and_unload()), ("exact", wide.merge_and_unload())):
         save_file(_state(model), output / f"{name}.safetensors")
-    save_file({"live": live, "plain": plain, "exact": _outputs(model, family)}, output / "live.safetensors")
+        answers[name] = _outputs(model, family)
+    save_file(answers, output / "live.safetensors")
     (output / "tied.json").write_text(json.dumps([group for group in shared.values() if len(group) > 1]))
 
 

@@ -119,8 +119,10 @@ def measured(
     prompts: Sequence[str] = BUILT_IN[:4],
     base_texts: BaseTexts | None = None,
     long_tokens: int = 2048,
+    *,
+    halves: bool = False,
 ) -> Bench:
-    """Run the live model of a checkpoint, which has been merged, over a few prompts."""
+    """Run the live model of a checkpoint, which has been merged, over a few prompts. `halves`: as if the merge were in 16 bits."""
     scratch.mkdir()
     subject = subject_of(merged)
     subject = replace(subject, labels=live_labels(subject, base))
@@ -133,4 +135,6 @@ def measured(
     reference.special = special_tokens.expected(pin, base)
     expected.write(live, pin, base, merged, scratch / "files", readable=reference.readable, sentences=subject.sentence)
     reference.files = scratch / "files"
+    if reference.long is not None:
+        reference.long = replace(reference.long, halves=halves)
     return Bench(reference, subject, scratch, merged)

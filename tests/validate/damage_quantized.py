@@ -27,6 +27,7 @@ from handlers.onnx.options import OnnxOptions
 from handlers.validate.twins import judging
 from handlers.validate.twins.compare import compare
 from handlers.validate.twins.messages import Answer, Order, Text
+from handlers.validate.workers.protocol import PaddedBatch
 from handlers.web.format import TWIN as PAGE_TWIN
 from tests.onnx.conftest import make_context, silent
 from tests.onnx.small import derived
@@ -47,6 +48,7 @@ INT8 = ("int8", "int8-static")
 NIBBLES = ("int4", "int4-zeros", "int4-k-quant", "int4-hqq", *GENAI)
 ROUNDED = (*INT8, "int8-weight", *NIBBLES)
 STRUCTURE = "its graph is not the model that its own weights give"
+MASK = "in a left-padded batch, computed in fp32 .*: it does not honour the attention mask"
 STORED = "not what rounding gives|none of the merged model's|too coarse"
 SYSTEMATIC = "its outputs are .* times those|moves a part of its outputs"
 LENGTH = 256
@@ -98,13 +100,21 @@ def texts(form: str) -> list[Text]:
     return [Text(ids=short), Text(ids=long), *far]
 
 
+def padded() -> PaddedBatch:
+    """Texts of unlike length, each with two tokens behind it."""
+    drawn = np.random.default_rng(4)
+    rows = [[int(token) for token in drawn.integers(2, 320, count)] for count in (24, 5, 11)]
+    return PaddedBatch(prompts=rows, continuations=[row[:2] for row in rows])
+
+
 def answered(lab: Lab, form: str, folder: Path) -> Answer:
     """What the comparison of a folder finds."""
     engine = "onnx-genai" if form in GENAI else "web" if form.startswith("web") else "onnx"
     order = Order(
         form=PAGE_TWIN if engine == "web" else TWIN, engine=engine, folder=str(folder),
         merged=str(lab.made("sound", "pytorch")), task="text-generation", sentence=False,
-        threads=1, texts=texts(form), arithmetic="half" if form.endswith("fp16") else "float", limits=ChildLimits(),
+        threads=1, texts=texts(form), padded=None if form in GENAI else padded(), sides=("left",),
+        arithmetic="half" if form.endswith("fp16") else "float", limits=ChildLimits(),
     )  # fmt: skip
     return compare(order)
 
@@ -198,6 +208,26 @@ def _plus(value: str, term: np.ndarray) -> Change:
         _after(model, value, lambda before, after: [helper.make_node("Add", [before, name], [after])])
 
     return change
+
+
+def _ignore_the_mask(model: onnx.ModelProto) -> None:
+    """All tokens are seen, padding too."""
+    ones = helper.make_tensor("value", TensorProto.INT64, [1], [1])
+    _after(model, "attention_mask", lambda before, after: [
+        helper.make_node("Shape", [before], ["mask_shape"]),
+        helper.make_node("ConstantOfShape", ["mask_shape"], [after], value=ones),
+    ])  # fmt: skip
+
+
+def _see_the_last_padding(model: onnx.ModelProto) -> None:
+    """The token before the first one that the mask shows is seen too, the last one of the padding."""
+    for name, numbers in (("mask_from_1", [1]), ("mask_to_end", [1 << 40]), ("mask_axis", [1]), ("mask_last", [-1])):
+        _add(model, name, np.array(numbers, np.int64))
+    _after(model, "attention_mask", lambda before, after: [
+        helper.make_node("Slice", [before, "mask_from_1", "mask_to_end", "mask_axis"], ["mask_rest"]),
+        helper.make_node("Slice", [before, "mask_last", "mask_to_end", "mask_axis"], ["mask_end"]),
+        helper.make_node("Concat", ["mask_rest", "mask_end"], [after], axis=1),
+    ])  # fmt: skip
 
 
 def _region(by: float) -> Change:
@@ -473,6 +503,8 @@ DAMAGES = (
     Damage("positions one too many from 48", OURS, _offset_from(48), STRUCTURE),
     Damage("positions one too many from 200", OURS, _offset_from(200), STRUCTURE),
     Damage("positions one too many from 250", OURS, _offset_from(250), STRUCTURE),
+    Damage("mask ignored", ("int8",), _ignore_the_mask, MASK),
+    Damage("mask shows the last padding", ("int8",), _see_the_last_padding, MASK),
     Damage("rope table shifted by one row from 48", GENAI, _shifted_from(48), STRUCTURE),
     Damage("rope table shifted by one row", GENAI, _shifted_from(0), ""),
     Damage("rope x 2 in tables", GENAI, _tables(lambda cos, sin: (cos**2 - sin**2, 2 * sin * cos)), STRUCTURE),

@@ -119,4 +119,4 @@ class LongLab:
     def bench(self, kind: str, scratch: Path) -> Bench:
         """The live model of a kind, measured."""
         merged = self.made(kind, "pytorch")
-        return measured(merged, None, merged, scratch)
+        return measured(merged, None, merged, scratch, halves=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from filelock import FileLock
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.stages import LONG_LEAST, long_tokens
+from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.report.lengths import sentence
 from handlers.validate.engines.reach import Reach, reach_of
-from handlers.validate.length import course
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL
+from handlers.validate.length import course, faults, measuring
 from handlers.validate.length.text import TAIL, LongText, fill, split
 from handlers.validate.verdict import judge
 from tests.sampling import some
@@ -156,6 +159,41 @@ def test_where_errors_become_larger_is_found_and_noise_is_none() -> None:
         assert found is not None and found.ratio < 1.5
     step = course.largest_step(np.where(np.arange(48) < 20, noise, 9 * noise), 1e-9)
     assert step is not None and step.ratio > 1.5 and abs(step.place - 20) <= 3
+
+
+def _judged(away: dict[int, float], folder: Path, *, halves: bool, merged: bool = False) -> str:
+    """What is said of a model that is near the live one (48 positions), but so many deviations away at some; `merged`: and beside a
+    merged one that is not. Its limit is that of `onnx-int8` (2), of the merged model itself that of `pytorch` (0.25)."""
+    drawn = np.random.default_rng(5)
+    live = drawn.normal(0, 1, (48, 320)).astype(np.float32)
+    rows = live + drawn.normal(0, 1e-3, live.shape).astype(np.float32)
+    np.save(folder / "live.npy", live)
+    np.save(folder / measuring.FILE, rows)
+    for place, error in away.items():
+        rows[place, 7] += error
+    (folder / "outputs").mkdir()
+    worker: Any = SimpleNamespace(ask=lambda request: np.save(request.out, rows))
+    text = LongText(list(range(48)), list(range(48)), [48], [48], None, logits=folder / "live.npy", halves=halves)
+    long, unusable = measuring.measure(worker, text, LANGUAGE_MODEL, folder / "outputs", folder if merged else None)
+    assert unusable is None
+    variant = "onnx-int8" if merged else "pytorch"
+    figures, limits = CheckFigures(kl=1e-6, long=long), catalog().variants[variant].limits
+    return " | ".join(faults.faults(figures, limits, catalog().thresholds[variant], alone=True))
+
+
+def test_a_position_that_rounding_to_16_bits_decides_is_no_fault_and_several_are(tmp_path: Path) -> None:
+    def told(*places: int, halves: bool, merged: bool = False, error: float = 0.8) -> str:
+        return _judged(dict.fromkeys(places, error), Path(tempfile.mkdtemp(dir=tmp_path)), halves=halves, merged=merged)
+
+    assert told(30, halves=True) == told(30, 40, halves=True) == ""
+    assert "standard deviations at more than 2 positions, above the limit 0.25" in told(30, 40, 47, halves=True)
+    assert "standard deviations, above the limit 0.25" in told(30, halves=False), "nothing rounds a merge in fp32"
+    assert told(30, halves=True, merged=True, error=1.9) == ""
+    assert "beside the merged PyTorch model is 2.1" in told(30, halves=True, merged=True, error=2.2)
+
+
+def test_of_few_positions_none_is_left_to_rounding() -> None:
+    assert [measuring.ties(count) for count in (1, 2, 8, 20, 48)] == [0, 0, 0, 1, 2]
 
 
 @pytest.mark.parametrize(

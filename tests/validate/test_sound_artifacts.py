@@ -27,7 +27,7 @@ NAMES = {
 }  # fmt: skip
 
 
-TWIN = {"twin_error", "rounding_error", "rounding_slope"}
+TWIN = {"twin_error", "twin_padding_error", "rounding_error", "rounding_slope"}
 
 
 def test_sound_artifacts_pass_and_carry_every_figure(validated: Validated) -> None:  # R4.1 R4.3 R3.2

@@ -15,12 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 from daemon.contract.jobs.figures import CheckFigures
 from handlers.onnx.export import stage
 from handlers.onnx.format import TWIN
+from handlers.validate.engines.registry import EngineSpec, load
 from handlers.validate.twins import judging, matching, rounding
 from handlers.validate.twins.messages import Answer, Rounding, Text
 from handlers.validate.twins.onnx import stored
 from handlers.validate.twins.onnx.float_form import float_form
 from handlers.validate.twins.onnx.form import IN_HALVES, STRUCTURE
 from handlers.validate.twins.weights import Scaled, UnreadableError
+from handlers.validate.workers import drivers
+from handlers.validate.workers.protocol import PaddedBatch
 from tests.onnx.conftest import SMALL, make_context, make_model, silent
 from tests.onnx.small import derived
 from tests.sampling import some
@@ -48,6 +51,8 @@ def test_a_sound_form_is_the_model_that_its_own_weights_give(form: str, lab: Lab
     assert reasons(answer) == ""
     assert answer.error is not None and answer.error < (IN_HALVES if form.endswith("fp16") else STRUCTURE) / 5
     assert answer.rounding is not None and abs(answer.rounding.slope - 1) < judging.SYSTEMATIC / 2
+    assert (answer.padding_side != "") == (form.removeprefix("web-").removeprefix("activations-") == "int8"), "of scales that rows share"
+    assert answer.padding is None or answer.padding < STRUCTURE / 5
 
 
 @pytest.mark.parametrize(("damage", "form"), some(CASES, of=75), ids=lambda value: value if isinstance(value, str) else value.name)
@@ -59,6 +64,27 @@ def test_each_damage_is_caught_with_its_reason_or_is_harmless(damage: Damage, fo
     else:
         limit = IN_HALVES if form == "fp16" else STRUCTURE
         assert not told and answer.error is not None and answer.error <= limit, "what passes moves no output by more than the limit"
+
+
+@pytest.mark.parametrize("outlier", some([4.0, 1.0], of=2))
+def test_padding_that_makes_the_rounding_of_a_batch_coarser_is_no_ignored_mask(outlier: float, pico_base: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    merged = make_model(tmp_path / "merged", "Llama", **SMALL)
+    tensors = load_file(merged / "model.safetensors")
+    tensors["model.embed_tokens.weight"][0] = 0
+    tensors["model.embed_tokens.weight"][0, 3] = 20  # the token that pads, alone in a channel of its own
+    for name in (f"model.layers.{layer}.mlp.{part}_proj.weight" for layer in (0, 1) for part in ("gate", "up")):
+        tensors[name][0, 3] = outlier
+    save_file(tensors, merged / "model.safetensors", {"format": "pt"})
+    folder = derived("int8", _exported(merged, tmp_path / "onnx", pico_base), tmp_path / "int8").folder
+    spec, batch = EngineSpec(engine="onnx", folder=str(folder), threads=1, task="text-generation"), damage_quantized.padded()
+    driver = drivers.drive(spec, load(spec))
+    unit = float(driver.rows(batch.prompts[0], [], None).std())
+    rounded = driver.padding(batch.prompts, batch.continuations, None, "left") / unit
+    assert rounded > (1.0 if outlier > 1 else 0.25), "one scale for all rows: those of padding make it coarser"
+    found = _compared(folder, merged, [Text(ids=batch.prompts[0])], padded=batch)
+    assert found.findings == () and found.figures.twin_padding_error < STRUCTURE / 5
 
 
 @pytest.mark.slow
@@ -87,13 +113,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _compared(folder: Path, merged: Path, texts: list[Text], task: str = "text-generation", *, half: bool = False) -> Any:
+def _compared(
+    folder: Path, merged: Path, texts: list[Text], task: str = "text-generation", *, half: bool = False, padded: PaddedBatch | None = None
+) -> Any:
     from handlers.validate.twins.compare import compare
     from handlers.validate.twins.messages import Order
 
     order = Order(
         form=TWIN, engine="onnx", folder=str(folder), merged=str(merged), task=task, sentence=False, threads=1, texts=texts,
-        arithmetic="half" if half else "float",
+        arithmetic="half" if half else "float", padded=padded, sides=("left",),
     )  # fmt: skip
     return judging.judged(compare(order), "onnx-int8")
 

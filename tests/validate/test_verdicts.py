@@ -61,6 +61,17 @@ def test_a_figure_that_is_not_a_number_never_passes(key: str) -> None:
     assert _judge(**{key: math.nan}).verdict is Verdict.FAILED
 
 
+def test_of_a_batch_whose_rows_share_a_scale_the_mask_is_judged_in_float_and_the_rest_by_the_limit_of_error() -> None:
+    alone = _judge(error_max=0.45, padding_error_max_absolute=0.9 * 1.5)
+    assert "0.9 standard deviations of the logits, above the limit 0.675: it does not honour the attention mask" in alone.reasons[0]
+    honoured = {"twin_error": 1e-6, "twin_padding_error": 1e-6}
+    assert _judge(error_max=0.45, padding_error_max_absolute=0.9 * 1.5, **honoured).verdict is Verdict.PASSED
+    coarse = _judge(error_max=0.45, padding_error_max_absolute=2.1 * 1.5, **honoured)
+    assert "by 2.1 standard deviations of the logits, above the limit 2: it honours the attention mask, but one scale" in coarse.reasons[0]
+    assert coarse.of_precision and coarse.remedy == "use the variant onnx-int8-weight instead of onnx-int8"
+    assert _judge(padding_error_max_absolute=math.nan, **honoured).verdict is Verdict.FAILED
+
+
 def test_without_thresholds_an_artifact_is_unverified_with_the_reason() -> None:
     check = _judge(limits=None, agreement=0.1)
     assert check.verdict is Verdict.UNVERIFIED

@@ -430,6 +430,13 @@ class LongFigures(Likeness):
     """Median of the errors from there on, in standard deviations of the live model's outputs."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; missing where that was not run."""
+    ties: int | None = None
+    """Positions with the largest errors that are left out of the two figures below, as the last bit of a weight in 16 bits may decide what
+    they say; 0 where the merge is in fp32, missing where no outputs were compared."""
+    error_without_ties: float | None = None
+    """`error_max` without these; null where that is infinite."""
+    kl_without_ties: float | None = None
+    """`kl` without these; null for a task without one."""
 
 
 class CheckFigures(Likeness):
@@ -459,6 +466,10 @@ class CheckFigures(Likeness):
     """Largest |Δ| between its graph, computed in fp32, and the merged model in PyTorch with the graph's own weights, in standard
     deviations of the outputs: whether the graph is that model, however its weights were rounded. Null where it is infinite; missing where
     nobody compared."""
+    twin_padding_error: float | None = None
+    """Largest |Δ| of its graph, computed in fp32, between rows of a padded batch and the same texts alone, in the same unit: whether it
+    honours the attention mask, however padding changes what is rounded. Null where it is infinite; missing where rows don't change each
+    other's rounding, or nobody compared."""
     rounding_error: float | None = None
     """What rounding activations changes in its outputs: root mean square of the difference from the graph computed in fp32, over that of
     the outputs."""

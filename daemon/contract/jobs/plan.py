@@ -57,7 +57,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checked = (*names, "reference", "merged", *(one.name for one in checks))
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 6, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 7, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.long_tokens", "validation.bases",
@@ -65,7 +65,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 5, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 6, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2,
             memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
@@ -102,7 +102,7 @@ def _check(variant: Variant) -> StageSpec:
     pytorch = ("torch", "transformers") if limits.pytorch or limits.twin else ()
     libraries = tuple(dict.fromkeys(("sentencepiece", *pytorch, *variant.libraries)))
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 7, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 8, checks=variant.name,
         needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=most[0], memory_fp32=most[1], memory_long=LONG_MEMORY, shortened=memory if limits.twin else None,

@@ -19,6 +19,7 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.passes import of_engine
 from handlers.validate.twins.weights import Stored
+from handlers.validate.workers.protocol import PaddedBatch
 
 EXACT_ANGLES = 16384
 """Positions up to which angles in fp32 are alike: llama.cpp multiplies them up pair by pair. Outputs differ by 4e-6 at position 0, by
@@ -53,6 +54,9 @@ class GgufForm:
             del engine
             gc.collect()
         return rows
+
+    def padding_error(self, batch: PaddedBatch, side: str) -> None:
+        """See `Form.padding_error`: llama.cpp takes scales of a row's own blocks."""
 
 
 class _InFloat(GgufEngine):

@@ -20,6 +20,7 @@ from handlers.validate.twins.graph_folder import GraphFolder
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.passes import of_engine
 from handlers.validate.twins.weights import Stored
+from handlers.validate.workers.protocol import PaddedBatch
 
 STRUCTURE = 2e-3
 """Largest |Δ| between a model that rounds nothing but its stored weights and its twin, in standard deviations of the outputs: sound ones
@@ -49,6 +50,9 @@ class OpenVinoForm(GraphFolder):
         del engine
         gc.collect()
         return rows
+
+    def padding_error(self, batch: PaddedBatch, side: str) -> None:
+        """See `Form.padding_error`: OpenVINO takes scales of groups of a row's own numbers."""
 
 
 class _UsualCausal(OpenVinoEngine):

@@ -58,6 +58,8 @@ class Rows:
     """Divergence of each row (P,) in nats; of a head without one, empty."""
     means: np.ndarray
     """Mean |Δ| of each row (P,), in units of the outputs."""
+    errors: np.ndarray
+    """Largest |Δ| of each row (P,), in units of the outputs."""
 
 
 @dataclass
@@ -148,7 +150,7 @@ class Comparison:
             error_max_absolute=max(errors),
             worst_position=int(np.argmax(errors)),
         )
-        return Rows(summary, np.array(divergences), np.array(means))
+        return Rows(summary, np.array(divergences), np.array(means), np.array(errors))
 
     def _agreeing_rows(self, reference: np.ndarray, start: int, mine: np.ndarray, theirs: np.ndarray) -> int:
         if self._head == "choice":

@@ -32,7 +32,7 @@ def faults(figures: CheckFigures, own: Limits, thresholds: Thresholds | None, *,
     long = figures.long
     if long is None or long.tokens is None or long.positions is None:
         return []
-    found = _structure(long, own, alone=alone) or (_distances(figures, long, thresholds) if thresholds and alone else [])
+    found = _structure(long, own, alone=alone) or (_distances(figures, long, own, thresholds) if thresholds and alone else [])
     return [f"on a long text of {long.tokens:,} tokens {one}" for one in found]
 
 
@@ -55,18 +55,41 @@ def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
     ]
 
 
-def _distances(figures: CheckFigures, long: LongFigures, thresholds: Thresholds) -> list[str]:
+def _distances(figures: CheckFigures, long: LongFigures, own: Limits, thresholds: Thresholds) -> list[str]:
     found = []
     agreement, kl = long.agreement_interval, long.kl_interval
     if agreement is not None and agreement[1] < thresholds.agreement and (long.kl is None or long.kl > thresholds.kl / 2):
         found.append(f"its agreement is {long.agreement:.3g} (95 % up to {agreement[1]:.3g}), below the limit {thresholds.agreement:.3g}")
     if kl is not None and kl[0] > thresholds.kl:
         found.append(f"its divergence is {long.kl:.3g} nats a position (95 % from {kl[0]:.3g}), above the limit {thresholds.kl:.3g}")
-    elif long.kl is not None and figures.kl is not None and long.kl > LEAST_NATS:
-        times, share, grown = long.kl / max(figures.kl, 1e-9), long.kl / max(thresholds.kl, 1e-9), long.growth or 0.0
+    # Of forms that round themselves, a fault may show in a few positions alone.
+    elif figures.kl is not None and (nats := long.kl_without_ties if own.exact else long.kl) is not None and nats > LEAST_NATS:
+        times, share, grown = nats / max(figures.kl, 1e-9), nats / max(thresholds.kl, 1e-9), long.growth or 0.0
         if any(times > most and share > part and grown >= growth for most, part, growth in FARTHER):
-            found.append(f"its divergence is {long.kl:.3g} nats a position, {times:.2g} times that on the prompts")
-    if figures.rounded is None and not (long.error_max is not None and long.error_max <= thresholds.error):
-        value = "infinite" if long.error_max is None else f"{long.error_max:.3g}"
-        found.append(f"its largest error is {value} standard deviations, above the limit {thresholds.error:.3g}")
+            found.append(f"its divergence is {nats:.3g} nats a position, {times:.2g} times that on the prompts")
+    if figures.rounded is None:  # of experts in 16 bits other errors are sound
+        found += _errors(long, own, thresholds.error)
     return found
+
+
+def _errors(long: LongFigures, own: Limits, limit: float) -> list[str]:
+    """Errors above the limit: beside the live model more of them than rounding the merge to 16 bits may make, beside the merged one any."""
+    error, apart = long.error_without_ties, long.merged_error_max_absolute
+    if not (error is not None and error <= limit):
+        value, lone = "infinite" if error is None else f"{error:.3g}", f" at more than {long.ties} positions" if long.ties else ""
+        return [f"its largest error is {value} standard deviations{lone}, above the limit {limit:.3g}"]
+    if not long.ties or own.merged is not None or apart is None or (far := in_deviations(apart, long.logit_std or 0.0)) <= limit:
+        return []
+    return [f"its largest error beside the merged PyTorch model is {far:.3g} standard deviations, above the limit {limit:.3g}"]
+
+
+def tied(long: LongFigures, thresholds: Thresholds) -> str | None:
+    """That errors above the limit did not count, as a note; None where there are none."""
+    if not long.ties or (long.error_max is not None and long.error_max <= thresholds.error):
+        return None
+    value = "infinite" if long.error_max is None else f"{long.error_max:.3g}"
+    return (
+        f"on the long text the largest error is {value} standard deviations, above the limit {thresholds.error:.3g}, and without at most"
+        f" {long.ties} of {long.positions} positions it is {long.error_without_ties or 0.0:.3g}: rounding the merged weights to 16 bits"
+        ' decides at a few positions; merge.dtype = "float32" keeps the live model\'s answers'
+    )

@@ -75,6 +75,8 @@ class LongText:
     """See `Reach`."""
     positions: int | None = None
     """Those that the live model names; the text is longer where its scaling goes on behind them."""
+    halves: bool = False
+    """The merged weights are rounded to 16 bits, which the live model's are not."""
 
     def asked(self, out: Path, pieces: Sequence[int]) -> LongPass:
         """The request for its rows."""

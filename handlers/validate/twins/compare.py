@@ -48,6 +48,7 @@ def compare(order: Order) -> Answer:
         if not np.isfinite(structure.error):
             return answer
         position = int(text.places(count)[structure.first]) + text.start
+        answer = answer.model_copy(update=_padding(order, form, unit))
         ways = _by_way(form.outputs(texts, in_float=False))
     except UnreadableError as error:
         return Answer(left_out=str(error))
@@ -61,6 +62,16 @@ def _form(order: Order) -> Form:
         use.borrow(Path(order.toolchain))
     form: Form = pkgutil.resolve_name(order.form)(order)
     return form
+
+
+def _padding(order: Order, form: Form, unit: float) -> dict[str, float | str | None]:
+    """What an answer says of padded batches."""
+    asked = {side: form.padding_error(order.padded, side) for side in order.sides} if order.padded is not None else {}
+    errors = {side: error / unit if np.isfinite(error) else np.inf for side, error in asked.items() if error is not None}
+    if not errors:
+        return {}
+    side = max(errors, key=lambda one: errors[one])
+    return {"padding": errors[side] if np.isfinite(errors[side]) else None, "padding_side": side}
 
 
 def _by_way(outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.weights import Stored
+from handlers.validate.workers.protocol import PaddedBatch
 
 
 class Form(Protocol):
@@ -40,3 +41,7 @@ class Form(Protocol):
         `in_float`: with the stored weights, and no other rounding than that of fp32. Otherwise as the artifact is used. Raises what the
         runtime raises, and UnreadableError.
         """
+
+    def padding_error(self, batch: PaddedBatch, side: str) -> float | None:
+        """Largest |Δ| in float between rows of a batch that is padded on a side and the same texts alone. None where rows of a batch don't
+        change each other's rounding, so that the artifact as it is used shows as much."""

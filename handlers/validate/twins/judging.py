@@ -18,7 +18,7 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import fallback, unquantized
 from handlers.toolchains import use
 from handlers.validate import findings
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.reference import Reference, padded_batch
 from handlers.validate.checks.samples import Sample
 from handlers.validate.findings import Finding
 from handlers.validate.folders import portability
@@ -58,6 +58,7 @@ def compared(context: StageContext, variant: Variant, engine: str, reference: Re
     order = Order(
         form=variant.limits.twin, engine=engine, folder=context.inputs[variant.name], merged=merged, task=subject.task,
         sentence=subject.sentence, threads=context.limits.threads, texts=texts(reference, length, far=_angles_are_fixed(Path(merged))),
+        padded=padded_batch(reference.samples), sides=tuple(reference.sides),
         arithmetic=variant.arithmetic, toolchain=str(toolchain or ""), scratch=context.temporary,
         limits=context.limits.model_copy(update={"parent_pid": os.getpid(), "device": "cpu"}),
     )  # fmt: skip
@@ -120,11 +121,23 @@ def judged(answer: Answer, variant: str) -> Compared:
             f" of {answer.tokens} tokens on, above the limit {answer.limit:g}: its structure or its constants were changed"
         )
         reasons.append(findings.structure(reason, variant))
+    if side := answer.padding_side:
+        figures = figures.plus(twin_padding_error=answer.padding)
+        if answer.padding is None or answer.padding > answer.limit:
+            reasons.append(findings.structure(_ignored(answer.padding, side, answer.limit), variant))
     if (rounding := answer.rounding) is not None:
         figures = figures.plus(rounding_error=rounding.share, rounding_slope=rounding.slope)
         if systematic := _systematic(rounding):
             reasons.append(findings.rounding(systematic, fallback(variant) or unquantized(variant), variant))
     return Compared(figures, tuple(reasons))
+
+
+def _ignored(error: float | None, side: str, limit: float) -> str:
+    far = "without limit" if error is None else f"by {error:.3g} standard deviations"
+    return (
+        f"in a {side}-padded batch, computed in fp32 so that nothing is rounded, it differs {far} from single runs, above the limit"
+        f" {limit:g}: it does not honour the attention mask or the positions"
+    )
 
 
 def _systematic(found: Rounding) -> str | None:

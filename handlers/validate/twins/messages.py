@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Frozen
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.protocol import PaddedBatch
 
 STEPS = 4
 """Tokens at the end of a text that go through the cache, one by one."""
@@ -43,6 +44,10 @@ class Order(Frozen):
     sentence: bool
     threads: int
     texts: list[Text]
+    padded: PaddedBatch | None = None
+    """Texts of unlike length that a batch is made of."""
+    sides: tuple[str, ...] = ()
+    """Where it may be padded: "left", "right"."""
     arithmetic: str = "float"
     """What it multiplies, as in StageSpec."""
     toolchain: str = ""
@@ -90,5 +95,10 @@ class Answer(Frozen):
     """Of that text."""
     way: str = ""
     """Of decoding, where an encoder-decoder has several."""
+    padding: float | None = None
+    """Largest |Δ| of the float form between rows of a padded batch and the same texts alone, in standard deviations of the twin's outputs;
+    null for infinity."""
+    padding_side: str = ""
+    """The side of the padding with that; "" where that was not asked."""
     rounding: Rounding | None = None
     """The graph beside its float form."""

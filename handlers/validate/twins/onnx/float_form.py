@@ -22,6 +22,7 @@ from handlers.validate.twins.weights import UnreadableError
 FLOAT = 1
 """Accuracy level of MatMulNBits that multiplies in fp32."""
 _SMALL = 1 << 16
+_DYNAMIC = "DynamicQuantizeLinear"
 
 
 def float_form(path: Path) -> bytes:
@@ -36,6 +37,11 @@ def float_form(path: Path) -> bytes:
     _change(Scope(model.graph, path.parent))
     written: bytes = model.SerializeToString()
     return written
+
+
+def rounds_as_it_runs(model: onnx.ModelProto) -> bool:
+    """Whether it rounds activations with one scale for a whole tensor, taken of that tensor."""
+    return any(node.op_type == _DYNAMIC for node in _nodes(model.graph))
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -94,7 +100,7 @@ def _floats(scope: Scope, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         kept = [one for one in node.attribute if one.name != "accuracy_level"]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("accuracy_level", FLOAT)])
-    elif kind == "DynamicQuantizeLinear":
+    elif kind == _DYNAMIC:
         one, nothing = (numpy_helper.from_array(np.array(number, np.float32)) for number in (1, 0))
         return [
             helper.make_node("Identity", [node.input[0]], [node.output[0]]),

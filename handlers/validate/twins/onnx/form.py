@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from onnxruntime import OrtValue
 
@@ -23,9 +24,11 @@ from handlers.validate.engines.registry import load
 from handlers.validate.twins.graph_folder import GraphFolder
 from handlers.validate.twins.messages import Order, Text
 from handlers.validate.twins.onnx import stored
-from handlers.validate.twins.onnx.float_form import float_form
+from handlers.validate.twins.onnx.float_form import float_form, rounds_as_it_runs
 from handlers.validate.twins.passes import of_engine
 from handlers.validate.twins.weights import Stored
+from handlers.validate.workers import drivers
+from handlers.validate.workers.protocol import PaddedBatch
 
 STRUCTURE = 2e-3
 """Largest |Δ| between a graph's float form and its twin, in standard deviations of the outputs: both compute in fp32, and sound graphs stay
@@ -51,11 +54,20 @@ class OnnxForm(GraphFolder):
 
     def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
         """See `Form.outputs`."""
-        engine: Any = _FLOATS[BY_NAME[self._spec.task].kind](self._spec) if in_float else load(self._spec)
+        engine: Any = self._in_float() if in_float else load(self._spec)
         rows = of_engine(self._spec, engine, texts)
         del engine
         gc.collect()
         return rows
+
+    def padding_error(self, batch: PaddedBatch, side: str) -> float | None:
+        """See `Form.padding_error`."""
+        if not any(rounds_as_it_runs(onnx.load(path, load_external_data=False)) for path in self._files.values()):
+            return None
+        return drivers.drive(self._spec, self._in_float()).padding(batch.prompts, batch.continuations, batch.types, side)
+
+    def _in_float(self) -> Any:
+        return _FLOATS[BY_NAME[self._spec.task].kind](self._spec)
 
 
 class PageForm(OnnxForm):
