@@ -16,10 +16,9 @@ from tests.matrix.families import FAMILIES
 from tests.matrix.methods import LORA, METHODS, RARE
 
 DTYPES = ("float32", "bfloat16", "float16")
-FORMS = ("safetensors", "sharded", "bin", "sharded-bin", "nf4")
-"""The last is QLoRA's base, stored packed by bitsandbytes. int8 is left out: there bitsandbytes rounds the inputs of layers too, so that
-the live model of random weights is near no merged one."""
-PACKED = ("nf4",)
+FORMS = ("safetensors", "sharded", "bin", "sharded-bin", "nf4", "int8")
+"""The last two are stored packed by bitsandbytes: QLoRA's base, and LLM.int8."""
+PACKED = ("nf4", "int8")
 PACKED_ON = ("llama", "qwen3", "phi3", "gpt-neox", "t5")
 RARE_ON = ("llama", "gpt2", "t5", "bert", "mixtral")
 """Families with every kind of layers: linear, transposed, two stacks, an encoder's, experts."""

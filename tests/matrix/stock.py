@@ -39,8 +39,8 @@ def base(name: str, folder: Path, dtype: str, form: str, tied: bool) -> Path:
         elif not parameter.any():
             torch.nn.init.normal_(parameter, 0.0, 0.2)
     model.to(getattr(torch, dtype)).eval()
-    if form == "nf4":
-        _packed(name, model, dtype, place)
+    if form in ("nf4", "int8"):
+        _packed(name, model, dtype, form, place)
     else:
         model.save_pretrained(place, max_shard_size=SHARD if "sharded" in form else "5GB")
     if "bin" in form:
@@ -48,10 +48,10 @@ def base(name: str, folder: Path, dtype: str, form: str, tied: bool) -> Path:
     return place
 
 
-def _packed(name: str, model: Any, dtype: str, place: Path) -> None:
+def _packed(name: str, model: Any, dtype: str, form: str, place: Path) -> None:
     model.save_pretrained(plain := place.with_suffix(".plain"))
     settings: Any = transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+        load_in_8bit=form == "int8", load_in_4bit=form == "nf4", bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
     )
     cls = getattr(transformers, FAMILIES[name].auto)
     cls.from_pretrained(plain, quantization_config=settings, dtype=getattr(torch, dtype), device_map="cpu").save_pretrained(place)

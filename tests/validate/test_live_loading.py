@@ -21,6 +21,7 @@ from handlers.merge.adapters import adapter as merges_reading
 from handlers.merge.adapters.adapter import Adapter
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.engines.adapters import packed_base
 from handlers.validate.engines.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import subject_of
@@ -200,6 +201,26 @@ def test_a_packed_base_says_the_same_on_every_processor(tmp_path: Path) -> None:
         with torch.no_grad():
             mine, theirs = (model(input_ids=ids).logits for model in (engine._model, stock))
         assert (mine - theirs).abs().max() < 0.1 * theirs.std()  # stock rounds what it unpacks to bf16
+
+
+@pytest.mark.parametrize("damage", [None, scale_of_three])
+def test_a_base_stored_in_int8_is_unpacked_by_transformers_and_its_merge_compared_without_rounded_inputs(
+    damage: Any, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(pico_base, quantization_config=settings, dtype=torch.float16)
+    loaded.save_pretrained(tmp_path / "base")
+    pin = helpers.make_adapter(pico_base, tmp_path / "pin", std=0.1)
+    engine = live(pin, tmp_path / "base")
+    layers = [module for module in engine._plain().modules() if type(module).__name__ == "Linear8bitLt"]
+    assert layers == [] and engine.deviations == (packed_base.UNROUNDED,)
+    if damage:
+        damage(monkeypatch)
+    (tmp_path / "merged").mkdir()
+    merge_adapter(pin, tmp_path / "base", tmp_path / "merged")
+    check = checked(tmp_path / "base", pin, tmp_path / "merged", tmp_path / "scratch")
+    assert check.verdict is (Verdict.FAILED if damage else Verdict.PASSED), check.reasons
+    assert damage or check.figures["kl"] < 1e-4
 
 
 def resize(base: Path, folder: Path, family: str, rows: int, **options: Any) -> Any:

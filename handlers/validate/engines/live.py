@@ -56,13 +56,14 @@ class Adapted(TorchModel):
         self._tokenizer_folders = [pin, base]
         shapes = loading.shapes_in(pin)
         model = self._load_base(base, spec, shapes)
+        model, unpacked = packed_base.without_int8(model)
         resized = self._resize(model, shapes)
         if (pin / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
         self._rebasing = packed_base.Rebasing(model, self._again, base)  # asked now, since PEFT gives the parameters other names
         wrapped, told = loading.wrap(model, pin)
         self._rebasing.note_changes({loading.in_base(key) for key in shapes})
-        self.deviations = (*(resized.settle(wrapped) if resized else ()), *told)
+        self.deviations = (*unpacked, *(resized.settle(wrapped) if resized else ()), *told)
         _mix(wrapped, spec)
         return wrapped
 

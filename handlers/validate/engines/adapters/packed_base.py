@@ -23,6 +23,10 @@ from handlers.tensors.sources import Source
 _OPERATION = "give the live model the base that was merged into"
 BLOCK, OUTER_BLOCK = 64, 256
 """Values that share a scale in a training, and scales that share one; transformers knows no others."""
+UNROUNDED = (
+    "The base is stored in int8 by bitsandbytes, whose layers round their inputs to int8 too: the live model was run with the weights that"
+    " transformers' dequantize() gives, and without that rounding."
+)
 CHUNK = 1 << 22
 """Elements that are packed at once."""
 
@@ -33,6 +37,15 @@ def packing(values: str) -> BitsAndBytesConfig:
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=values == "dequantized-double",
         bnb_4bit_compute_dtype=torch.bfloat16,
     )  # fmt: skip
+
+
+def without_int8(model: Any) -> tuple[Any, tuple[str, ...]]:
+    """A base that was loaded, and what is to be told of it, in sentences. One that is stored in int8 by bitsandbytes (LLM.int8) is unpacked
+    by transformers' own `dequantize`, since its layers round their inputs to int8 too, which no merged model does."""
+    if not getattr(model, "is_loaded_in_8bit", False):
+        return model, ()
+    model = model.dequantize(dtype=torch.float32)
+    return model, (UNROUNDED,)
 
 
 class Rebasing:
