@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.coreml.options import CoreMlOptions
 
@@ -45,7 +45,8 @@ FORMAT = Format(
         "coreml": {"causal": f"{_ENGINE}:CoreMlCausal", "seq2seq": f"{_ENGINE}:CoreMlSeq2Seq", "encoder": f"{_ENGINE}:CoreMlEncoder"},
     },
     files={
-        "*.mlpackage/*": "graphs", "graphs.json": "runtime", "*.swift": "example", "*.py": "example", **MODEL_FILES,
+        "*.mlpackage/*": "graphs", "graphs.json": "runtime", "session.py": "example",
+        "opener.py": "example", "feeding.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("Core ML",),
     variants=(

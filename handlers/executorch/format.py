@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.executorch.options import ExecuTorchOptions
 
@@ -45,7 +45,8 @@ FORMAT = Format(
     about="Programs for ExecuTorch, PyTorch's runtime for Android, iOS and small devices, with XNNPACK; the KV cache lies inside.",
     order=90,
     files={
-        "*.pte": "graphs", "*.ptd": "weights", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+        "*.pte": "graphs", "*.ptd": "weights", "graphs.json": "runtime", "opener.py": "example", "feeding.py": "example",
+        "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ExecuTorch",),
     options=ExecuTorchOptions,

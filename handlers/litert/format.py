@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.litert.options import LiteRtOptions
 
@@ -22,7 +22,8 @@ FORMAT = Format(
     about="LiteRT (TensorFlow Lite) models for Android and small devices: one file whose prefill and decode share their weights.",
     order=92,
     files={
-        "*.tflite": "graphs", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+        "*.tflite": "graphs", "graphs.json": "runtime", "opener.py": "example", "feeding.py": "example", "session.py": "example",
+        **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("LiteRT",),
     options=LiteRtOptions,

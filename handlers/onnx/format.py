@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
@@ -26,13 +26,18 @@ CACHE = ("onnx.kv_cache", "onnx.calibration_samples", *TEXTS)
 """What a rounded KV cache depends on."""
 BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *CACHE)
 
+USUAL = (
+    "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx",
+)  # fmt: skip
+"""Files of the graphs in a folder without graphs.json."""
+
 FORMAT = Format(
     name="onnx",
     about="ONNX graphs for onnxruntime, and for every other runtime that supports the operators of the standard.",
     order=20,
     files={
-        "*.onnx": "graphs", "*.onnx*data": "weights", "graphs.json": "runtime", "*.py": "example",
-        **MODEL_FILES,
+        **dict.fromkeys(USUAL, "graphs"), "*.onnx": "graphs", "*.onnx*data": "weights", "graphs.json": "runtime",
+        "quantization.json": "document", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ONNX Runtime",),
     options=OnnxOptions,

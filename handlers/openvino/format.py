@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.openvino.options import OpenVinoOptions
 
@@ -20,8 +20,8 @@ FORMAT = Format(
     about="OpenVINO's own files, for CPUs, Intel graphics and NPUs; a language model runs in OpenVINO GenAI too, with its tokenizer.",
     order=70,
     files={
-        "openvino_*tokenizer.*": "tokenizer", "*.xml": "graphs", "*.bin": "weights", "graphs.json": "runtime",
-        "*.py": "example", **MODEL_FILES,
+        "openvino_tokenizer.*": "tokenizer", "openvino_detokenizer.*": "tokenizer", "*.xml": "graphs", "*.bin": "weights",
+        "graphs.json": "runtime", "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("OpenVINO", "OpenVINO GenAI", "optimum-intel"),
     options=OpenVinoOptions,

@@ -29,7 +29,8 @@ FORMAT = Format(
     about="The merged model in the form that transformers reads, for PyTorch and other programs that read safetensors.",
     order=10,
     files={
-        "*_*/*": "pooling", "*.safetensors": "weights", "*.bin": "weights", "*.index.json": "weights", "*.py": "code", **MODEL_FILES,
+        "model.safetensors": "weights", "model-*-of-*.safetensors": "weights", "model.safetensors.index.json": "weights", "*.py": "code",
+        **MODEL_FILES,
     },
     runtimes=("transformers", "vLLM", "SGLang", "TGI"),
     options=PytorchOptions,

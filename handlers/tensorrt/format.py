@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.tensorrt.options import TensorRtOptions
 
@@ -43,9 +43,10 @@ FORMAT = Format(
     about="For NVIDIA's GPUs: graphs with all that TensorRT needs to build and verify engines, engines themselves, TensorRT-LLM.",
     order=110,
     files={
-        "config.json": "extended config", "*.onnx": "graphs", "*.onnx*data": "weights", "engines/*": "graphs", "*.engine": "graphs",
-        "rank*.safetensors": "weights", "graphs.json": "runtime", "profiles.json": "runtime", "verify/*": "example", "*.py": "example",
-        **MODEL_FILES,
+        "config.json": "extended config", "*.onnx": "graphs", "*.onnx*data": "weights", "engines/built.json": "runtime",
+        "engines/*": "graphs", "rank0.safetensors": "weights", "graphs.json": "runtime", "profiles.json": "runtime",
+        "verify/cases.json": "example", "verify/example-*.npz": "example", "build.sh": "example", "build.py": "example",
+        "verify.py": "example", "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("TensorRT", "TensorRT-RTX", "TensorRT-LLM"),
     options=TensorRtOptions,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -21,7 +21,7 @@ FORMAT = Format(
     about="Programs that PyTorch runs without transformers and without the model's Python code: TorchScript, and torch.export's .pt2.",
     order=60,
     files={
-        "*.pt*": "graphs", "graphs.json": "runtime", "*.py": "example", **MODEL_FILES,
+        "*.pt*": "graphs", "graphs.json": "runtime", "program.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("PyTorch", "libtorch"),
     engines={

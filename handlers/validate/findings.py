@@ -40,6 +40,12 @@ def changed(aspect: str, reason: str, files: str = "config.json") -> Finding:
     return Finding(aspect, reason, f"export again: what its {files} says was changed")
 
 
+def stray(reason: str) -> Finding:
+    """It holds a file that nobody compares."""
+    remedy = "export again; where the format itself writes the file, its declaration has to name it, see docs/writing-a-format.md"
+    return Finding("files", reason, remedy)
+
+
 def rare(reason: str) -> Finding:
     """It answers otherwise where tokens are read that no prompt holds."""
     remedy = "export again; if it happens again, export another variant: this one would answer wrongly where such tokens are read"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -36,7 +36,7 @@ FORMAT = Format(
     order=28,
     files={
         "config.json": "extended config", "onnx/*.onnx": "graphs", "onnx/*": "weights", "graphs.json": "runtime",
-        "index.html": "example", "*.js": "example", "*.py": "example", **MODEL_FILES,
+        "index.html": "example", "app.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("transformers.js", "onnxruntime-web"),
     engines={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +12,7 @@ import pytest
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import FileKind
 from daemon.contract.jobs.plan import spec_of
+from handlers.validate.files.stray import pattern_of
 from tests import models
 from tests.onnx.conftest import make_context, silent
 from tests.sampling import some
@@ -29,7 +29,7 @@ def uncovered(variant: str, folder: Path) -> list[str]:
     """Files of an artifact that its format's declaration does not name."""
     patterns = catalog().files[variant]
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
+    return [name for name in names if pattern_of(name, patterns) is None]
 
 
 def make(variant: str, model: Path, work: Path) -> Path:

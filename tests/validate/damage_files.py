@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.onnx.genai import int4
 from handlers.onnx.genai import stage as genai
+from handlers.onnx.graphs.graphset import Graph, GraphSet
 from tests.onnx.conftest import make_context, silent
 from tests.validate import artifacts, sabotage, test_sentence_transformers, zoo
 from tests.validate.bench import Bench, measured
@@ -71,6 +74,18 @@ def lose(file: str) -> Damage:
     return lambda folder: (folder / file).unlink()
 
 
+def plant(file: str, content: Any = "x") -> Damage:
+    """Write a file that is not there; what is no text as JSON."""
+
+    def damage(folder: Path) -> None:
+        path = folder / file
+        assert not path.exists(), path
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    return damage
+
+
 def text(file: str, before: str, after: str) -> Damage:
     """Replace a part of a file's text."""
 
@@ -80,6 +95,34 @@ def text(file: str, before: str, after: str) -> Damage:
         (folder / file).write_text(found.replace(before, after))
 
     return damage
+
+
+def listed(damage: Damage) -> Damage:
+    """The damage of a folder that says in graphs.json which graphs it holds."""
+    roles = {
+        "model.onnx": "model", "encoder_model.onnx": "encoder", "decoder_model.onnx": "decoder",
+        "decoder_with_past_model.onnx": "decoder_with_past",
+    }  # fmt: skip
+
+    def damaged(folder: Path) -> None:
+        graphs = tuple(Graph(role=role, file=name) for name, role in roles.items() if (folder / name).is_file())
+        GraphSet(task="text-generation", family="causal", dtype="float32", opset=18, graphs=graphs).write(folder)
+        damage(folder)
+
+    return damaged
+
+
+def _copied(file: str, name: str) -> Damage:
+    """A file once more under another name."""
+    return lambda folder: shutil.copyfile(folder / file, folder / name) and None
+
+
+def _other_index(folder: Path) -> None:
+    """An index of a file of the same weights, which transformers reads only where `model.safetensors` is not there; others do not."""
+    (folder / "model-00001-of-00001.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with safe_open(folder / "model.safetensors", "numpy") as weights:
+        table = dict.fromkeys(weights.keys(), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
 
 
 def _swap_ids(value: Any) -> None:
@@ -151,6 +194,8 @@ AROUND = {
 }  # fmt: skip
 _TOKENS, _GENERATION, _RUNTIME = "its tokenizer ", "its generation_config.json is not the checkpoint's: ", "its runtime's settings .*"
 _CONFIG = "its config.json is not that of the model"
+_STRAY, _UNDECLARED, _FOREIGN = "it holds ", ", which its format does not declare", ", which neither the checkpoint nor its base has"
+_UNNAMED = ", which no index and no graph of the folder names"
 GRAPHS, GENAI_NAMES = ("onnx", "onnx-int8"), tuple(GENAI)
 CASES = (
     Case("two ids swapped", CAUSAL, edit(TOKENIZER, _swap_ids), f"{_TOKENS}gives '.*' the id 319 instead of 318, and 1 more"),
@@ -248,6 +293,37 @@ CASES = (
          "temperature is 0.5 instead of 1.0"),
     Case("the runtime's beams", GENAI_NAMES, within("genai_config.json", "search", num_beams=2),
          f"{_RUNTIME}num_beams is 2.0 instead of 1"),
+    Case("weights for another loader", ("pytorch", "pytorch-w8a8"), _copied("model.safetensors", "consolidated.safetensors"),
+         f"{_STRAY}consolidated.safetensors{_UNDECLARED}"),
+    Case("a shard without an index", ("pytorch", "pytorch-w8a8"), _copied("model.safetensors", "model-00002-of-00003.safetensors"),
+         f"{_STRAY}model-00002-of-00003.safetensors{_UNNAMED}"),
+    Case("an index of another file", ("pytorch",), _other_index, f"{_STRAY}model.safetensors{_UNNAMED}|other bytes|its weights lie in"),
+    Case("pickled weights", ("pytorch",), plant("pytorch_model.bin"), f"{_STRAY}pytorch_model.bin{_UNDECLARED}"),
+    Case("an adapter in a merged folder", CAUSAL, plant("adapter_config.json", {"peft_type": "LORA"}),
+         f"{_STRAY}adapter_config.json{_UNDECLARED}|could not be run: .*adapter_model.safetensors"),
+    Case("code that generates", CAUSAL, plant("custom_generate/generate.py"), f"{_STRAY}custom_generate/generate.py{_UNDECLARED}"),
+    Case("code of a model", ("pytorch",), plant("modeling_other.py"), f"{_STRAY}modeling_other.py, code that neither"),
+    Case("code beside the example", GRAPHS, plant("numpy.py"), f"{_STRAY}numpy.py{_UNDECLARED}"),
+    Case("modules of sentences", CAUSAL, plant("modules.json", []), f"{_STRAY}modules.json{_FOREIGN}"),
+    Case("a folder of a module", CAUSAL, plant("1_Pooling/config.json", {}), f"{_STRAY}1_Pooling/config.json{_FOREIGN}"),
+    Case("another graph", ("onnx",), listed(_copied("model.onnx", "decoder_model_merged.onnx")),
+         f"{_STRAY}decoder_model_merged.onnx{_UNNAMED}"),
+    Case("other data of a graph", GRAPHS, listed(plant("model.onnx_data")), f"{_STRAY}model.onnx_data{_UNNAMED}"),
+    Case("another file of SentencePiece", CAUSAL, plant("tokenizer.model"), f"{_STRAY}tokenizer.model{_FOREIGN}"),
+    Case("another list of tokens", CAUSAL, plant("vocab.json", {"a": 0}), f"{_STRAY}vocab.json{_FOREIGN}"),
+    Case("other merges", CAUSAL, plant("merges.txt"), f"{_STRAY}merges.txt{_FOREIGN}"),
+    Case("special tokens of a map", ("pytorch",), plant("special_tokens_map.json", {}), f"{_STRAY}special_tokens_map.json{_FOREIGN}"),
+    Case("tokens that were added", CAUSAL, plant("added_tokens.json", {"a": 1}), f"{_STRAY}added_tokens.json{_FOREIGN}"),
+    Case("a processor", CAUSAL, plant("preprocessor_config.json", {}), f"{_STRAY}preprocessor_config.json{_FOREIGN}"),
+    Case("an older template", CAUSAL, plant("chat_template.json", {"chat_template": TEMPLATE_TEXT}),
+         f"{_STRAY}chat_template.json{_FOREIGN}"),
+    Case("graphs that are listed", (*GRAPHS, "translator"), listed(lambda folder: None), None),
+    Case("a license", ("pytorch", "onnx"), plant("LICENSE"), f"{_STRAY}LICENSE{_UNDECLARED}"),
+    Case("settings of what generates nothing", ("classifier",), plant("generation_config.json", {"num_beams": 4}),
+         f"{_STRAY}generation_config.json{_FOREIGN}"),
+    Case("a vector of a classifier", ("classifier",), plant("modules.json", []), f"{_STRAY}modules.json{_FOREIGN}"),
+    Case("another decoder", ("translator",), listed(_copied("decoder_model.onnx", "model.onnx")), f"{_STRAY}model.onnx{_UNNAMED}"),
+    Case("one module more", ("sentences",), plant("3_Dense/config.json", {}), f"{_STRAY}3_Dense/config.json{_FOREIGN}"),
     Case("labels permuted", ("classifier",), keys("config.json", id2label={"0": "LABEL_1", "1": "LABEL_0", "2": "LABEL_2"}),
          "its labels have other"),
     Case("a label's number", ("classifier",), keys("config.json", label2id={"LABEL_0": 2, "LABEL_1": 1, "LABEL_2": 0}), _CONFIG),

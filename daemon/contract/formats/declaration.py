@@ -72,6 +72,8 @@ MODEL_FILES: Mapping[str, FileKind] = {
     "[0-9]*_*/*": "pooling",
 }  # fmt: skip
 """Those, and the settings of a model."""
+EXAMPLE_FILES: Mapping[str, FileKind] = dict.fromkeys(("example.py", "chat_template.py", "marian_tokenizer.py"), "example")
+"""What an export of graphs is shown by: the example, and what it reads texts by."""
 
 
 class Thresholds(Frozen):
@@ -197,8 +199,10 @@ class Format:
     """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
     `handlers.validate.engines.registry`."""
     files: Mapping[str, FileKind] = field(default_factory=dict)
-    """Pattern of names below a variant's folder → what such a file decides; of several that fit, the first counts. A file that the
-    checkpoint has and that fits one must be there, and say what the checkpoint's says. Without any, those that are there are compared."""
+    """Pattern of names below a variant's folder → what such a file decides; of several that fit, the first counts, and one without a
+    folder fits files at the top alone. A file that the checkpoint has and that fits one must be there, and say what the checkpoint's says.
+    One that fits none, one of the model's that the checkpoint does not have, and weights and graphs that no file of the folder names, must
+    not be there (`handlers.validate.files.stray`). Without any, those that are there are compared."""
     runtimes: tuple[str, ...] = ()
     """What runs it, by the names that people know: programs and libraries, the usual one first."""
     families: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
@@ -17,8 +17,8 @@ FORMAT = Format(
     about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs.",
     order=30,
     files={
-        "*.onnx": "graphs", "*.onnx*data": "weights", "*graphs.json": "runtime", "activations.json": "runtime", "*.py": "example",
-        **MODEL_FILES,
+        "*.onnx": "graphs", "*.onnx*data": "weights", "graphs.json": "runtime", "activations.json": "runtime",
+        "activations.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ONNX Runtime",),
     options=OnnxOptions,

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import FileKind
 from handlers.models.files import setting
 from handlers.models.folder import ModelFolder
 from handlers.models.older_readers import readable_tokenizer
 from handlers.validate import findings
-from handlers.validate.files import expected, generation, ollama, runtime, templates, tokenizer, words
+from handlers.validate.files import expected, generation, ollama, runtime, stray, templates, tokenizer, words
 from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
 from handlers.validate.files.reading import values
 from handlers.validate.findings import Finding
@@ -58,7 +58,7 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
             told = worker.ask(wanted.asked)
             result.findings += found.tokenizer(known, made, told)
             result.notes += found.apart(told)
-        result.findings += [*found.templates(), *found.copies()]
+        result.findings += [*found.templates(), *found.copies(), *found.strays()]
         modelfile = found.modelfile(known)
         result.findings += modelfile.findings
         result.notes += modelfile.notes
@@ -156,6 +156,10 @@ class _Folder:
                 faults.append((name, f"it lacks {name}, which the checkpoint has"))
         return [findings.changed("files", fault, name) for name, fault in faults[:NAMED]]
 
+    def strays(self) -> list[Finding]:
+        """Files that its format does not declare, or that the checkpoint does not have."""
+        return [findings.stray(fault) for _, fault in stray.faults(self.path, self._patterns, self.wanted)[:NAMED]]
+
     def generation(self) -> list[Finding]:
         """generation_config.json, as its loader takes it."""
         wanted, path = self.wanted, self.path / GENERATION
@@ -231,8 +235,12 @@ class _Folder:
         return variant is not None and "tokenizer" in variant.traits and self._kind(name) is not None
 
     def _kind(self, name: str) -> Any:
-        files = catalog().files.get(self.variant, {})
-        return next((kind for pattern, kind in files.items() if fnmatch(name, pattern)), None)
+        pattern = stray.pattern_of(name, self._patterns)
+        return None if pattern is None else self._patterns[pattern]
+
+    @property
+    def _patterns(self) -> dict[str, FileKind]:
+        return catalog().files.get(self.variant, {})
 
 
 def _texts(known: Path) -> dict[int, str]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from daemon.contract.values import Frozen, Json
 from handlers.models import sentence
-from handlers.models.files import PROCESSORS, TOKENIZER, has_tokenizer, setting
+from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER, has_tokenizer, setting
 from handlers.validate.engines.sentence import settings_of
 from handlers.validate.files import probes, templates
 from handlers.validate.files.reading import values
@@ -54,6 +54,11 @@ class Expected(Frozen):
     """config.json of the merged model."""
     copies: dict[str, str] = Field(default_factory=dict)
     """Path below the folder → `fingerprint` of a file that is carried along as it is."""
+    present: list[str] | None = None
+    """Paths of the files beside the weights that an artifact may have from the checkpoint, its base or the merged model; None in what an
+    older version wrote."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Python file → its `fingerprint`, of the model's own code."""
 
 
 def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder: Path, *, readable: bool, sentences: bool) -> None:
@@ -74,7 +79,8 @@ def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder
         asked=asked, told=told, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
         names=templates.names(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
         generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=values(merged / CONFIG),
-        copies=_copies(pin, base, sentences=sentences),
+        copies=_copies(pin, base, sentences=sentences), present=_present(pin, base, merged),
+        code={path.name: fingerprint(path) for one in reversed(folders) for path in one.glob("*.py") if path.is_file()},
     )  # fmt: skip
     (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
 
@@ -137,6 +143,19 @@ def _size(folder: Path, vocabulary: dict[str, int] | None) -> int:
 def _stored(path: Path) -> str | None:
     """A tokenizer.json as it lies there: transformers may read it otherwise than other programs do."""
     return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _present(pin: Path, base: Path | None, merged: Path) -> list[str]:
+    """What lies beside the weights of a checkpoint: its tokenizer from one folder, each other file from either, modules as the merge has
+    them."""
+    folders = (pin, *([base] if base else []))
+    spoken = (pin,) if base is None or has_tokenizer(pin) else (base, pin)
+    places = [
+        *((folder, TOKENIZER) for folder in spoken), (merged, (sentence.MODULES, *sentence.SETTINGS, "[0-9]*_*/*")),
+        *((folder, (GENERATION, *PROCESSORS, *TEMPLATES, *(f"{name}/*" for name in TEMPLATES))) for folder in folders),
+    ]  # fmt: skip
+    found = {path.relative_to(folder).as_posix() for folder, names in places for name in names for path in folder.glob(name)}
+    return sorted(found)
 
 
 def _copies(pin: Path, base: Path | None, *, sentences: bool) -> dict[str, str]:
