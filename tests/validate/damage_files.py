@@ -28,6 +28,7 @@ from tests.validate.test_encoders import SEQUENCE, classify
 Damage = Callable[[Path], None]
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENAI = {"onnx-genai-fp32": genai.fp32, "onnx-genai-int4": int4.run}
+COMPRESSED = ("pytorch-w8a8", "pytorch-w4a16")
 CAUSAL = ("onnx", "onnx-int8", "pytorch", "pytorch-w8a8", *GENAI)
 TEMPLATE_TEXT = (
     "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
@@ -125,6 +126,27 @@ def _other_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
 
 
+def scheme(*path: str, **values: Any) -> Damage:
+    """Set keys of the quantization_config, inside of the objects of `path`."""
+
+    def change(value: Any) -> None:
+        for key in ("quantization_config", *path):
+            value = value[key]
+        value.update(values)
+
+    return edit("config.json", change)
+
+
+def said_to_be_packed(folder: Path) -> None:
+    """Say of weights in 16 bits that they are packed."""
+    said = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
+    zoo.edit_json(folder / "config.json", quantization_config=said)
+
+
+GROUP = ("config_groups", "group_0")
+ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "observer": None}
+
+
 def _swap_ids(value: Any) -> None:
     vocabulary = value["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
@@ -194,6 +216,7 @@ AROUND = {
 }  # fmt: skip
 _TOKENS, _GENERATION, _RUNTIME = "its tokenizer ", "its generation_config.json is not the checkpoint's: ", "its runtime's settings .*"
 _CONFIG = "its config.json is not that of the model"
+_SCHEME = "its config.json says otherwise than its weights are stored \\(quantization_config\\): "
 _STRAY, _UNDECLARED, _FOREIGN = "it holds ", ", which its format does not declare", ", which neither the checkpoint nor its base has"
 _UNNAMED = ", which no index and no graph of the folder names"
 GRAPHS, GENAI_NAMES = ("onnx", "onnx-int8"), tuple(GENAI)
@@ -293,6 +316,36 @@ CASES = (
          "temperature is 0.5 instead of 1.0"),
     Case("the runtime's beams", GENAI_NAMES, within("genai_config.json", "search", num_beams=2),
          f"{_RUNTIME}num_beams is 2.0 instead of 1"),
+    Case("outputs rounded too", COMPRESSED, scheme(*GROUP, output_activations=ACTIVATIONS), f"{_SCHEME}group_0.output_activations"),
+    Case("a sparse form", COMPRESSED, scheme(sparsity_config={"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}),
+         f"{_SCHEME}sparsity_config|could not be run"),
+    Case("a rounded cache", COMPRESSED, scheme(kv_cache_scheme=ACTIVATIONS), f"{_SCHEME}kv_cache_scheme|could not be run"),
+    Case("turned weights", COMPRESSED, scheme(transform_config={"config_groups": {"R1": {"type": "hadamard", "apply": []}}}),
+         f"{_SCHEME}transform_config|could not be run"),
+    Case("another format", COMPRESSED, scheme(format="float-quantized"), f"{_SCHEME}format is 'float-quantized'|could not be run"),
+    Case("another state", COMPRESSED, scheme(quantization_status="frozen"), f"{_SCHEME}quantization_status|could not be run"),
+    Case("a key of nobody", COMPRESSED, scheme(smoothing=0.5), f"{_SCHEME}smoothing is 0.5, which is not known|could not be run"),
+    Case("a quantized layer ignored", COMPRESSED, scheme(ignore=["lm_head", "model.layers.0.mlp.up_proj"]),
+         f"{_SCHEME}ignore names model.layers.0.mlp.up_proj|weights|could not be run"),
+    Case("quantized layers ignored by a pattern", COMPRESSED, scheme(ignore=["lm_head", "re:.*up_proj"]),
+         f"{_SCHEME}ignore names model.layers.0.mlp.up_proj|weights|could not be run"),
+    Case("other bits", COMPRESSED, scheme(*GROUP, "weights", num_bits=6), f"{_SCHEME}group_0.weights.num_bits is 6|could not be run"),
+    Case("other groups", ("pytorch-w4a16",), scheme(*GROUP, "weights", group_size=16),
+         f"{_SCHEME}group_0.weights.group_size is 16|could not be run|not those of the merge"),
+    Case("numbers with a middle", COMPRESSED, scheme(*GROUP, "weights", symmetric=False), f"{_SCHEME}group_0.weights.symmetric|could not"),
+    Case("inputs in another order", ("pytorch-w4a16",), scheme(*GROUP, "weights", actorder="group"),
+         f"{_SCHEME}group_0.weights.actorder is 'group'|could not be run"),
+    Case("activations with a fixed scale", ("pytorch-w8a8",), scheme(*GROUP, "input_activations", dynamic=False),
+         f"{_SCHEME}group_0.input_activations.dynamic is False|could not be run"),
+    Case("activations in one scale", ("pytorch-w8a8",), scheme(*GROUP, "input_activations", strategy="tensor"),
+         f"{_SCHEME}group_0.input_activations.strategy is 'tensor'|could not be run"),
+    Case("activations in 8 bits", ("pytorch-w4a16",), scheme(*GROUP, input_activations=ACTIVATIONS),
+         f"{_SCHEME}group_0.input_activations|could not be run"),
+    Case("activations in 16 bits", ("pytorch-w8a8",), scheme(*GROUP, input_activations=None),
+         f"{_SCHEME}group_0.input_activations is not set|could not be run"),
+    Case("what is not set", COMPRESSED, scheme(sparsity_config=None, transform_config={}), None),
+    Case("a release of the library", COMPRESSED, scheme(version="0.15.0"), None),
+    Case("weights that are said to be packed", ("pytorch",), said_to_be_packed, "says that its weights are quantized, and it has no such"),
     Case("weights for another loader", ("pytorch", "pytorch-w8a8"), _copied("model.safetensors", "consolidated.safetensors"),
          f"{_STRAY}consolidated.safetensors{_UNDECLARED}"),
     Case("a shard without an index", ("pytorch", "pytorch-w8a8"), _copied("model.safetensors", "model-00002-of-00003.safetensors"),
@@ -363,14 +416,14 @@ class Bank:
 
     def sound(self, kind: str) -> tuple[str, Path]:
         """A kind's variant and folder."""
-        if kind in CAUSAL:
+        if kind in (*CAUSAL, *COMPRESSED):
             return kind, self._causal(kind)
         variant = {"classifier": "onnx", "translator": "onnx", "sentences": "pytorch"}[kind]
         return variant, self._other(kind) / "artifact"
 
     def bench(self, kind: str, scratch: Path) -> Bench:
         """The live model of a kind, measured."""
-        if kind in CAUSAL:
+        if kind in (*CAUSAL, *COMPRESSED):
             lab = self._lab()
             return measured(lab.checkpoint(), lab.base, lab.made("sound", "pytorch"), scratch, sabotage.PROMPTS)
         root = self._other(kind)
@@ -379,7 +432,7 @@ class Bank:
     def check(self, kind: str, bench: Bench, folder: Path) -> ArtifactCheck:
         """The check of a folder of a kind."""
         variant, _ = self.sound(kind)
-        source = self._lab().source(variant) if kind in CAUSAL and variant not in GENAI else None
+        source = self._lab().source(variant) if kind in (*CAUSAL, *COMPRESSED) and variant not in GENAI else None
         return bench.checked(variant, folder, source)
 
     def _lab(self) -> sabotage.Lab:
@@ -449,7 +502,7 @@ def main() -> None:
         root.mkdir(exist_ok=True)
         bank, benches = Bank(root), dict[str, Bench]()
         for kind in dict.fromkeys(kind for _, kind in ALL):
-            place = "causal" if kind in CAUSAL else kind
+            place = "causal" if kind in (*CAUSAL, *COMPRESSED) else kind
             benches[kind] = benches.get(place) or bank.bench(kind, Path(name, f"bench-{place}"))
             benches[place] = benches[kind]
             sound = bank.check(kind, benches[kind], bank.sound(kind)[1])

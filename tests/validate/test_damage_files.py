@@ -14,7 +14,7 @@ from tests.sampling import some
 from tests.sharing import shared
 from tests.validate import damage_files
 from tests.validate.bench import Bench
-from tests.validate.damage_files import ALL, CAUSAL, Bank, Case
+from tests.validate.damage_files import ALL, CAUSAL, COMPRESSED, Bank, Case
 
 KINDS = (*CAUSAL, "classifier", "translator", "sentences")
 
@@ -32,7 +32,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bench]:
 
 
 def _bench(kind: str, bank: Bank, benches: dict[str, Bench], factory: pytest.TempPathFactory) -> Bench:
-    place = "causal" if kind in CAUSAL else kind
+    place = "causal" if kind in (*CAUSAL, *COMPRESSED) else kind
     with FileLock(bank.folder / "lock"):
         bank.sound(kind)
         if place not in benches:

@@ -14,6 +14,7 @@ from typing import Any
 from daemon.contract.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import FileKind
+from daemon.contract.safetensors import TensorInfo
 from handlers.models.files import setting
 from handlers.models.folder import ModelFolder
 from handlers.models.older_readers import readable_tokenizer
@@ -22,7 +23,7 @@ from handlers.validate.files import expected, generation, ollama, runtime, stray
 from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
 from handlers.validate.files.reading import values
 from handlers.validate.findings import Finding
-from handlers.validate.folders import configs
+from handlers.validate.folders import configs, quantization
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcript
 from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
@@ -195,7 +196,11 @@ class _Folder:
             return []  # it is a file of another program's, of the same name
         told = configs.difference(mine, self.wanted.config, added=own)
         if told is None and not own:
-            told = configs.form_fault(mine, self.wanted.config, self._stored())
+            tensors = self._tensors()
+            stored = {one.dtype for one in tensors.values()}
+            told = configs.form_fault(mine, self.wanted.config, stored)
+            if told is None and mine.get("quantization_config") != self.wanted.config.get("quantization_config"):
+                told = quantization.fault(mine, tensors, self.path)
         return [findings.changed("config", told)] if told else []
 
     def modelfile(self, known: Path) -> Compared:
@@ -222,12 +227,11 @@ class _Folder:
                 result.notes.append(f"its {ollama.NAME}'s TEMPLATE was not compared with the chat template: it uses {str(error)!r}")
         return result
 
-    def _stored(self) -> set[str]:
-        """The types of the floating numbers in its safetensors files."""
+    def _tensors(self) -> dict[str, TensorInfo]:
+        """What its safetensors files hold, by name."""
         with contextlib.suppress(CkptdError):  # files that can't be read are found where they are loaded
-            headers = ModelFolder(self.path).headers if any(self.path.glob("*.safetensors")) else {}
-            return {one.dtype for one in headers.values() if one.dtype in configs.FLOATS}
-        return set()
+            return dict(ModelFolder(self.path).headers) if any(self.path.glob("*.safetensors")) else {}
+        return {}
 
     def _carries(self, name: str) -> bool:
         """Whether its format says that the file is among its own, where the checkpoint has it."""

@@ -44,16 +44,14 @@ def difference(found: Json, wanted: Json, *, added: bool = False) -> str | None:
 
 def form_fault(found: Json, wanted: Json, stored: Collection[str]) -> str | None:
     """Why a config.json names a type of its weights, or a way in which they are quantized, that neither the merged model's names nor its
-    weights have, as a clause: transformers computes in the type that it names. `stored`: the types of the floating numbers in the folder's
+    weights have, as a clause: transformers computes in the type that it names. `stored`: the types of all numbers in the folder's
     safetensors files, by their names there; nothing where it has no such files."""
-    if not stored:
-        mine = found.get("quantization_config")
-        if mine is None or mine == wanted.get("quantization_config"):
-            return None
+    quantized = found.get("quantization_config")
+    if quantized is not None and quantized != wanted.get("quantization_config") and not set(stored) - set(FLOATS):
         return "its config.json says that its weights are quantized, and it has no such weights (quantization_config)"
-    types = {FLOATS.get(name) for name in stored} | {_dtype(wanted)}
-    mine = _dtype(found)
-    if mine is None or mine in types:
+    floats = {FLOATS[name] for name in stored if name in FLOATS}
+    types, mine = floats | {_dtype(wanted)}, _dtype(found)
+    if not floats or mine is None or mine in types:
         return None
     return f"its config.json says dtype {mine}, and its weights are stored in {', '.join(sorted(filter(None, types)))}"
 
