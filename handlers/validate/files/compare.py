@@ -102,9 +102,10 @@ class _Folder:
         if clauses:
             clauses = list(dict.fromkeys(clauses))
             found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
-        if wanted.tokenizer_config is not None and (self.path / TOKENIZER_CONFIG).is_file():
-            also = readable_tokenizer(wanted.tokenizer_config, values(places[-1]) if places else {})
-            if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), wanted.tokenizer_config, also):
+        if (self.path / TOKENIZER_CONFIG).is_file():
+            said = wanted.tokenizer_config or {}
+            also = readable_tokenizer(said, values(places[-1]) if places else {})
+            if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), said, also):
                 found.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
             found.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))

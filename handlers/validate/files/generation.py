@@ -11,11 +11,13 @@ from daemon.contract.values import Json
 
 _SILENT = ("transformers_version", "_from_model_config", "output_attentions", "output_hidden_states", "return_dict_in_generate")
 """Keys that decide nothing about what is generated."""
-TOKENIZER = (
-    "add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "do_lower_case", "legacy", "model_max_length",
-    "padding_side", "split_special_tokens", "strip_accents", "tokenize_chinese_chars", "truncation_side",
+_ELSEWHERE = (
+    "chat_template", "tokenizer_class", "transformers_version", "name_or_path", "_name_or_path", "_commit_hash", "is_local",
+    "local_files_only",
 )  # fmt: skip
-"""Keys of tokenizer_config.json that decide how texts are read and written."""
+"""Keys of tokenizer_config.json that decide nothing, and those that are compared by what they do."""
+_USUAL = {"padding_side": "right", "truncation_side": "right"}
+"""What transformers takes where a key is missing."""
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 """Classes of tokenizers that do what tokenizer.json says; others of transformers 5 bring rules of their own."""
 NAMED = 3
@@ -31,11 +33,20 @@ def difference(found: Json, wanted: Json, defaults: Json) -> str | None:
 
 def tokenizer_difference(found: Json, wanted: Json, also: Json) -> str | None:
     """Which settings of tokenizer_config.json are neither those of `wanted` nor of `also`, its form for older readers; None if all are."""
-    wrong = [key for key in TOKENIZER if all((found.get(key) or None) != (one.get(key) or None) for one in (wanted, also))]
+    keys = [key for key in dict.fromkeys((*wanted, *found, *also)) if key not in _ELSEWHERE]
+    wrong = [key for key in keys if all(_tokenizer_value(key, found) != _tokenizer_value(key, one) for one in (wanted, also))]
     kinds = [_class(one) for one in (wanted, also)]
-    if all(kinds) and _class(found) not in (*kinds, *GENERIC, None):
+    if _class(found) not in (*kinds, *GENERIC, None):
         wrong.append("tokenizer_class")
     return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
+
+
+def _tokenizer_value(key: str, settings: Json) -> Any:
+    """What a key says: of a special token its text, of what is not set what it means then."""
+    value = settings.get(key, _USUAL.get(key))
+    if key.endswith("_token") and isinstance(value, dict):
+        value = value.get("content")
+    return value or None
 
 
 def _class(settings: Json) -> str | None:
