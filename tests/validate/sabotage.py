@@ -342,6 +342,28 @@ def _mistake_one_token(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
+def crowd(folder: Path, file: str = "model.onnx", output: str = "logits", ids: str = "input_ids") -> None:
+    """Outputs are a tenth larger in batches of more than four rows."""
+    model = onnx.load(folder / file)
+    for node in model.graph.node:
+        node.output[:] = [f"whole_{made}" if made == output else made for made in node.output]
+        node.input[:] = [f"whole_{used}" if used == output else used for used in node.input]
+    for key, value in (("four_rows", 4), ("row_axis", 0)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), key))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.1, np.float32), "a_tenth"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "once"))
+    model.graph.node.extend([
+        helper.make_node("Shape", [ids], ["ids_shape"]),
+        helper.make_node("Gather", ["ids_shape", "row_axis"], ["all_rows"]),
+        helper.make_node("Greater", ["all_rows", "four_rows"], ["many"]),
+        helper.make_node("Cast", ["many"], ["many_float"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["many_float", "a_tenth"], ["more"]),
+        helper.make_node("Add", ["more", "once"], ["row_factor"]),
+        helper.make_node("Mul", [f"whole_{output}", "row_factor"], [output]),
+    ])  # fmt: skip
+    onnx.save(model, folder / file)
+
+
 def _ignore_the_mask(folder: Path) -> None:
     plain = (folder / "model.onnx").is_file()
     artifacts.ignore_input(folder, "attention_mask", 1, "model.onnx" if plain else "encoder_model.onnx")
@@ -391,6 +413,7 @@ SABOTAGES = (
     Sabotage("cache dropped by one", GRAPHS, "sound", _drop_a_token, "cached decoding .* the cache is broken|could not be run"),
     Sabotage("rows that no prompt reads", GRAPHS[:1], "sound", _zero_unread_rows, "tokens from all over the vocabulary it differs"),
     Sabotage("a text of one token", GRAPHS[:1], "sound", _mistake_one_token, "tokens from all over the vocabulary it differs"),
+    Sabotage("many rows", GRAPHS[:1], "sound", crowd, r"in a batch of \d+ rows its outputs differ .*: rows of a batch affect each other"),
     Sabotage("mask ignored", GRAPHS, "sound", _ignore_the_mask, "left-padded batch"),
 )  # fmt: skip
 CASES = [(one, variant) for one in SABOTAGES for variant in one.variants]

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handlers.validate.checks import wide
 from handlers.validate.checks.reference import padded_batch
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL
 from handlers.validate.workers import causal_drivers, decoding
 from handlers.validate.workers.causal_drivers import BatchingDriver, CausalDriver
 from handlers.validate.workers.protocol import Ahead, Decoding, Greedy, PaddedBatch, Padding, Request, Teacher
@@ -71,6 +73,15 @@ class Mixing(Toy):
     def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
         """See `Toy.seen`."""
         return [pair for one in range(len(ids)) for pair in super(Mixing, self).seen(one, ids, positions, mask, place)]
+
+
+class Crowded(Toy):
+    """Rows affect each other where there are more than four."""
+
+    def seen(self, row: int, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, place: int) -> list[tuple[int, int]]:
+        """See `Toy.seen`."""
+        pairs = super().seen(row, ids, positions, mask, place)
+        return pairs if len(ids) <= 4 else [*pairs, (len(ids), 0)]
 
 
 class Single(Toy):
@@ -130,6 +141,11 @@ def ask(driver: CausalDriver, request: Greedy) -> Decoding:
     return driver.greedy(request.ids, request.tokens, least=request.least, stop=request.stop, verify=request.verify)
 
 
+def _without_batch(decoding: Decoding) -> Decoding:
+    """What was decoded, without what is told of the batch."""
+    return decoding.model_copy(update={"batch_error": None, "batch_rows": None})
+
+
 def padding_error(driver: CausalDriver, batch: PaddedBatch) -> float | None:
     try:
         return driver.padding(batch.prompts, batch.continuations, None, "left")
@@ -154,7 +170,7 @@ def test_what_was_decoded_in_a_batch_is_what_each_text_gets_alone(
         patch.setattr(causal_drivers, "BATCH_BYTES", size)
         assert not driver.advance()
     for request in requests:
-        assert ask(driver, request) == ask(alone, request)
+        assert _without_batch(ask(driver, request)) == ask(alone, request)
         np.testing.assert_array_equal(driver.rows(request.ids, [4, 5], None), alone.rows(request.ids, [4, 5], None))
     found, wanted = (padding_error(one, batch) for one in (driver, alone))
     assert found == wanted
@@ -409,3 +425,53 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(decoding, "greedy", count)
     return lengths
+
+
+@pytest.mark.parametrize(("kind", "rows", "told"), [(Toy, 6, False), (Crowded, 6, True), (Crowded, 3, False), (Mixing, 3, True)])
+def test_a_text_that_gets_something_else_in_a_batch_is_told_and_not_only_decoded_again(kind: type[Toy], rows: int, told: bool) -> None:
+    prompts = [list(range(3, 5 + place)) for place in range(rows)]
+    driver = BatchingDriver(kind())
+    requests = [Greedy(ids=prompt, tokens=6, verify=True) for prompt in [list(range(15)), *prompts]]
+    for request in requests:
+        driver.expect(request)
+    driver.advance()
+    found = [ask(driver, request) for request in requests]
+    assert [one.tokens for one in found] == [ask(CausalDriver(Toy()), request).tokens for request in requests]
+    assert [one.batch_error is not None for one in found] == [False, *[told] * rows], "the longest is run alone"
+    assert all(one.batch_rows == rows and (one.cache_error or 0) < 1e-6 for one in found if one.batch_error is not None)
+
+
+def told_of(engine: Toy, seed: int) -> str | None:
+    """The finding about wide batches of a toy."""
+    driver = BatchingDriver(engine)
+    random = np.random.default_rng(seed)
+    samples = [SimpleNamespace(ids=random.integers(0, VOCABULARY, 12).tolist(), tokens=[1, 2, 3], types=None) for _ in range(3)]
+    worker = SimpleNamespace(
+        ask=lambda request: SimpleNamespace(
+            max_absolute=driver.padding(request.batch.prompts, request.batch.continuations, None, request.side)
+        )
+    )
+    reference: Any = SimpleNamespace(samples=samples, subject=LANGUAGE_MODEL, sides=["left"], logit_std=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wide, "seed_of", lambda reference, place=0: seed + place)
+        finding = wide.finding(worker, reference, 1e-3)  # type: ignore[arg-type]
+    return None if finding is None else finding.reason
+
+
+def test_a_batch_of_many_rows_is_right_or_told() -> None:
+    for seed in range(5):
+        assert told_of(Toy(), seed) is None
+        for kind in (Crowded, Mixing, Blind):
+            assert "rows of a batch affect each other" in (told_of(kind(), seed) or "")
+
+
+def test_batches_are_of_other_sizes_for_another_checkpoint_and_of_short_texts() -> None:
+    samples = [SimpleNamespace(ids=list(range(40)), tokens=[1, 2], types=None)] * 2
+    reference: Any = SimpleNamespace(samples=samples, subject=LANGUAGE_MODEL)
+    drawn = [wide.batches(reference, seed) for seed in range(20)]
+    assert drawn[3] == wide.batches(reference, 3)
+    assert {len(mixed.prompts) for mixed, _ in drawn} == set(range(*wide.ROWS))
+    for mixed, equal in drawn:
+        assert 1 in map(len, mixed.prompts) and len({len(one) for one in mixed.prompts}) > 1
+        assert len({len(one) for one in equal.prompts}) == 1 and len(equal.prompts) >= 9
+        assert max(map(len, mixed.prompts)) < wide.LENGTH

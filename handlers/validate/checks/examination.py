@@ -18,9 +18,9 @@ from daemon.contract.formats.declaration import EXACT_CACHE
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate import findings
 from handlers.validate.arithmetic import growth
-from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
+from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, in_deviations, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
-from handlers.validate.checks import rounded, stock_generation, worst
+from handlers.validate.checks import rounded, stock_generation, wide, worst
 from handlers.validate.checks.foresight import GROUP, Progress, of_examination
 from handlers.validate.checks.reference import (
     Reference,
@@ -32,6 +32,7 @@ from handlers.validate.checks.reference import (
 )
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
+from handlers.validate.files import expected
 from handlers.validate.files.compare import compare
 from handlers.validate.findings import Finding
 from handlers.validate.folders import special_tokens
@@ -62,6 +63,10 @@ class PromptFigures(PromptLikeness):
     """The same for each way in which the cache is used, where there is more than one."""
     cache_steps: list[float] | None = None
     """Largest |Δ| of each step through the cache, of the first way."""
+    batch_error_max_absolute: float | None = None
+    """Largest |Δ| of the text in a batch from the text alone; null where there was none that counts."""
+    batch_rows: int | None = None
+    """Rows of that batch."""
 
 
 @dataclass
@@ -115,10 +120,12 @@ def examine(
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
     read = long if isinstance(long, LongText) else None
     odd = _rare(reference, about.context_length)
+    batched = wide.requests(reference) if exact and _takes_batches(worker.name) else []
     for number, sample in enumerate(reference.samples):
         if about.together and exact and number % GROUP == 0:
             beside: list[Padding | LongPass] = []
             beside += [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            beside += batched if number == 0 else []
             beside += [read.asked(outputs / length.FILE, read.own_pieces)] if read is not None and number == 0 else []
             beside += [odd.asked(outputs / rare.FILE, odd.own_pieces)] if odd is not None and number == 0 else []
             drafts = [_draft(reference, place, merged) for place in range(number, min(number + GROUP, len(reference.samples)))]
@@ -143,11 +150,14 @@ def examine(
     beside_live = not any(sample.rounded for sample in reference.samples)
     if told_rare := rare.finding(worker, odd, subject, outputs, merged.logits if merged else None, beside_live=beside_live):
         result.findings.append(told_rare)
+    padding = _padding_figures(worker, reference)
+    if batched and (told_batch := wide.finding(worker, reference, _padding_limit(worker.name)) or _apart_in_batches(reference, result)):
+        result.findings.append(told_batch)
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
         **_decoding_figures(reference, result.prompts).given,
-        **_padding_figures(worker, reference).given,
+        **padding.given,
         **tuned.figures().given,
         **_growth_figures(reference, rows, result.prompts).given,
         merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
@@ -172,6 +182,33 @@ def _limit(variant: str) -> float:
     """Standard deviations of the logits that a variant's cached steps may be off."""
     found = catalog().variants.get(variant)
     return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.cache)
+
+
+def _takes_batches(variant: str) -> bool:
+    """Whether a batch may have any number of rows."""
+    found = catalog().variants.get(variant)
+    return found is None or bool({"merged", "dynamic axes"} & found.traits)
+
+
+def _padding_limit(variant: str) -> float:
+    """Standard deviations of the outputs that a row of a batch may be off."""
+    found = catalog().variants.get(variant)
+    return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.padding)
+
+
+def _apart_in_batches(reference: Reference, result: Examination) -> Finding | None:
+    """That a text got something else in a batch than alone, where its cache alone is right; not of mixtures of experts, of which two may
+    be almost equally good."""
+    known = expected.read(reference.files)
+    if known is None or rounded.chooses_experts(known.config):
+        return None
+    for one in result.prompts:
+        error, cached = one.batch_error_max_absolute, one.cache_error_max_absolute or 0.0
+        if error is None or in_deviations(cached, reference.logit_std) > EXACT_CACHE:
+            continue  # a wrong cache is told as one
+        if (deviations := in_deviations(error, reference.logit_std)) > EXACT_CACHE:
+            return wide.told(one.batch_rows or 2, deviations, EXACT_CACHE)
+    return None
 
 
 def _named(folder: Path, reference: Reference, ends: Sequence[int] | None) -> list[Finding]:
@@ -257,6 +294,8 @@ def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> Pr
         cache_error_max_absolute=decoded.cache_error,
         cache_steps=decoded.cache_steps,
     )
+    if decoded.batch_error is not None:
+        figures = figures.plus(batch_error_max_absolute=decoded.batch_error, batch_rows=decoded.batch_rows)
     return figures if decoded.cache_errors is None else figures.plus(cache_errors=decoded.cache_errors)
 
 

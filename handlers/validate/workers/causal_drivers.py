@@ -104,6 +104,10 @@ class BatchingDriver(CausalDriver):
         """(prompt, k tokens after it) → logits (1+k, V) of a row of a batch whose rows have unlike lengths."""
         self._proven: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
         """Prompt → tokens of a row and max |Δlogit| of each of its steps from the row alone."""
+        self._rows: dict[tuple[Any, ...], int] = {}
+        """Request → rows of the batch in which it was decoded."""
+        self._far: float | None = None
+        """max |Δlogit| of the last row of a batch that was not near."""
         self._last: tuple[tuple[Any, ...], list[int], np.ndarray] | None = None
         """State of the model, tokens and logits of the last pass without a cache."""
 
@@ -145,10 +149,13 @@ class BatchingDriver(CausalDriver):
         return self._last[2]
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
-        along, own = self._decoded.pop((self._state(), *ids, "", tokens, least, stop), (None, None))
+        key = (self._state(), *ids, "", tokens, least, stop)
+        along, own = self._decoded.pop(key, (None, None))
+        self._far = None
         errors = None if along is None else self._apart(ids, along, needed=verify)
         if along is None or own is None or errors is None or self._is_doubtful(ids, along, own):
-            return super().greedy(ids, tokens, least=least, stop=stop, verify=verify)
+            decoding_alone = super().greedy(ids, tokens, least=least, stop=stop, verify=verify)
+            return decoding_alone.model_copy(update={"batch_error": self._far, "batch_rows": self._rows.get(key)})
         if not verify:
             return Decoding(tokens=own.tokens)
         errors = errors[:VERIFIED_STEPS]
@@ -235,6 +242,7 @@ class BatchingDriver(CausalDriver):
         for place, (one, decoded) in enumerate(zip(batch, found, strict=True)):
             if one.request is None or decoded is None:
                 continue
+            self._rows[self._key(one.request)] = len(batch)
             own = _until_departure(decoded)
             if len(own) == len(decoded.tokens):
                 self._decoded[self._key(one.request)] = decoded, replace(decoded, tokens=own)
@@ -269,6 +277,7 @@ class BatchingDriver(CausalDriver):
         steps = min(shared - len(ids) + 1, len(decoded.logits))
         rows, logits = whole[len(ids) - 1 :][:steps], decoded.logits[:steps]
         if not self._near(rows, logits):
+            self._far = largest_difference(rows, logits)
             self._padded.clear()  # a batch that is wrong in one row says nothing of its others: padding is found out about by itself
             return None
         errors = row_differences(rows, logits)

@@ -292,10 +292,12 @@ def padding_error(engine: Engine, prompts: Sequence[Sequence[int]], continuation
     `continuations` are of one length. Rows must differ in length for this to say something about the mask.
     """
     together = forced(engine, prompts, continuations)
-    return max(
-        largest_difference(together[row], forced(engine, [prompt], [continuation])[0])
-        for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True))
-    )
+    alone = {one: forced(engine, [one[0]], [one[1]])[0] for one in dict.fromkeys(_pairs(prompts, continuations))}
+    return max(largest_difference(together[row], alone[one]) for row, one in enumerate(_pairs(prompts, continuations)))
+
+
+def _pairs(prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(tuple(prompt), tuple(row)) for prompt, row in zip(prompts, continuations, strict=True)]
 
 
 def forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> np.ndarray:

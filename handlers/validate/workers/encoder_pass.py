@@ -65,8 +65,9 @@ class EncoderDriver:
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:
         together = self._batch(prompts, types, side)
-        alone = [self.rows(text, (), None if types is None else types[row]) for row, text in enumerate(prompts)]
-        return max(largest_difference(mine, theirs) for mine, theirs in zip(together, alone, strict=True))
+        keys = [(tuple(text), None if types is None else tuple(types[row])) for row, text in enumerate(prompts)]
+        alone = {one: self.rows(one[0], (), one[1]) for one in dict.fromkeys(keys)}
+        return max(largest_difference(mine, alone[one]) for mine, one in zip(together, keys, strict=True))
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: one pass over the texts, then one for every TOKENS_A_PASS of `tokens`."""

@@ -100,6 +100,10 @@ class Decoding(Frozen):
     """The same for each way in which the cache is used, where an engine has more than one."""
     cache_steps: list[float] | None = None
     """max |Δ| of each compared step, of the first way."""
+    batch_error: float | None = None
+    """max |Δ| between a row of a batch and the same text alone, where that is why the text was decoded alone."""
+    batch_rows: int | None = None
+    """Rows of that batch."""
 
 
 class Difference(Frozen):

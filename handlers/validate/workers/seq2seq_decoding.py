@@ -133,10 +133,9 @@ class Seq2SeqDriver:
 
     def _padding(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], side: str, way: str) -> float:
         together = cached(self._engine, prompts, continuations, way, side)
-        return max(
-            largest_difference(together[row], cached(self._engine, [prompt], [continuation], way, side)[0])
-            for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True))
-        )
+        pairs = [(tuple(prompt), tuple(row)) for prompt, row in zip(prompts, continuations, strict=True)]
+        alone = {one: cached(self._engine, [one[0]], [one[1]], way, side)[0] for one in dict.fromkeys(pairs)}
+        return max(largest_difference(together[row], alone[one]) for row, one in enumerate(pairs))
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: the sources' encoding and the first target token, then the tokens after it; no end token ends it."""
