@@ -7,6 +7,7 @@ again. This process itself imports numpy and nothing heavier. A reference that c
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,7 +102,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             values = base_likelihood.taken(context)
             base_texts = BaseTexts(Path(context.cache), f"{context.base} {values}")
             merged = ModelFolder(Path(context.inputs["merge"]))
-            model = LiveModel(live, subject, values, base_texts, merged.parameters)
+            seed = int.from_bytes(hashlib.sha256(context.checkpoint.digest.encode()).digest()[:8], "little")
+            model = LiveModel(live, subject, values, base_texts, merged.parameters, seed)
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
             base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
@@ -113,7 +115,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             base = Path(context.base) if context.base else None
             known = record.files_folder(Path(context.staging))
             places = Path(context.pin), base, merged.path
-            expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence)
+            expected.write(live, *places, known, readable=reference.readable, sentences=subject.sentence, seed=seed)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
             whole = subject.kind == "causal" and context.base is not None and not engine.endswith(LAYERWISE)

@@ -22,7 +22,7 @@ from handlers.report.lengths import sentence
 from handlers.validate.engines.reach import Reach, reach_of
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL
 from handlers.validate.length import course, faults, measuring
-from handlers.validate.length.text import TAIL, LongText, fill, split
+from handlers.validate.length.text import TAIL, WHOLE_PIECE, LongText, drawn, fill, split
 from handlers.validate.verdict import judge
 from tests.sampling import some
 from tests.sharing import shared
@@ -30,6 +30,21 @@ from tests.validate import damage_length, zoo
 from tests.validate.bench import Bench, measured
 from tests.validate.damage_length import CASES, GRAPHS, LongDamage
 from tests.validate.long_models import KINDS, ORIGINAL, REACH, WINDOW, LongLab, make_model
+
+
+def test_an_artifacts_steps_are_drawn_by_the_checkpoint_and_end_elsewhere_than_the_live_models() -> None:
+    for length in (16, 17, 40, 100, 257, 512, 513, 2048, 8192):
+        live = split(length, 512, 2, 0)
+        for seed in range(20):
+            own = drawn(length, 384, 4096, live, seed)
+            assert sum(own) == length and min(own) > 0 and own[-TAIL:] == [1] * TAIL
+            body = own[:-TAIL]
+            assert own == drawn(length, 384, 4096, live, seed) and len(body) >= 2
+            assert not set(itertools.accumulate(body[:-1])) & set(itertools.accumulate(live))
+            assert (WHOLE_PIECE[0] <= body[0] < WHOLE_PIECE[1]) == (length >= 512) and max(body[1:]) <= 385
+        assert length < 40 or len({tuple(drawn(length, 384, 4096, live, seed)) for seed in range(20)}) > 3
+    assert max(drawn(2048, 160, 160, split(2048, 160, 2, 0), 1)) <= 161, "no more outputs than there is room for"
+
 
 SOUND = [(kind, variant) for kind in KINDS for variant in ("pytorch", *GRAPHS)]
 

@@ -113,6 +113,8 @@ class LiveModel:
     base_texts: BaseTexts = field(default_factory=BaseTexts)
     parameters: int = 0
     """Elements of its weights, by which the length of the long text is bounded."""
+    seed: int = 0
+    """What sizes are drawn with: a number of the checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     asked = _Asked(
         live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
     )
-    long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable)
+    long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable, seed=model.seed)
     odd = rare.make(live, about, subject, readable=readable)
     beside = [long.asked(folder / length.FILE, long.pieces)] if isinstance(long, LongText) else []
     beside += [odd.asked(folder / rare.FILE, odd.pieces)] if odd is not None else []

@@ -61,8 +61,10 @@ class Expected(Frozen):
     """Python file → its `fingerprint`, of the model's own code."""
 
 
-def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder: Path, *, readable: bool, sentences: bool) -> None:
-    """Ask the live model and read the checkpoint's files; `readable`: there is a tokenizer."""
+def write(
+    live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder: Path, *, readable: bool, sentences: bool, seed: int = 0
+) -> None:
+    """Ask the live model and read the checkpoint's files; `readable`: there is a tokenizer. `seed`: what rare characters are drawn with."""
     folder.mkdir(exist_ok=True)
     folders = [pin, *([base] if base else [])]
     read = live.ask(ReadFiles(out=str(folder)))
@@ -71,7 +73,7 @@ def write(live: EngineWorker, pin: Path, base: Path | None, merged: Path, folder
     if readable:
         if read.tokenizer and (stored := _stored(spoken / CANONICAL)):
             (folder / STORED).write_text(stored, encoding="utf-8")
-        asked, told = _transcript(live, list(_added(folder, read.vocabulary)), _size(folder, read.vocabulary))
+        asked, told = _transcript(live, list(_added(folder, read.vocabulary)), _tokens(folder, read.vocabulary), seed)
     template = next((found for one in folders if (found := templates.read(one)).texts), templates.Templates())
     first = {name: next((values(one / name) for one in folders if (one / name).is_file()), None) for name in (CONFIG, GENERATION)}
     settings = spoken / TOKENIZER_CONFIG
@@ -108,15 +110,17 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _transcript(live: EngineWorker, added: list[str], size: int) -> tuple[Transcribe, Transcript]:
+def _transcript(live: EngineWorker, added: list[str], tokens: dict[str, int], seed: int) -> tuple[Transcribe, Transcript]:
+    rare, numbers = probes.beyond(tokens, seed)
+    size = len(tokens) or 256
     asked = Transcribe(
         texts=[*probes.TEXTS, *probes.around(added)],
         pairs=list(probes.PAIRS),
-        digested=probes.sweep(),
-        sequences=probes.sequences([], size),
+        digested=[*probes.sweep(), *rare],
+        sequences=[*probes.sequences([], size), *numbers],
     )
     read = live.ask(asked)
-    whole = asked.model_copy(update={"sequences": probes.sequences(read.ids, size)})
+    whole = asked.model_copy(update={"sequences": [*probes.sequences(read.ids, size), *numbers]})
     return whole, live.ask(whole)
 
 
@@ -133,11 +137,13 @@ MOST = 32
 """Tokens from the beginning and from the end of the added ones that are asked in texts; all are compared with their ids."""
 
 
-def _size(folder: Path, vocabulary: dict[str, int] | None) -> int:
+def _tokens(folder: Path, vocabulary: dict[str, int] | None) -> dict[str, int]:
+    """The vocabulary: token → id; nothing where it is not known."""
     if vocabulary is not None:
-        return len(vocabulary)
+        return vocabulary
     path = folder / CANONICAL
-    return len(values(path)["model"]["vocab"]) if path.is_file() else 256
+    found = values(path)["model"]["vocab"] if path.is_file() else {}
+    return found if isinstance(found, dict) else {row[0]: number for number, row in enumerate(found)}
 
 
 def _stored(path: Path) -> str | None:

@@ -6,7 +6,7 @@ Called by the stage `reference`, which keeps the questions with the live model's
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,14 @@ _SPARSE = ((0x3400, 0xA000), (0xAC00, 0xD7A4))
 """Blocks of thousands of characters that are read alike, of which one in 16 is asked."""
 
 
+DRAWN = (
+    (0xE000, 0xF900, 64), (0x10000, 0x20000, 160), (0x20000, 0x323B0, 64), (0xE0000, 0xE01F0, 16), (0xF0000, 0x110000, 32),
+)  # fmt: skip
+"""Blocks for private use and beyond the basic plane, and how many characters of each are drawn."""
+RARE_TOKENS = 4096
+"""Most tokens of such characters that are asked, evenly spaced ones where there are more."""
+
+
 def around(tokens: Iterable[str]) -> list[str]:
     """Texts with each token between words, at the beginning and glued to words."""
     return [f"a {token} b{token}c{token} {token}" for token in tokens] + [f"{token}a" for token in tokens]
@@ -53,6 +61,44 @@ def sweep() -> list[str]:
         if not any(low <= point < high and point % 16 for low, high in _SPARSE) and unicodedata.category(chr(point)) not in left_out
     ]  # fmt: skip
     return ["".join(f" {chr(point)}a" for point in points[start : start + CHUNK]) for start in range(0, len(points), CHUNK)]
+
+
+def beyond(tokens: Mapping[str, int], seed: int) -> tuple[list[str], list[list[int]]]:
+    """Texts of characters for private use and beyond the basic plane: some that are drawn, and all that tokens of the vocabulary stand for;
+    and the ids of those tokens, to be written as text. `tokens`: the vocabulary, as tokenizer.json has it."""
+    random = np.random.default_rng(seed)
+    drawn = [chr(point) for low, high, count in DRAWN for point in sorted(random.choice(high - low, count, replace=False) + low)]
+    known = [(number, text) for token, number in tokens.items() if (text := spelt(token)) is not None and any(map(_is_rare, text))]
+    known = [known[place * len(known) // RARE_TOKENS] for place in range(RARE_TOKENS)] if len(known) > RARE_TOKENS else known
+    letters = [one for one in drawn if unicodedata.category(one) != "Cn"]
+    letters += sorted({one for _, text in known for one in text if _is_rare(one) and ord(one) not in range(*EMOJI)})
+    texts = ["".join(f" {one}a" for one in letters[start : start + CHUNK]) for start in range(0, len(letters), CHUNK)]
+    numbers = [number for number, _ in known]
+    return texts, [numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK)]
+
+
+def spelt(token: str) -> str | None:
+    """The text that a token stands for; None where it is a part of a character. Vocabularies of bytes write each byte as a character, see
+    https://github.com/openai/gpt-2/blob/master/src/encoder.py (`bytes_to_unicode`)."""
+    if not all(one in _BYTES for one in token):
+        return token
+    try:
+        return bytes(_BYTES[one] for one in token).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _bytes() -> dict[str, int]:
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _bytes()
+
+
+def _is_rare(letter: str) -> bool:
+    return ord(letter) > 0xFFFF or unicodedata.category(letter) == "Co"
 
 
 def sequences(read: Iterable[Sequence[int] | None], size: int) -> list[list[int]]:

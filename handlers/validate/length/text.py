@@ -29,6 +29,10 @@ BYTES, WHOLE_BYTES = 96 << 20, 384 << 20
 """Most bytes of the outputs of one step, and of an encoder's only one."""
 LIVE_PIECE, PIECE = 512, 384
 """Most tokens of a step of the live model, and of an artifact: cut in other places, so that no size of a step hides anything."""
+WHOLE_PIECE = (385, 768)
+"""Fewest tokens of an artifact's first step, and one more than the most, where the text and the memory for its outputs have room for it."""
+LEFT = 64
+"""Tokens that are left for further steps then."""
 TAIL = 4
 """Tokens at the end that an artifact reads one at a time."""
 TARGETS = 256
@@ -89,14 +93,16 @@ class LongText:
         keep = [place for place in self.keep if place < room]
         if kind != "causal" or room < LONG_SHORTEST or not keep:
             return f"it has room for {room:,} tokens, and the text is of {len(self.ids):,}"
-        own = _beginning(self.pieces, room) if self.own_pieces == self.pieces else split(room, max(self.own_pieces), 3, TAIL)
+        own = _beginning(self.pieces, room) if self.own_pieces == self.pieces else split(room, min(PIECE, max(self.own_pieces)), 3, TAIL)
         return replace(self, ids=self.ids[:room], keep=keep, own_pieces=own, limited=f"it has room for {room:,} tokens")
 
 
 def make(
-    live: EngineWorker, about: Loaded, subject: ValidatedTask, rows: Sequence[Encoded], tokens: int, parameters: int, *, readable: bool
-) -> LongText | str:
-    """The long text of a model, or why there is none, as a clause. `tokens`: what the configuration asks for. Raises WorkerFailed."""
+    live: EngineWorker, about: Loaded, subject: ValidatedTask, rows: Sequence[Encoded], tokens: int, parameters: int, *,
+    readable: bool, seed: int = 0,
+) -> LongText | str:  # fmt: skip
+    """The long text of a model, or why there is none, as a clause. `tokens`: what the configuration asks for; `seed`: what the sizes of an
+    artifact's steps are drawn with. Raises WorkerFailed."""
     if not tokens:
         return "validate.long_tokens is 0"
     length, limited = _length(about, tokens, parameters)
@@ -121,7 +127,7 @@ def make(
     first = edges if reach.varying else []
     most = max(1, min(LIVE_PIECE, BYTES // width))
     pieces = split(length, most, 2, TAIL if reach.varying else 0, first)
-    own = pieces if reach.varying else split(length, min(PIECE, most), 3, TAIL)
+    own = pieces if reach.varying else drawn(length, min(PIECE, most), BYTES // width, pieces, seed)
     keep = _places(length, [*np.cumsum(pieces).tolist(), *np.cumsum(own).tolist()], edges)
     return LongText(ids, keep, pieces, own, limited, window=reach.window, original=reach.original, positions=about.context_length)
 
@@ -133,6 +139,30 @@ def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ())
     cuts = {number * body // count for number in range(count + 1)} | {place for place in at if place < body}
     ordered = sorted(cuts)
     return [stop - start for start, stop in itertools.pairwise(ordered)] + [1] * (length - body)
+
+
+def drawn(length: int, most: int, room: int, others: Sequence[int], seed: int) -> list[int]:
+    """Sizes of an artifact's steps, mostly odd ones: at first one of `WHOLE_PIECE` tokens, if there is `room` for the outputs of so many,
+    then at least three, or two after that one, of at most `most` tokens; and TAIL single tokens. No step ends where one of `others` does,
+    as far as there is a choice.
+
+    A graph in which the size of the even steps was traced as a constant is right for those alone.
+    """
+    random, body = np.random.default_rng(seed), max(1, length - TAIL)
+    taken = set(itertools.accumulate(others))
+    found, end = list[int](), 0
+    highest = min(WHOLE_PIECE[1], room + 1, body - LEFT + 1)
+    if highest > WHOLE_PIECE[0]:
+        found.append(int(random.integers(WHOLE_PIECE[0], highest)))
+    highest = min(most, -(-(body - sum(found)) // (2 if found else 3)))
+    while (left := body - sum(found)) > 0:
+        size = min(left, int(random.integers(highest // 2 + 1, highest + 1)) | 1, most)
+        found.append(size)
+    for place in range(len(found) - 1):  # the last of them ends with the body
+        end += found[place]
+        if end in taken and found[place] > 1:
+            found[place], found[place + 1], end = found[place] - 1, found[place + 1] + 1, end - 1
+    return [*found, *[1] * (length - body)]
 
 
 def _beginning(pieces: Sequence[int], length: int) -> list[int]:
