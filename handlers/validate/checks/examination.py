@@ -151,7 +151,7 @@ def examine(
     if told_rare := rare.finding(worker, odd, subject, outputs, merged.logits if merged else None, beside_live=beside_live):
         result.findings.append(told_rare)
     padding = _padding_figures(worker, reference)
-    if batched and (told_batch := wide.finding(worker, reference, _padding_limit(worker.name)) or _apart_in_batches(reference, result)):
+    if batched and (told_batch := _batch_finding(worker, reference, result, padding.padding_error_max_absolute or 0.0)):
         result.findings.append(told_batch)
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
@@ -194,6 +194,14 @@ def _padding_limit(variant: str) -> float:
     """Standard deviations of the outputs that a row of a batch may be off."""
     found = catalog().variants.get(variant)
     return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.padding)
+
+
+def _batch_finding(worker: EngineWorker, reference: Reference, result: Examination, few: float) -> Finding | None:
+    """What batches of many rows show, or those in which texts were decoded; nothing where `few` rows, |Δ| apart, show it too."""
+    limit = _padding_limit(worker.name)
+    if not in_deviations(few, reference.logit_std) <= limit:
+        return None
+    return wide.finding(worker, reference, limit) or _apart_in_batches(reference, result)
 
 
 def _apart_in_batches(reference: Reference, result: Examination) -> Finding | None:
