@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from daemon.checkpoints.completeness import read_json
+from daemon.contract.advice import MOST_OF_NAME, quoted
 from daemon.contract.errors import Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
@@ -99,8 +100,8 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             return mapped[name]
         cause = f"base.map gives {mapped[name]} for it, which has no config.json with weights"
         raise Permanent(
-            FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", cause,
-            f'correct base.map."{name}" or put the model there', path=mapped[name],
+            FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", cause,
+            f'correct base.map.{quoted(name)} or put the model there', path=mapped[name],
         )  # fmt: skip
     candidates = [Path(os.path.normpath(name))] if os.path.isabs(name) else []
     below = os.path.normpath(name).lstrip("/") if ".." not in name.split("/") else ""
@@ -113,22 +114,29 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
     for candidate in candidates:
         if candidate not in strange and is_model(candidate):
             return candidate
-    looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
+    looked = ", ".join(_listed(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
     if led_out := [one for one in strange if os.path.lexists(one)]:
-        looked += (
-            f"; {led_out[0]} leads out of base.search through a link, and the link's owner is not root, this user or that folder's owner"
-        )
-    closed = next(filter(None, (access.denial(candidate, "list") for candidate in candidates)), None)
+        why = "leads out of base.search through a link, and the link's owner is not root, this user or that folder's owner"
+        looked += f"; {_listed(led_out[0])} {why}"
+    ours = [one for one in candidates if _searched(one, search) is not None and one not in strange]
+    closed = next(filter(None, (access.denial(candidate, "list") for candidate in ours)), None)
     if closed is not None:
         raise Permanent(
-            FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"{closed.cause}; looked in {looked}",
+            FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", f"{closed.cause}; looked in {looked}",
             access.remedy(closed, Path(closed.path)), path=closed.path,
         )  # fmt: skip
     raise Permanent(
-        FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
-        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that contains it to base.search (or, for one export, use'
+        FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}",
+        f"no folder that this user can read has its config.json and weights; looked in {looked}",
+        f'set base.map.{quoted(name)} = "/folder/of/the/model", or add the folder that contains it to base.search (or, for one export, use'
         " `ckptd export --base FOLDER`)",
     )  # fmt: skip
+
+
+def _listed(candidate: Path) -> str:
+    """A folder that was looked in; one with odd characters, or a long one, in quotation marks."""
+    name = str(candidate)
+    return name if name.isprintable() and len(name) <= MOST_OF_NAME else quoted(name)
 
 
 def _searched(candidate: Path, search: Sequence[Path]) -> Path | None:

@@ -23,6 +23,7 @@ from daemon.checkpoints.unsupported import (
     refuse_litgpt,
     refuse_no_adapter_config,
     refuse_no_tensors,
+    refuse_outside,
     refuse_unsafe,
 )
 from daemon.contract.configs import adapter_config
@@ -218,6 +219,8 @@ def _full(look: Look) -> Weights:
     if index:
         mapped = read_object(look.path, index, missing)
         if mapped is not None:
+            if (outside := _names_outside(mapped.get("weight_map"))) is not None:
+                return Weights(missing, "full", refusal=refuse_outside(look.path / index, outside))
             missing += _shard_problems(look, index, mapped.get("weight_map"))
     else:
         single = next((name for name in ("model.safetensors", "pytorch_model.bin") if name in look.names), None)
@@ -228,6 +231,20 @@ def _full(look: Look) -> Weights:
             missing += weight_problems(look.path, single)
     missing += side_file_problems(look.path, look.names - {"config.json", TRAINER_STATE, index or ""})
     return Weights(missing, "full")
+
+
+def _names_outside(weight_map: Any) -> str | None:
+    """The first name of an index that can be none of a file beside it: no file of that name will ever come."""
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    return next((str(name) for name in names if not isinstance(name, str) or not _is_file_name(name)), None)
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and os.sep not in name and name not in ("", ".", "..") and len(os.fsencode(name)) <= _LONGEST_NAME
+
+
+_LONGEST_NAME = 255
+"""Bytes of a file's name."""
 
 
 def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
@@ -242,11 +259,14 @@ def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
         if name in look.names:
             problems += weight_problems(look.path, name, tensors)
         else:
-            label = name[:200] if name.isprintable() else ascii(name[:200])[1:-1]
-            why = f", which {index} names, is not there yet"
-            plain = label == name and os.sep not in name  # nothing outside of the directory is asked for
-            problems.append(absent(look.path, name, why=why) if plain else f"{label}{why}")
+            problems.append(absent(look.path, name, why=f", which {index} names, is not there yet"))
+        if len(problems) > MOST_PROBLEMS:
+            return [*problems[:MOST_PROBLEMS], f"and more of the {len(wanted):,} files that {index} names"]
     return problems
+
+
+MOST_PROBLEMS = 20
+"""Files of an index that are said to be missing."""
 
 
 def _nothing_to_read(look: Look) -> Weights:

@@ -40,7 +40,7 @@ def closed_to_me(path: Path) -> Fault | None:
         return None
     give = " && ".join(f"sudo {command}" for command in access.commands(found, path))
     owner = f"do it as {found.owner} (`sudo -u {shlex.quote(found.owner)} …`), or " if found.owner else ""
-    return _fault(path, found, f"{owner}give {found.user} access: `{give}`")
+    return _fault(path, found, f"{owner}give {found.user} access" + (f": `{give}`" if give else ""))
 
 
 def _fault(path: Path, found: Denial, remedy: str) -> Fault:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from daemon.contract.advice import quoted
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.deepspeed import tag_in
@@ -24,6 +25,14 @@ def refuse_unsafe(path: Path, name: str) -> Fault:
         FaultCode.UNSAFE_PICKLE, path, f"its pickle wants to run {ascii(name)[1:-1]}, which does not belong in a checkpoint",
         "find out who wrote this file before anything else opens it, and save the checkpoint again from the trainer; pickled code is never "
         "executed here",
+    )  # fmt: skip
+
+
+def refuse_outside(index: Path, name: str) -> Fault:
+    """An index that names what is no file beside it."""
+    return _refusal(
+        FaultCode.CHECKPOINT_DAMAGED, index, f"it names {quoted(name)}, which can't be the name of a file beside it",
+        "save the checkpoint again from the trainer; files outside of its directory are never read",
     )  # fmt: skip
 
 
@@ -48,12 +57,11 @@ def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
 
 def refuse_deepspeed(path: Path, cause: str) -> Fault:
     """A state of ZeRO's that is not put together here: of experts, pipelines, tensor parallelism, or with objects of other classes."""
-    folder = shlex.quote(str(path))
     return _refusal(
         FaultCode.DEEPSPEED_SHARDED, path, f"it contains only DeepSpeed's sharded state, which ckptd can't merge: {cause}",
-        f"if you trust its author, run `python {shlex.quote(str(path / 'zero_to_fp32.py'))} {folder} OUTPUT --safe_serialization`, "
-        "copy config.json and the tokenizer into that folder and run `ckptd export OUTPUT`; or train with"
-        " stage3_gather_16bit_weights_on_model_save, and every checkpoint is exported automatically",
+        "train with stage3_gather_16bit_weights_on_model_save, and every checkpoint is exported automatically; or let whoever trained it"
+        " put the weights together with DeepSpeed's zero_to_fp32 and its --safe_serialization, copy config.json and the tokenizer beside"
+        " them, and run `ckptd export OUTPUT` on that folder",
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ import unicodedata
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
+from daemon.contract.advice import MOST_OF_SENTENCE, MOST_OF_TEXT, bounded_list, shortened, whole_clauses, without_advice
 from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.secrets import censored
 from daemon.contract.text import printable, printable_lines
@@ -44,7 +45,7 @@ class Fault(BaseModel):
     @classmethod
     def _writable(cls, value: object) -> object:
         """Text without secrets that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
-        return censored(value.encode("utf-8", "backslashreplace").decode()) if isinstance(value, str) else value
+        return censored(value[:_MOST_READ].encode("utf-8", "backslashreplace").decode()) if isinstance(value, str) else value
 
     @field_validator("operation", "cause", "remedy", mode="after")
     @classmethod
@@ -54,6 +55,21 @@ class Fault(BaseModel):
             return value
         return "".join(ascii(one)[1:-1] if unicodedata.category(one)[0] == "C" and one not in "\n\t" else one for one in value)
 
+    @field_validator("cause", mode="after")
+    @classmethod
+    def _of_ours(cls, value: str) -> str:
+        """A cause that tells nobody what to do: a library's advice about a file is its author's."""
+        lists = "\n" in value.rstrip("\n")
+        return bounded_list(value) if lists else shortened(without_advice(value), MOST_OF_TEXT)
+
+    @field_validator("operation", "remedy", "path", mode="after")
+    @classmethod
+    def _bounded(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Words of a length that somebody reads, whatever a file brought into them; a path as long as a system's may be."""
+        if value is None or info.field_name == "path":
+            return value and shortened(value, 4096)
+        return whole_clauses(value, MOST_OF_TEXT) if info.field_name == "remedy" else shortened(value, 300)
+
     @field_validator("cause", "remedy", mode="after")
     @classmethod
     def _open_ended(cls, value: str) -> str:
@@ -61,11 +77,32 @@ class Fault(BaseModel):
         return _FULL_STOP.sub("", value)
 
     def sentence(self) -> str:
-        """The fault as the one sentence that terminal, log and report show."""
-        where = f" ({printable(self.path)})" if self.path else ""
-        # After a list, which alone has line ends, it begins a line of its own.
-        cause = printable_lines(self.cause) if self.cause.endswith("\n") else f"{_ended(printable(self.cause))} "
-        return f"Could not {printable(self.operation)}{where}: {cause}Fix: {_ended(printable(self.remedy))}"
+        """The fault as the one sentence that terminal, log and report show, of at most `MOST_OF_SENTENCE` characters.
+
+        One with a list, which alone has line ends, is longer; what follows the list begins a line of its own.
+        """
+        operation, path, remedy = printable(self.operation), printable(self.path or ""), printable(self.remedy)
+        if self.cause.endswith("\n"):
+            return _joined(operation, path, printable_lines(self.cause), remedy)
+        cause = f"{_ended(printable(self.cause))} "
+        whole = _joined(operation, path, cause, remedy)
+        if len(whole) <= MOST_OF_SENTENCE:
+            return whole
+        operation, path = shortened(operation, _MOST_OF_PART), shortened(path, _MOST_OF_PART)
+        room = MOST_OF_SENTENCE - len(_joined(operation, path, "", ""))
+        remedy = whole_clauses(remedy, max(room // 2, room - len(cause)))
+        return _joined(operation, path, f"{_ended(shortened(cause.rstrip(), room - len(remedy) - 2))} ", remedy)
+
+
+_MOST_READ = 1 << 16
+"""Characters of a text that are looked at; the rest of a longer one would not be kept."""
+_MOST_OF_PART = 160
+"""Characters of what was done, and of the path, in a sentence that would be too long."""
+
+
+def _joined(operation: str, path: str, cause: str, remedy: str) -> str:
+    where = f" ({path})" if path else ""
+    return f"Could not {operation}{where}: {cause}Fix: {_ended(remedy)}"
 
 
 def _ended(text: str) -> str:

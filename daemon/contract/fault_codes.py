@@ -50,7 +50,8 @@ class FaultCode(StrEnum):
     CONFIG_INVALID = "config-invalid"
     """The configuration has unknown keys, wrong values or values that contradict each other.
 
-    To do: Change each key that the message names; `ckptd check` lists all problems at once.
+    To do: Change each key that the message names; `ckptd check` lists all problems at once. Values that may hold secrets are not shown;
+    addresses of services belong into `notify.urls` or the file of `notify.urls_file`.
     """
     CONFIG_MISSING = "config-missing"
     """The given configuration file does not exist, or none was given or found.
@@ -344,7 +345,7 @@ class FaultCode(StrEnum):
     """The checkpoint is DeepSpeed's sharded state, in a form that ckptd can't merge, or of an adapter without its adapter_config.json.
 
     To do: For an adapter, put the training's adapter_config.json into the checkpoint's or the run's directory; otherwise run
-    zero_to_fp32.py as the message says, or train with stage3_gather_16bit_weights_on_model_save.
+    DeepSpeed's zero_to_fp32 where it was trained, or train with stage3_gather_16bit_weights_on_model_save.
     """
     FSDP_SHARDED = "fsdp-sharded"
     """The checkpoint is FSDP's sharded state of an adapter, without its adapter_config.json.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from daemon.contract.advice import in_command
+
 Right = Literal["enter", "list", "read"]
 _MODES: dict[Right, int] = {"enter": os.X_OK, "list": os.R_OK | os.X_OK, "read": os.R_OK}
 
@@ -102,27 +104,32 @@ def _denial(path: Path, right: Right) -> Denial:
 
 
 def commands(found: Denial, below: Path) -> list[str]:
-    """The command lines that mend it for what lies in the directory `below` now; run as root or as the owner."""
-    user, target = shlex.quote(found.user), shlex.quote(found.path)
-    if found.right == "enter":
-        return [f"setfacl -m u:{user}:x {target}"]
-    return [f"setfacl -R -m u:{user}:rX {shlex.quote(str(below))}"]
+    """The command lines that mend it for what lies in the directory `below` now; run as root or as the owner. None for odd paths."""
+    user, target = shlex.quote(found.user), in_command(found.path if found.right == "enter" else below)
+    if target is None:
+        return []
+    return [f"setfacl -m u:{user}:x {target}"] if found.right == "enter" else [f"setfacl -R -m u:{user}:rX {target}"]
 
 
 def remedy(found: Denial, below: Path) -> str:
-    """What to do about it, as a clause. `below`: the directory around all that training writes."""
-    now = " && ".join(f"sudo {command}" for command in commands(found, below))
+    """What to do about it, as a clause. `below`: the directory around all that training writes, of the configuration or below a root."""
+    now, folder = " && ".join(f"sudo {command}" for command in commands(found, below)), in_command(below)
+    if not now or folder is None:
+        return "give that user the right to read it, or rename the folder and do it then"
     if found.right == "enter":
         return f"give that user access to this folder: `{now}`"
-    as_owner = f"run the service as {found.owner} (`sudo ckptd install-service --run-as {found.owner}`)"
+    if found.owner in (None, _name(lambda number: pwd.getpwuid(number).pw_name, 0)):
+        as_owner = "let a user write there as whom the service can run"  # it is no service of root's
+    else:
+        as_owner = f"run the service as {found.owner} (`sudo ckptd install-service --run-as {found.owner}`)"
     if found.private:
         return (
-            f"{as_owner}: such files are created with mode 0600, whatever umask and default ACL say (safetensors 0.8 does this),"
-            f" and so are the next ones; to make the existing files readable: `{now}`"
+            f"make the existing files readable: `{now}`; such files are created with mode 0600, whatever umask and default ACL say"
+            f" (safetensors 0.8 does this), and so are the next ones; for those {as_owner}"
         )
-    later = f"sudo setfacl -R -d -m u:{shlex.quote(found.user)}:rX {shlex.quote(str(below))}"
+    later = f"sudo setfacl -R -d -m u:{shlex.quote(found.user)}:rX {folder}"
     return (
         f"give that user access to existing and new files: `{now} && {later}`; or use a group that both users are in:"
-        f" `sudo chgrp -R GROUP {shlex.quote(str(below))} && sudo chmod -R g+rXs {shlex.quote(str(below))}`, and run the training with"
+        f" `sudo chgrp -R GROUP {folder} && sudo chmod -R g+rXs {folder}`, and run the training with"
         f" umask 0027; or {as_owner}"
     )

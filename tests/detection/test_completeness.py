@@ -183,10 +183,31 @@ def test_what_is_in_the_place_of_a_whole_models_weights_is_said(checkpoint: Path
     assert "no adapter and no model weights in it yet" in missing(checkpoint)
     (checkpoint / "model.safetensors").mkdir()
     assert "no adapter and no model weights in it yet: model.safetensors is a directory, not a file" in missing(checkpoint)
-    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "../b"}}))
-    assert "model.safetensors is a directory, not a file; ../b, which model.safetensors.index.json names, is not there yet" in (
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "b"}}))
+    assert "model.safetensors is a directory, not a file; b, which model.safetensors.index.json names, is not there yet" in (
         "; ".join(sorted(inspect(checkpoint).missing, reverse=True))
     )
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "", "a/b", "x" * 300, "a\nb", "\x1b[2J", 5, None, ["a"]])
+def test_an_index_that_names_what_is_no_file_beside_it_is_refused(checkpoint: Path, name: object) -> None:
+    for one in (ADAPTER, "adapter_config.json"):
+        (checkpoint / one).unlink()
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
+    refusal = inspect(checkpoint).refusal
+    assert refusal is not None and refusal.code == "checkpoint-damaged" and "can't be the name of a file beside it" in refusal.cause
+    assert len(refusal.sentence()) <= 600 and refusal.sentence().isprintable()
+
+
+def test_an_index_of_many_files_is_answered_in_a_few_lines(checkpoint: Path) -> None:
+    for one in (ADAPTER, "adapter_config.json"):
+        (checkpoint / one).unlink()
+    (checkpoint / "config.json").write_text("{}")
+    names = {f"layer.{number}": f"model-{number:06}.safetensors" for number in range(100_000)}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    said = "; ".join(inspect(checkpoint).missing)
+    assert len(said) < 3000 and "and more of the 100,000 files" in said
 
 
 def test_a_loss_that_is_not_a_number_keeps_nothing_back(checkpoint: Path) -> None:

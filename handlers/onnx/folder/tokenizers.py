@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from daemon.contract.advice import quoted
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 
@@ -98,7 +99,11 @@ def load(folder: Path, operation: str = "load the tokenizer") -> FolderTokenizer
         return _Json(path) if path.is_file() else _Marian(folder)
     except ImportError as error:
         raise Permanent(
-            FaultCode.PACKAGE_MISSING, operation, f"{error.name} is not installed", f"pip install {error.name}", path=folder
+            FaultCode.PACKAGE_MISSING,
+            operation,
+            f"the Python package {quoted(error.name)} is not installed",
+            "pip install sentencepiece" if error.name == "sentencepiece" else "install ckptd again, with all packages that it needs",
+            path=folder,
         ) from error
     except Exception as error:  # tokenizers and sentencepiece raise types of their own, all of them about the folder's files
         lines = str(error).strip().splitlines()
