@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import importlib
 import json
 import logging
 import re
@@ -99,6 +101,41 @@ def _captured() -> Iterator[list[str]]:
         _SAID.set(before)
 
 
+_REDIRECTED: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("redirected", default=None)
+"""Where the statuses of a message's answers go that lead elsewhere."""
+
+
+@functools.cache
+def _follow_no_redirects() -> None:
+    """From now on no answer leads to another address.
+
+    Apprise follows redirects as a browser does: a message becomes a GET without a body, whose 200 says that it arrived, and the URL's
+    credentials go to a host that nobody configured.
+    """
+    session: Any = importlib.import_module("requests.sessions").Session
+    request = session.request
+
+    def ask(self: Any, *words: Any, **options: Any) -> Any:
+        answer = request(self, *words, **{**options, "allow_redirects": False})
+        if 300 <= answer.status_code < 400 and (seen := _REDIRECTED.get()) is not None:
+            seen.append(answer.status_code)
+        return answer
+
+    session.request = ask
+
+
+@contextlib.contextmanager
+def _no_redirects() -> Iterator[list[int]]:
+    """The statuses of answers that lead to another address, none of which is followed."""
+    _follow_no_redirects()
+    seen, before = list[int](), _REDIRECTED.get()
+    _REDIRECTED.set(seen)
+    try:
+        yield seen
+    finally:
+        _REDIRECTED.set(before)
+
+
 def without_secrets(text: str, url: str) -> str:
     """`text` without any part of the URL that is longer than three characters, but for its scheme."""
     rest = url.partition("://")[2] or url
@@ -111,7 +148,7 @@ def without_secrets(text: str, url: str) -> str:
 
 def send(url: str, kind: str, title: str, body: str) -> Outcome:
     """Send one message to one service and wait for its answer."""
-    with _captured() as said:
+    with _captured() as said, _no_redirects() as redirects:
         try:
             services = _services(url)
             if (fault := _fault(services)) is not None:
@@ -119,8 +156,10 @@ def send(url: str, kind: str, title: str, body: str) -> Outcome:
             import apprise
 
             kinds = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE, "info": apprise.NotifyType.INFO}
-            if services.notify(title=title, body=body, notify_type=kinds.get(kind, apprise.NotifyType.WARNING)):
+            if services.notify(title=title, body=body, notify_type=kinds.get(kind, apprise.NotifyType.WARNING)) and not redirects:
                 return Outcome(None)
+            if redirects:
+                return Outcome(f"error={redirects[0]}: it refers to another address, where nothing is sent; give that address instead")
             answer = "; ".join(said) or "the service did not accept it"
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"

@@ -50,6 +50,7 @@ class Service:
         self.statuses: list[int] = []
         self.taken: list[dict[str, Any]] = []
         self.asked = 0
+        self.leads_to = ""
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -60,6 +61,14 @@ class Service:
                 if status == 200:
                     service.taken.append(body)
                 self.send_response(status)
+                self.send_header("Content-Length", "0")
+                if service.leads_to:
+                    self.send_header("Location", service.leads_to)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                service.asked += 1
+                self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -294,6 +303,23 @@ def test_a_dead_an_unknown_and_a_hanging_service_keep_no_message_from_the_others
 def reading_targets(journal: Journal) -> tuple[TargetState, ...]:
     with reading(journal.database.path) as connection:
         return overview(connection, 50).targets
+
+
+@pytest.mark.parametrize("status", [302, 307, 304, 204])
+def test_an_answer_that_leads_elsewhere_is_no_delivery_and_is_not_followed(
+    journal: Journal, service: Service, file: Path, status: int
+) -> None:
+    """A message that is sent on becomes a GET without it, and takes the credentials of its URL along."""
+    other = Service()
+    service.statuses, service.leads_to = [status], f"http://127.0.0.1:{other.server.server_address[1]}/hook"
+    try:
+        finish(journal, "job", "succeeded", "run step 4")
+        deliver(Notifier(NotifySettings(urls=(service.url + "?redirect=yes",)), journal))
+    finally:
+        other.close()
+    ((state, attempts, error),) = rows(file)
+    assert (state, attempts, other.asked) == ("delivered" if status == 204 else "pending", 1, 0)
+    assert status == 204 or f"error={status}" in str(error)
 
 
 def test_a_message_that_a_service_does_not_take_holds_up_the_next_ones_for_three_tries_alone(journal: Journal, service: Service) -> None:
