@@ -120,11 +120,22 @@ def run(config: ConfigOption = None) -> None:
     from daemon.operating import logs
     from daemon.operating.service import serve
 
-    paths = prepare(settings.state_directory, settings.output.directory)
-    logs.set_up(settings.log, paths.log)
-    logs.say_closed(paths.closed)
-    with announced(configuration_of(config), settings.state_directory):
-        serve(settings, reload=configuration.read, source=configuration.source)
+    try:
+        paths = prepare(settings.state_directory, settings.output.directory)
+        logs.set_up(settings.log, paths.log)
+        logs.say_closed(paths.closed)
+        with announced(configuration_of(config), settings.state_directory):
+            serve(settings, reload=configuration.read, source=configuration.source)
+    except UsageError as error:
+        raise _of_the_machine(error) from None
+
+
+def _of_the_machine(error: UsageError) -> CkptdError:
+    """What keeps a daemon with a valid configuration from its work: it may pass, so that a service manager should start it again."""
+    if error.fault.code not in (FaultCode.ALREADY_RUNNING, FaultCode.NOT_WRITABLE):
+        return error
+    fault = error.fault
+    return Retryable(fault.code, fault.operation, fault.cause, fault.remedy, path=fault.path)
 
 
 @app.command()

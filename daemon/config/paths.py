@@ -214,13 +214,18 @@ def prepare(state: Path, output: Path) -> Paths:
                 raise from_oserror(error, f"make {key}", str(folder)) from None
     marker = state / "instance"
     if not marker.exists():
-        write_atomic(marker, secrets.token_hex(4), mode=0o600)
+        try:
+            write_atomic(marker, secrets.token_hex(4), mode=0o600)
+        except OSError as error:
+            raise from_oserror(error, "write to state.directory", str(marker)) from None
     paths = Paths(state, output, marker.read_text(encoding="utf-8").strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # as that of another user, as whom the daemon ran before
             key = "output.directory" if output in folder.parents else "state.directory"
+            if error.errno in FULL_DISK:
+                raise from_oserror(error, f"write to {key}", str(folder)) from None
             raise not_writable(key, Path(error.filename or folder), error.strerror or str(error), error.errno) from None
         with contextlib.suppress(PermissionError):
             folder.chmod(0o700)  # what is published gets its mode then; until then it is as private as the pin

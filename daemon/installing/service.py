@@ -7,6 +7,7 @@ an upgrade. What others wrote is never replaced or removed, but by `force`, whic
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -218,10 +219,11 @@ def _writable(plan: Plan, folder: Path, names: tuple[str, str], user: int) -> No
     if status.st_uid == user or status.st_mode & stat.S_IWOTH:
         return
     if any(folder.iterdir()):
+        command = shlex.join(["chown", "-R", f"{name}:", str(folder)])
         owner = Accounts(Path("/")).name_of(status.st_uid)
         raise UsageError(
             FaultCode.NOT_WRITABLE, _OPERATION, f"it belongs to {owner}, but the service runs as {name}",
-            f"change the owner with `chown -R {name}: {folder}`, or give that user with --run-as", path=folder,
+            f"change the owner with `{command}`, or give that user with --run-as", path=folder,
         )  # fmt: skip
     plan.actions.append(
         Action(

@@ -25,7 +25,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.journal.rows import now
 from daemon.system.box import human
-from daemon.system.disks import Place, Refusals, Shortage, nearest_existing, places, probe, short_of_room
+from daemon.system.disks import Place, Refusals, Shortage, nearest_existing, places, probe, short_of_room, unwritable
 
 log = structlog.get_logger("daemon")
 
@@ -69,6 +69,8 @@ class DiskWatch:
     again: Callable[[], object]
     episodes: dict[str, Episode] = field(default_factory=dict)
     """Folder → its episode."""
+    unwritable: tuple[str, ...] = ()
+    """What could not be written to at the last look though there is room, as sentences."""
     _refused: dict[str, _Refused] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class DiskWatch:
     def look(self, needs: Collection[Place] = ()) -> None:
         """Look at every disk. `needs`: what waits for room."""
         self._take_refusals()
+        self.unwritable = unwritable(self.places)
         refused = {folder: one.why for folder, one in self._refused.items() if one.ended is None}
         found = {one.folder: one for one in short_of_room(self.places, tuple(needs), refused)}
         fresh = [folder for folder in found if folder not in self.episodes]

@@ -475,6 +475,7 @@ class Daemon:
         unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
         unwell += self._standing_still(self._late())
         unwell += self._parts.runner.children.unheard()
+        unwell += self._disks.unwritable
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):

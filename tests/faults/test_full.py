@@ -195,6 +195,16 @@ def test_below_the_reserve_is_an_episode_that_is_told_once_even_over_a_restart(t
     assert len([row for row in logs if row["log_level"] == "warning"]) == 1
 
 
+def test_a_folder_that_can_only_be_read_is_said_at_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, may = Watch(tmp_path), os.access
+    one.watch.look()
+    assert one.watch.unwritable == ()
+    monkeypatch.setattr(os, "access", lambda path, *rest, **more: Path(path) != tmp_path / "out" and may(path, *rest, **more))
+    one.watch.look()
+    (said,) = one.watch.unwritable
+    assert said.startswith(f"Nothing can be written to {tmp_path / 'out'} (output.directory): ") and one.told == []
+
+
 def test_what_waits_for_more_than_the_reserve_makes_its_disk_short(tmp_path: Path) -> None:
     one = Watch(tmp_path)
     one.watch.look([Place("", str(tmp_path / "out" / "deeper"), 1 << 60)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import os
 import re
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.cli.main import EXIT_TEMPORARY, EXIT_USAGE, main
 from daemon.config.loading import state_of_system
 from daemon.operating import systemd
+from daemon.system.lock import locked
 from tests.service import Service
 
 UNIT = Path(__file__).parents[2] / "daemon" / "installing" / "units" / "ckptd.service"
@@ -124,3 +127,58 @@ def test_a_service_manager_that_does_not_read_holds_nobody_up(
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     assert any(not systemd.notify("WATCHDOG=1") for _ in range(100_000)), "its queue is never full"
     assert listening.recv(100) == b"WATCHDOG=1" and systemd.notify("READY=1")
+
+
+@pytest.mark.parametrize("unit", ["ckptd.service", "user/ckptd.service"])
+def test_a_wrong_configuration_is_not_tried_again_and_what_may_pass_is(unit: str) -> None:
+    text = (UNIT.parent / unit).read_text()
+    assert "Restart=on-failure\n" in text and "RestartPreventExitStatus=2\n" in text
+    assert EXIT_USAGE == 2 and EXIT_TEMPORARY == 75
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str]]:
+    """Runs `ckptd run` in this process on a configuration with this text behind it: (exit code, what it said)."""
+
+    def run(text: str) -> tuple[int, str]:
+        config = tmp_path / "config.toml"
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        config.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n[state]\ndirectory = "{tmp_path}/state"\n{text}')
+        monkeypatch.setattr(sys, "argv", ["ckptd", "run", "--config", str(config)])
+        return main(), capsys.readouterr().err
+
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize("text", ["[limits]\njobs = 'many'\n", "[wach]\nx = 1\n", "[limits\n", "[notify]\nurls = 'json://a/b'\n"])
+def test_a_wrong_configuration_ends_the_daemon_with_the_code_that_is_not_tried_again(
+    told: Callable[[str], tuple[int, str]], text: str
+) -> None:
+    assert told(text)[0] == EXIT_USAGE
+
+
+def test_a_first_start_on_a_full_disk_names_the_place_and_is_tried_again(
+    told: Callable[[str], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("daemon.config.paths.write_atomic", full)
+    code, said = told("")
+    assert code == EXIT_TEMPORARY and f"write to state.directory ({tmp_path}/state/instance): No space left" in said
+
+
+def test_another_ckptd_on_the_state_and_a_folder_that_can_not_be_written_are_tried_again(
+    told: Callable[[str], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    with locked(tmp_path / "state" / "lock"):
+        assert told("")[0] == EXIT_TEMPORARY
+
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", closed)
+    code, said = told("")
+    assert code == EXIT_TEMPORARY and "write to state.directory" in said
