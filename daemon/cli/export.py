@@ -44,7 +44,7 @@ from daemon.operating.diagnosis import packages
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
-from daemon.publishing.closing import REJECTED
+from daemon.publishing.closing import REJECTED, clear_staging
 from daemon.running.waits import SOON, Waiting
 from daemon.system.lock import holder
 from daemon.system.private import private_files
@@ -238,7 +238,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         _refuse_loss(parts.settings, candidate, target)
     if existing:
         if not ended:  # it is begun again, in another output or of another base
-            remove_tree(earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
+            clear_staging(earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.enter(candidate)
     return candidate.job, False

@@ -154,9 +154,10 @@ def prune_command(
     folders = sorted({export.parent for export in exports_below(output)}) if output.is_dir() else []
     paths = (paths_of if dry_run else prepare)(settings.state_directory, output)
     removed = prune(
-        folders, run or None, rules, staging=paths.staging, top=output, dry_run=dry_run, busy=busy, now=moment, select=settings.select
-    )
-    exports = [export for folder in folders for export in read_exports(folder, run or None, busy)]
+        folders, run or None, rules, staging=paths.staging, top=output, dry_run=dry_run, busy=busy, now=moment, select=settings.select,
+        owner=paths.owner, records=paths.published,
+    )  # fmt: skip
+    exports = [export for folder in folders for export in read_exports(folder, run or None, busy, paths.owner)]
     gone = {removal.path for removal in removed}
     kept = [(export, reason) for export, reason in plan_removal(exports, rules, moment, settings.select).kept if export.path not in gone]
     if json_:

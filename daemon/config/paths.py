@@ -20,6 +20,8 @@ from daemon.contract.values import digest_of
 
 STAGING = ".staging"
 KEPT = ".kept"
+INSTANCE = "instance"
+"""File of a state directory with the random name that tells it from all others."""
 FOREGROUND = "foreground"
 """Folder of a state directory that holds those of exports in the foreground."""
 
@@ -79,6 +81,16 @@ class StatePaths:
         return self.state / "pins.lock"
 
     @property
+    def outer(self) -> Path:
+        """The daemon's state directory, also of an export in the foreground, whose own lies in it."""
+        return _around(self.state)
+
+    @property
+    def published(self) -> Path:
+        """What was published where: inode, size and time of every file, so that what is replaced or removed is known to be ours."""
+        return self.outer / "published"
+
+    @property
     def jobs(self) -> Path:
         """One folder a job with a folder an attempt: job file, result, log."""
         return self.state / "jobs"
@@ -101,6 +113,14 @@ class Paths(StatePaths):
     instance: str
     closed: tuple[str, ...] = ()
     """What others could read and now can't, as sentences."""
+
+    @property
+    def owner(self) -> str:
+        """What names the daemon's state among all that share an output; an export in the foreground publishes in its name."""
+        try:
+            return (self.outer / INSTANCE).read_text(encoding="utf-8").strip() or self.instance
+        except OSError:
+            return self.instance
 
     @property
     def staging(self) -> Path:
@@ -163,7 +183,9 @@ def not_writable(key: str, folder: Path, cause: str, number: int | None = None) 
     return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
-OURS = re.compile(r"""journal\..*|lock|live\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|backups|foreground|toolchains.*|\..*""")
+OURS = re.compile(
+    r"""journal\..*|lock|live\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|published|backups|foreground|toolchains.*|\..*"""
+)
 """What lies in a state directory, and nowhere else beside it."""
 
 
@@ -212,13 +234,14 @@ def prepare(state: Path, output: Path) -> Paths:
                 raise not_writable(key, folder, error.strerror or str(error), error.errno) from None
             if not folder.is_dir():
                 raise from_oserror(error, f"make {key}", str(folder)) from None
-    marker = state / "instance"
-    if not marker.exists():
-        try:
-            write_atomic(marker, secrets.token_hex(4), mode=0o600)
-        except OSError as error:
-            raise from_oserror(error, "write to state.directory", str(marker)) from None
-    paths = Paths(state, output, marker.read_text(encoding="utf-8").strip(), tuple(closed))
+    for whole in dict.fromkeys((_around(state), state)):
+        marker = whole / INSTANCE
+        if not marker.exists():
+            try:
+                write_atomic(marker, secrets.token_hex(4), mode=0o600)
+            except OSError as error:
+                raise from_oserror(error, "write to state.directory", str(marker)) from None
+    paths = Paths(state, output, (state / INSTANCE).read_text(encoding="utf-8").strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -20,15 +20,16 @@ MOST_ENTRIES = 20_000
 """Entries that a look for exports below a folder takes in."""
 
 
-def holds_exports(folder: Path) -> bool:
-    """Whether an export lies below a folder, which is none itself; links are not followed. Looks at a bounded number of entries."""
+def holds_exports(folder: Path, *, itself: bool = True) -> bool:
+    """Whether an export lies below a folder, or (`itself`) the folder is one; links are not followed. Looks at a bounded number of
+    entries."""
     folders, left = [folder], MOST_ENTRIES
     while folders and left > 0:
         try:
-            with os.scandir(folders.pop()) as entries:
+            with os.scandir(inner := folders.pop()) as entries:
                 for entry in itertools.islice(entries, left):
                     left -= 1
-                    if entry.name == MANIFEST:
+                    if entry.name == MANIFEST and (itself or inner != folder):
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))

@@ -469,10 +469,11 @@ class FaultCode(StrEnum):
     To do: Do not change `output.directory` while exports run; the stage is repeated automatically.
     """
     TARGET_TAKEN = "target-taken"
-    """Another checkpoint, from another journal, was published in the export's folder, or a link or an export is in the way.
+    """The export's folder is another ckptd's or another checkpoint's, or a link or an export is in the way; the job has ended.
 
-    To do: Move that folder or link away, or set `output.naming` so that the two names differ and run `ckptd retry JOB`; or run `ckptd
-    cancel JOB` and `ckptd export PATH`, which uses another folder.
+    To do: Give one of the two another `output.directory` or `output.naming`, or move away what the message names; if the other ckptd is
+    gone for good, remove the record that the message names. Then run `ckptd retry JOB`. Or run `ckptd export PATH`, which uses another
+    folder.
     """
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`.

@@ -23,7 +23,7 @@ from daemon.contract.values import Frozen
 
 _FICLONE = 0x40049409
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
@@ -92,10 +92,11 @@ def dead_temporaries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [(match, entry) for entry in os.scandir(folder) if (match := _TEMPORARY.fullmatch(entry.name))]
-    return [Path(entry.path) for match, entry in found if not _lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
+    return [Path(entry.path) for match, entry in found if not lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
 
 
-def _lives(process: int) -> bool:
+def lives(process: int) -> bool:
+    """Whether there is a process with this id."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -201,10 +202,26 @@ def clone(source: Path, target: Path) -> bool:
 
 def exchange(first: Path, second: Path) -> None:
     """Swap two paths atomically (Linux renameat2 with RENAME_EXCHANGE). Raises OSError where that is missing."""
+    _rename(first, second, _RENAME_EXCHANGE)
+
+
+def rename_new(first: Path, second: Path) -> None:
+    """Rename to a name that nothing has (RENAME_NOREPLACE, where the file system knows that). Raises OSError, FileExistsError with it."""
+    try:
+        _rename(first, second, _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        if os.path.lexists(second):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(first), None, str(second)) from None
+        os.rename(first, second)
+
+
+def _rename(first: Path, second: Path, flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(first), None, str(second))
-    done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags)
     if done != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(first), None, str(second))

@@ -233,14 +233,15 @@ class Jobs:
 
         return self._database.write("reconfigure", change)
 
-    def finish(self, job: str, state: str, message: tuple[str, str] | None) -> bool:
-        """running → ended, and its notification (title, body) into the outbox, in one commit.
+    def finish(self, job: str, state: str, message: tuple[str, str] | None, reason: str | None = None) -> bool:
+        """running → ended, and its notification (title, body) into the outbox, in one commit. `reason`: why nothing was published.
 
         False, and nothing is recorded, where the job has been superseded or cancelled meanwhile.
         """
 
         def finish(c: sqlite3.Connection) -> bool:
-            if not c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ? AND state = 'running'", (state, now(), job)).rowcount:
+            row = (state, now(), reason, job)
+            if not c.execute("UPDATE job SET state = ?, ended = ?, reason = ? WHERE id = ? AND state = 'running'", row).rowcount:
                 return False
             if message:
                 enter_message(c, job, state, *message)

@@ -41,7 +41,7 @@ class JobRow:
     warnings: tuple[str, ...] = ()
     """What the report says beside the stages' own warnings."""
     reason: str | None = None
-    """Why it was superseded or cancelled."""
+    """Why it was superseded or cancelled, or why its export was not published."""
     untidy: bool = False
     """Superseded or cancelled, and not cleared away yet."""
     paused: bool = False

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Retryable
+from daemon.contract.errors import Permanent
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.publishing.access import Access
@@ -54,7 +54,7 @@ class Held:
 def held_below(top: Path, folder: Path, *, make: bool = False, access: Access | None = None) -> Iterator[Held]:
     """The folder `folder`, below `top` or `top` itself, held open; `make`: with what is missing, durable; `access`: who may enter that.
 
-    `top` itself may be reached through links: that is the configuration's word. Raises Retryable where a link, a file or (with `make`)
+    `top` itself may be reached through links: that is the configuration's word. Raises Permanent where a link, a file or (with `make`)
     another export is on the way, OSError where the file system refuses or, without `make`, nothing is there.
     """
     if make:
@@ -117,8 +117,8 @@ def _is_export(folder: int) -> bool:
     return True
 
 
-def _in_the_way(path: Path, what: str) -> Retryable:
-    return Retryable(
+def _in_the_way(path: Path, what: str) -> Permanent:
+    return Permanent(
         FaultCode.TARGET_TAKEN, "publish the export", f"its folder would be below {path}, which {what}; ckptd does not write through it",
-        "move that away, or cancel the job and run `ckptd export` on its checkpoint, which uses another folder", path=path,
+        "move that away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder", path=path,
     )  # fmt: skip

@@ -10,9 +10,10 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.pins import held
+from daemon.config.output_owners import is_anothers, owner_of, record_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
@@ -23,12 +24,15 @@ from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import Access, access_of
-from daemon.publishing.beneath import held_below
+from daemon.publishing.beneath import Spot, held_below
 from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
 from daemon.publishing.links import ByQuality, move_links
-from daemon.publishing.publication import ExportPart, assemble, is_export, put_in
+from daemon.publishing.ours import forget, look, remember
+from daemon.publishing.owners import owned, refusal
+from daemon.publishing.publication import ExportPart, assemble, put_in
 from daemon.publishing.retention import prune
 from daemon.publishing.run_figures import published_of
+from daemon.publishing.swap import complete_swap, leave
 from daemon.system.box import human
 
 log = structlog.get_logger("runner")
@@ -79,8 +83,7 @@ def publish_job(
     state = status_that_follows(facts)
     rules = facts.work.validation
     target = target_of(job, state)
-    _refuse_anothers(target, job)
-    staging = paths.staging / job.id
+    top, staging = top_of(target, paths), paths.staging / job.id
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
         "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
@@ -90,30 +93,36 @@ def publish_job(
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check, rules) and (found := needs(check))},
     }  # fmt: skip
-    assemble(
-        parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected),
-        staging / PUBLISH,
-        head,
-        replaced=target,
-        access=access,
-    )
-    top = top_of(target, paths)
-    with held_below(top, target.parent, make=True, access=access) as around:
+    parts = parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected)
+    complete_swap(staging / PUBLISH)
+    with held_below(top, target.parent, make=True, access=access) as around, owned(around, job.checkpoint, paths, staging):
         place = around.spot(target.name)
+        _refuse_anothers(place, job)
+        looked = look(place.at, target, paths.published)
+        assemble(parts, staging / PUBLISH, head, replaced=target if looked and looked.known else None, access=access)
         try:
             lend_staged(staging, target, (paths.kept, job.pin))
-            put_in(staging / PUBLISH, place, top)
+            put_in(staging / PUBLISH, place, top, looked)
         except BaseException:
             with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
                 take_back(staging)
             raise
+        remember(paths.published, target, place.at)
         lend_others(staging, target, paths.kept, job.pin)
-        earlier = around.at / (job.target.name + FAILED_SUFFIX)
-        if state != "failed" and is_export(earlier):
-            remove_tree(earlier)
+        if state != "failed":
+            _remove_failed(around.spot(job.target.name + FAILED_SUFFIX), job, top, paths)
         if any(check.verdict == Verdict.PASSED for check in checks):
             move_links(job, place, by_quality)
     return Published(state, target, checks)
+
+
+def _remove_failed(place: Spot, job: JobRow, top: Path, paths: Paths) -> None:
+    """Remove the report of an earlier try that failed: this one takes its place. What is not ours stays."""
+    looked = look(place.at, place.path, paths.published)
+    if looked is None or looked.known is None or job.checkpoint.other_than(manifest_of(place.at)) is not None:
+        return
+    if leave(place, top, looked, paths.staging):
+        forget(paths.published, place.path)
 
 
 def top_of(target: Path, paths: Paths) -> Path:
@@ -121,14 +130,14 @@ def top_of(target: Path, paths: Paths) -> Path:
     return paths.output if paths.output in target.parents else target.parent
 
 
-def _refuse_anothers(target: Path, job: JobRow) -> None:
-    """Raises Retryable where another checkpoint was published meanwhile, from another journal, under the name that this one was given."""
+def _refuse_anothers(place: Spot, job: JobRow) -> None:
+    """Raises Permanent where another checkpoint was published meanwhile, from another journal, under the name that this one was given."""
     # A run's link there is no export of another one: it gives way.
-    owner = None if target.is_symlink() else job.checkpoint.other_than(manifest_of(target))
+    owner = None if place.at.is_symlink() else job.checkpoint.other_than(manifest_of(place.at))
     if owner is not None:
-        raise Retryable(
+        raise Permanent(
             FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",
-            "move that export away, or set output.naming so that the two differ and run `ckptd retry`", path=target,
+            "move that export away, or set output.naming so that the two differ; then run `ckptd retry` on the job", path=place.path,
         )  # fmt: skip
 
 
@@ -156,6 +165,9 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         facts = facts_of(journal, job)
         published = publish_job(job, facts, stages, paths, keep_rejected=rejected, access=access, by_quality=by_quality)
     except CkptdError as error:
+        if isinstance(error, Permanent) and error.fault.code == FaultCode.TARGET_TAKEN:
+            _end_refused(job, error.fault, journal, settings)
+            return None
         return error.fault
     except OSError as error:
         return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}", str(paths.output)).fault
@@ -172,6 +184,25 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     return None
 
 
+def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:
+    """End a job whose export can't be published before a person decides; `ckptd retry` goes on with what is finished."""
+    sentence = fault.sentence()
+    message = (f"{job.checkpoint.run} {job.checkpoint.label}: not published", sentence)
+    wanted = "failed" in settings.notify.on and settings.notify.urls
+    if journal.jobs.finish(job.id, "failed", message if wanted else None, reason=sentence):
+        log.error(sentence, event_id=Event.EXPORT_REFUSED, code=fault.code, target=str(job.target))
+
+
+def refuse_early(job: JobRow, journal: Journal, paths: Paths, settings: Settings) -> bool:
+    """End a running job at its start where another ckptd has its run's folder: hours of work would end so. Says whether it did."""
+    folder, run = job.target.parent, job.checkpoint.run
+    owner = owner_of(folder, run)
+    if owner is None or not is_anothers(owner, paths, job.checkpoint):
+        return False
+    _end_refused(job, refusal(owner, folder / record_of(run)).fault, journal, settings)
+    return True
+
+
 def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: Settings) -> None:
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
     rules = settings.retention
@@ -180,12 +211,22 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
     busy = journal.jobs.open_ids()
     folder, top = target.parent, top_of(target, paths)
     try:
-        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=busy, select=settings.select):
+        for gone in prune(
+            [folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=busy, select=settings.select, owner=paths.owner,
+            records=paths.published,
+        ):  # fmt: skip
             log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
         log.warning(from_oserror(error, "remove old exports").fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
     except CkptdError as error:
         log.warning(error.fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
+
+
+def clear_staging(staging: Path) -> None:
+    """Remove the staging folder of a job that needs it no more. What a publication that was cut off left in it may be people's: that is
+    set aside first. Raises OSError."""
+    complete_swap(staging / PUBLISH)
+    remove_tree(staging)
 
 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
@@ -200,7 +241,7 @@ def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
         if job.id in journal.jobs.open_ids():
             return True
         remove_tree(job.pin)
-    remove_tree(paths.staging / job.id)
+    clear_staging(paths.staging / job.id)
     for folder in (paths.jobs / job.id).glob("*/tmp"):
         remove_tree(folder)
     return True

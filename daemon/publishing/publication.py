@@ -10,8 +10,9 @@ files of the old export and of the new one. When an export is replaced while it 
 files may end in "no such file", never in other content; open the folder again then.
 
 Limits: where the file system can't exchange two names (`daemon.publishing.swap`), readers find nothing for the instant between
-two renames. Only an export of ours is ever replaced; whatever else lies at the target is set aside under
-`NAME.before-ckptd-TIME`, since a refusal would block every later export on an unattended machine because of one wrong folder.
+two renames. Only an export of ours is ever replaced, and of it only what `daemon.publishing.ours` knows is removed; whatever else lies at
+the target is set aside under `NAME.before-ckptd-TIME`, since a refusal would block every later export on an unattended machine because of
+one wrong folder.
 """
 
 from __future__ import annotations
@@ -20,16 +21,12 @@ import contextlib
 import errno
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.contract import failpoints
-from daemon.contract.errors import Retryable
-from daemon.contract.events import Event
+from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports, read_manifest
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
@@ -38,12 +35,9 @@ from daemon.contract.version import __version__
 from daemon.publishing.access import Access, apply
 from daemon.publishing.beneath import Spot, held_below
 from daemon.publishing.lending import is_as_lent
+from daemon.publishing.ours import Looked, look, set_aside
 from daemon.publishing.swap import complete_swap, remove_any, swap
 from daemon.system.private import inherited_umask
-
-log = structlog.get_logger("publish")
-
-SET_ASIDE = ".before-ckptd-"
 
 
 @dataclass(frozen=True)
@@ -110,20 +104,22 @@ def swap_in(folder: Path, target: Path, top: Path | None = None) -> None:
     """Make `folder` the new `target`, below `top`; a reader sees the old export or the new one, whole. The old one is removed.
 
     No link is followed between `top` (by default the folder around `target`) and `target`. What lies at the target and is no export of
-    ours is set aside, never destroyed. Raises Retryable where it holds exports of others, OSError.
+    ours is set aside, never destroyed. Raises Permanent where it holds exports of others, Retryable where it changes, OSError.
     """
     top = top or target.parent
-    with held_below(top, target.parent, make=True) as around:
-        put_in(folder, around.spot(target.name), top)
-
-
-def put_in(folder: Path, target: Spot, top: Path) -> None:
-    """As `swap_in`, in a folder below `top` that is held open."""
     complete_swap(folder)
-    if os.path.lexists(target.at) and not is_export(target.at) and not _is_empty_folder(target.at):
-        _set_aside(target)
+    with held_below(top, target.parent, make=True) as around:
+        place = around.spot(target.name)
+        put_in(folder, place, top, look(place.at, target, None))
+
+
+def put_in(folder: Path, target: Spot, top: Path, looked: Looked | None) -> None:
+    """As `swap_in`, in a folder below `top` that is held open; `looked`: what lay there when it was looked at."""
+    if looked is not None and looked.known is None:
+        _set_aside(target, looked)
+        looked = None
     failpoints.point("publish.before-rename")
-    swap(folder, target, top)
+    swap(folder, target, top, looked)
 
 
 def is_export(path: Path) -> bool:
@@ -138,29 +134,20 @@ def is_export(path: Path) -> bool:
     return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest
 
 
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not os.listdir(path)
-
-
-def _set_aside(target: Spot) -> None:
+def _set_aside(target: Spot, looked: Looked) -> None:
     """Rename what is not ours, so that its name is free and its content stays."""
-    if not target.at.is_symlink() and holds_exports(target.at):
-        raise Retryable(
+    if not target.at.is_symlink() and holds_exports(target.at, itself=False):
+        raise Permanent(
             FaultCode.TARGET_TAKEN, "publish the export", "the folder contains exports of another run, which would be moved with it",
-            "move that folder away, or cancel the job and run `ckptd export` on its checkpoint, which uses another folder",
+            "move that folder away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder",
             path=target.path,
         )  # fmt: skip
-    stem = f"{target.path.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-    names = (target.beside(stem if number == 0 else f"{stem}-{number}") for number in range(1000))
-    aside = next(name for name in names if not os.path.lexists(name.at))
-    os.rename(target.at, aside.at)
-    fsync_directory(target.at.parent)
-    log.warning(
-        "what lay at the export's place is no export; it was set aside",
-        event_id=Event.PUBLISH_SET_ASIDE,
-        path=str(target.path),
-        now=str(aside.path),
-    )
+    if os.lstat(target.at).st_ino != looked.inode:
+        raise Retryable(
+            FaultCode.TARGET_TAKEN, "publish the export", "something else was put into its place while it was being published",
+            "nothing; ckptd looks again and tries again", path=target.path,
+        )  # fmt: skip
+    set_aside(target.at, target, "what lay at the export's place is no export of this ckptd, or was changed; it was set aside")
     failpoints.point("publish.set-aside")
 
 

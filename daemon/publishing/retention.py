@@ -1,8 +1,8 @@
 """Which exports of a run stay, by `[retention]`, and the removal of the others.
 
 Called by the end of every job and by `ckptd prune`. `plan_removal` decides, purely; `prune` reads the folders and
-removes. Only real folders with a manifest of ours are ever considered. Never removed: what a symlink beside it
-points to, what an open job belongs to, and the newest export of a run.
+removes. Only real folders with a manifest are ever considered, and of them only what `daemon.publishing.ours` knows is deleted. Never
+removed: what a symlink beside it points to, what an open job belongs to, what another ckptd publishes, and the newest export of a run.
 
 "Best" follows the trainer's own metric (see `scores_of`), or the artifacts' own with `select.best_by = "quality"` (see
 `ranked_by_quality`). Exports that failed hold no model, only the report: they
@@ -13,28 +13,29 @@ The age of an export is that of its manifest file. A run is known by its name, a
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import structlog
+
 from daemon.checkpoints.selection import best_step
+from daemon.config.output_owners import owner_of
 from daemon.config.settings import RetentionSettings, SelectSettings
-from daemon.contract import failpoints
+from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.contract.files import fsync_directory, make_folders, remove_tree
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import Standing, is_measured, standing
 from daemon.contract.values import Json
-from daemon.publishing.beneath import held_below
+from daemon.publishing.beneath import Held, held_below
+from daemon.publishing.ours import forget, look
 from daemon.publishing.publication import is_export
 from daemon.publishing.run_figures import read_report
+from daemon.publishing.swap import complete_removals, leave
 
-GONE = ".ckptd-gone"
-"""Ending of the hidden name of what is being removed where staging is on another file system."""
+log = structlog.get_logger("publish")
 DAY = 86400.0
 
 
@@ -54,6 +55,8 @@ class Export:
     linked: bool = False
     busy: bool = False
     """Its job is open."""
+    anothers: bool = False
+    """Another ckptd publishes its run in this folder."""
     ending: bool = False
     """It is what training ended with, after the checkpoint of the same step."""
     point: StepPoint | None = field(default=None, hash=False)
@@ -103,6 +106,7 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float, select
     good = [export for export in ordered if not export.failed]
     failed = [export for export in ordered if export.failed]
     reasons = {export.path: "its job is open" for export in ordered if export.busy}
+    reasons |= {export.path: "another ckptd publishes its run in this folder" for export in ordered if export.anothers}
     reasons |= {export.path: "a link in its folder, such as `latest`, points to it" for export in ordered if export.linked}
     for export in ordered:
         if not (rules.keep_last or rules.keep_best or rules.keep_days):
@@ -186,8 +190,8 @@ def _compared_by(exports: Sequence[Export]) -> str | None:
     return next(iter(names)) if names and len(names) == 1 else None
 
 
-def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = ()) -> list[Export]:
-    """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs."""
+def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (), owner: str = "") -> list[Export]:
+    """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs; `owner`: what names this ckptd's state."""
     found, linked = [], set()
     for entry in folder.iterdir():
         if entry.is_symlink():
@@ -195,7 +199,11 @@ def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (
         elif not entry.name.startswith(".") and is_export(entry):
             with contextlib.suppress(OSError):
                 found += _read(entry, run, busy)
-    return [replace(export, linked=export.path.resolve() in linked) for export in found]
+    owners = {name: owner_of(folder, name) for name in {export.run for export in found}} if owner else {}
+    return [
+        replace(export, linked=export.path.resolve() in linked, anothers=bool((one := owners.get(export.run)) and one.instance != owner))
+        for export in found
+    ]
 
 
 def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
@@ -214,54 +222,48 @@ def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
 def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
     top: Path | None = None, busy: Collection[str] = (), now: float | None = None, select: SelectSettings | None = None,
+    owner: str = "", records: Path | None = None,
 ) -> list[Removal]:  # fmt: skip
     """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `top`: from where on no link is followed, by default the folder itself.
-    `busy`: ids of open jobs, whose exports stay. `select`: as for `plan_removal`. Raises OSError, Retryable where a link is in the way.
+    `busy`: ids of open jobs, whose exports stay. `select`: as for `plan_removal`. `owner`: what names this ckptd's state, "" for whoever's
+    exports; `records`: where the state remembers what it published. Raises OSError, Permanent where a link is in the way.
     """
     removals = []
     moment = time.time() if now is None else now
     counted: dict[tuple[int, int], int] = {}
+    if not dry_run:
+        complete_removals(staging)
     for folder in folders:
         with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
-            if not dry_run:
-                sweep_removed(held.at)
-            for export in plan_removal(read_exports(held.at, run, busy), rules, moment, select).removed:
+            for export in plan_removal(read_exports(held.at, run, busy, owner), rules, moment, select).removed:
                 freed = _freed(export.path, counted)
-                if dry_run or _remove(export, staging):
+                if dry_run or _remove(export, held, top or folder, staging, records):
                     removals.append(Removal(folder / export.path.name, export.run, export.step, freed))
     return removals
 
 
-def sweep_removed(folder: Path) -> None:
-    """End removals beside the exports that a crash cut off."""
-    for left in folder.glob(f".*{GONE}"):
-        remove_tree(left)
-
-
-def _remove(export: Export, staging: Path) -> bool:
-    """Rename the export to a hidden name, then delete it; False where it is another one by now, or a link came to point to it."""
+def _remove(export: Export, held: Held, top: Path, staging: Path, records: Path | None) -> bool:
+    """Take the export away and delete it; False where it is another one by now, or not ours, or a link came to point to it."""
+    place = held.spot(export.path.name)
+    looked = look(place.at, place.path, records)
     again = [one for one in read_exports(export.path.parent, export.run) if one.path == export.path]
-    if not again or again[0].export != export.export or again[0].published != export.published or again[0].linked:
+    if looked is None or not again:
         return False
-    gone = staging / f"removed-{secrets.token_hex(6)}"
-    make_folders(staging)
-    failpoints.point("retention.before-rename")
-    try:
-        os.rename(export.path, gone)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        gone = export.path.with_name(f".{export.path.name}{GONE}")
-        remove_tree(gone)
-        os.rename(export.path, gone)
-    failpoints.point("retention.renamed")
-    fsync_directory(export.path.parent)
-    failpoints.point("retention.durable")
-    remove_tree(gone)
-    failpoints.point("retention.removed")
+    if again[0].export != export.export or again[0].published != export.published or again[0].linked:
+        return False
+    if looked.known is None:
+        log.warning(
+            "an old export stays: its files are not those that its manifest names, and what is not ckptd's own is never removed",
+            event_id=Event.EXPORT_NOT_REMOVED, path=str(place.path),
+        )  # fmt: skip
+        return False
+    if not leave(place, top, looked, staging):
+        return False
+    if records is not None:
+        forget(records, place.path)
     return True
 
 

@@ -1,81 +1,172 @@
 """Replaces a folder by another: by one exchange of names if the file system supports it, else by two renames with a record.
 
-Called by `daemon.publishing.publication`; `complete_swaps` at a start after a crash, before orphaned staging is removed. The replaced
-folder is not read. Where a crash could leave something beside the target, a record lies beside the staged folder (`FOLDER.swap`), so that a
-start finds it without searching the output; until the swap is completed, readers may find nothing at the target.
+Called by `daemon.publishing.publication`; `complete_swaps` at a start after a crash, before orphaned staging is removed. What is replaced
+must be what was looked at (`daemon.publishing.ours.look`): it is compared when it has left its place, and put back if it is something
+else, since another ckptd or a person may have been there meanwhile. Before anything leaves its place, a record lies beside the staged
+folder (`FOLDER.swap`), so that a start finds it without searching the output and knows what of it is ours; until the swap is completed,
+readers may find nothing at the target.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import os
+import re
+import secrets
 from pathlib import Path
 
 import structlog
+from pydantic import Field, ValidationError
 
 from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError
+from daemon.contract.errors import CkptdError, Retryable
 from daemon.contract.events import Event
-from daemon.contract.files import exchange, files_below, fsync_directory, remove_tree, walk, write_atomic
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import (
+    exchange,
+    files_below,
+    fsync_directory,
+    lives,
+    make_folders,
+    remove_tree,
+    rename_new,
+    walk,
+    write_atomic,
+)
 from daemon.contract.placing import copy_access, duplicate
-from daemon.publishing.beneath import Spot, held_below
+from daemon.contract.values import Frozen
+from daemon.publishing.beneath import Held, Spot, held_below
+from daemon.publishing.ours import Looked, Mark, retire, set_aside
 
 log = structlog.get_logger("publish")
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 NEW, OLD = ".ckptd-new", ".ckptd-old"
-"""Endings of the hidden names beside a target: what comes, and what goes."""
+"""Endings of the hidden names beside a target: what comes, and what goes. Before them are random letters, so that nobody else has them."""
+GONE = ".ckptd-gone"
+"""Ending of the hidden name of what is being removed where staging is on another file system."""
 RECORD = ".swap"
+_REMOVED = re.compile(r"removed-([0-9]+)-[0-9a-f]+")
+"""Names of the folders, in that of all staged ones, with what a process is removing."""
+_SOMETHING_ELSE = "what lay at the export's place was another thing by the time that it was to be replaced; it was put back"
+
+
+class _Record(Frozen):
+    """What a start must know of a swap."""
+
+    target: str
+    top: str
+    new: int = 0
+    """Inode of the folder that comes; 0 while it is copied."""
+    old: int = 0
+    """Inode of what goes; 0 where there was nothing."""
+    known: dict[str, Mark] = Field(default_factory=dict)
+    """What of that is ours."""
+    copy_name: str = ""
+    """Hidden name of a copy beside the target; "": the staged folder itself comes."""
+    away: str = ""
+    """Hidden name of what goes, where two renames are needed; "": it goes where the other one comes from."""
 
 
 def remove_any(path: Path) -> None:
-    """Remove a folder, a file or a link, whichever is there."""
+    """Remove a folder, a file or a link of ours, whichever is there."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def swap(staged: Path, target: Spot, top: Path) -> None:
-    """Give the staged folder the name `target`, below `top`, and remove what had it. Raises OSError.
+def swap(staged: Path, target: Spot, top: Path, looked: Looked | None = None) -> None:
+    """Give the staged folder the name `target`, below `top`, and remove what had it. Raises OSError, Retryable where something else came.
 
-    Where staging and target are on different file systems, a copy beside the target takes its place.
+    `looked`: what of ours is there, None for nothing or an empty folder. Where staging and target are on different file systems, a copy
+    beside the target takes its place.
     """
+    told = _Record(
+        target=str(target.path), top=str(top), new=os.lstat(staged).st_ino, old=looked.inode if looked else 0,
+        known=dict(looked.known or {}) if looked else {},
+    )  # fmt: skip
     try:
-        _replace(staged, target, staged, top)
+        _replace(staged, target, staged, told)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _replace(_bring_beside(staged, target, top), target, staged, top)
+        copy, told = _bring_beside(staged, target, told)
+        _replace(copy, target, staged, told)
     _record(staged).unlink(missing_ok=True)
     remove_any(staged)
 
 
-def _replace(folder: Path, target: Spot, staged: Path, top: Path) -> None:
+def leave(place: Spot, top: Path, looked: Looked, staging: Path) -> bool:
+    """Take an export of ours, which was `looked` at, from its place and remove it: readers see it whole or not at all.
+
+    `staging`: the folder of all staged ones, in which it is deleted. False where it is another one by now. Raises OSError.
+    """
+    folder = staging / f"removed-{os.getpid()}-{secrets.token_hex(6)}"
+    make_folders(folder)
+    gone = folder / "export"
+    told = _Record(target=str(place.path), top=str(top), old=looked.inode, known=dict(looked.known or {}))
+    failpoints.point("retention.before-rename")
+    _write_record(gone, told)
+    try:
+        os.rename(place.at, gone)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        hidden = place.hidden(f".{secrets.token_hex(4)}{GONE}")
+        _write_record(gone, told.model_copy(update={"away": hidden.at.name}))
+        os.rename(place.at, hidden.at)
+        gone = hidden.at
+    failpoints.point("retention.renamed")
+    fsync_directory(place.at.parent)
+    failpoints.point("retention.durable")
+    mine = _inode(gone) == looked.inode
+    if mine:
+        retire(gone, told.known, place)
+    else:
+        _return(Spot(place.path.with_name(gone.name), gone), place)
+    failpoints.point("retention.removed")
+    remove_tree(folder)
+    return mine
+
+
+def complete_removals(staging: Path) -> None:
+    """End removals that processes which live no more left in the folder of all staged ones. Raises OSError."""
+    for folder in staging.iterdir() if staging.is_dir() else ():
+        match = _REMOVED.fullmatch(folder.name)
+        if match is not None and not lives(int(match[1])):
+            complete_swap(folder / "export")
+            remove_tree(folder)
+
+
+def _replace(folder: Path, target: Spot, staged: Path, told: _Record) -> None:
     try:
         os.rename(folder, target.at)
         old = None
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise
-        old = _exchange(folder, target, staged, top)
+        if not told.old:
+            raise _something_else(target) from None
+        old = _exchange(folder, target, staged, told)
     failpoints.point("publish.renamed")
     for parent in {target.at.parent, folder.parent}:
         fsync_directory(parent)
     failpoints.point("publish.parent-durable")
     if old is not None:  # not before the exchange is durable, or a power cut could take both
-        remove_any(old)
+        retire(old, told.known, target)
         failpoints.point("publish.old-removed")
 
 
-def _exchange(folder: Path, target: Spot, staged: Path, top: Path) -> Path:
+def _exchange(folder: Path, target: Spot, staged: Path, told: _Record) -> Path:
     """Swap the two; returns the path of the old one."""
+    _write_record(staged, told)
+    failpoints.point("publish.swap-recorded")
     try:
         exchange(folder, target.at)
         failpoints.point("publish.exchanged")
-        return folder
     except OSError as error:
         if error.errno not in NO_EXCHANGE:
             raise
@@ -85,35 +176,90 @@ def _exchange(folder: Path, target: Spot, staged: Path, top: Path) -> Path:
             path=str(target.path),
             error=error.strerror,
         )
-    old = target.hidden(OLD).at
-    remove_any(old)
-    _write_record(staged, target, top)
-    failpoints.point("publish.swap-recorded")
-    os.rename(target.at, old)
+        return _rename_twice(folder, target, staged, told)
+    if _inode(folder) != told.old:
+        _put_back(folder, target, told)
+        _record(staged).unlink()
+        raise _something_else(target)
+    return folder
+
+
+def _rename_twice(folder: Path, target: Spot, staged: Path, told: _Record) -> Path:
+    """As `_exchange`, without the system's help."""
+    old = target.hidden(f".{secrets.token_hex(4)}{OLD}")
+    _write_record(staged, told.model_copy(update={"away": old.at.name}))
+    os.rename(target.at, old.at)
     failpoints.point("publish.moved-away")
-    os.rename(folder, target.at)
-    return old
+    try:
+        if _inode(old.at) != told.old:
+            raise FileExistsError
+        os.rename(folder, target.at)
+    except OSError as error:
+        _return(old, target)
+        if isinstance(error, FileExistsError) or error.errno in _OCCUPIED:
+            raise _something_else(target) from None
+        raise
+    return old.at
+
+
+def _put_back(folder: Path, target: Spot, told: _Record) -> None:
+    """Give what was taken from the target by mistake its place again; what came there meanwhile is set aside."""
+    exchange(folder, target.at)
+    if _inode(folder) != told.new:
+        set_aside(folder, target, _SOMETHING_ELSE)
+    for parent in {target.at.parent, folder.parent}:
+        fsync_directory(parent)
+
+
+def _return(old: Spot, target: Spot) -> None:
+    """Give what was moved away its place again, or, where something came there meanwhile, a name beside it."""
+    try:
+        rename_new(old.at, target.at)
+    except FileExistsError:
+        set_aside(old.at, target, _SOMETHING_ELSE)
+    fsync_directory(target.at.parent)
+
+
+def _something_else(target: Spot) -> Retryable:
+    return Retryable(
+        FaultCode.TARGET_TAKEN, "publish the export", "something else was put into its place while it was being published",
+        "nothing; ckptd looks again and tries again", path=target.path,
+    )  # fmt: skip
+
+
+def _inode(path: Path) -> int:
+    """0 for nothing."""
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _record(staged: Path) -> Path:
     return staged.with_name(staged.name + RECORD)
 
 
-def _write_record(staged: Path, target: Spot, top: Path) -> None:
-    write_atomic(_record(staged), json.dumps({"target": str(target.path), "top": str(top)}))
+def _write_record(staged: Path, told: _Record) -> None:
+    write_atomic(_record(staged), told.model_dump_json())
 
 
 def complete_swap(staged: Path) -> None:
-    """Complete or undo a swap that a crash interrupted between its renames; does nothing if there is no record of one."""
+    """Complete or undo a swap that a crash interrupted; does nothing if there is no record of one. Raises OSError."""
     record = _record(staged)
     try:
-        said = json.loads(record.read_bytes())
+        told = _Record.model_validate_json(record.read_bytes())
     except FileNotFoundError:
         return
-    target = Path(said["target"])
+    except ValidationError:
+        log.warning(
+            "a record of a publication can't be read", event_id=Event.PUBLISH_REPAIRED, path=str(record), why="it is another version's"
+        )
+        record.unlink()
+        return
+    target, top = Path(told.target), Path(told.top)
     try:
-        with held_below(Path(said.get("top", target.parent)), target.parent) as folder:
-            _complete(folder.spot(target.name))
+        with held_below(top, target.parent) as folder:
+            _complete(folder, folder.spot(target.name), staged, told)
     except (FileNotFoundError, CkptdError) as error:
         log.warning(
             "a publication that was cut off can't be completed: its folder is another one now",
@@ -121,22 +267,35 @@ def complete_swap(staged: Path) -> None:
             path=str(target),
             why=str(error),
         )
-    record.unlink()
+        if not told.copy_name and _inode(staged) not in (0, told.new):
+            retire(staged, told.known, Spot(top / target.name, top / target.name))
+    record.unlink(missing_ok=True)
 
 
-def _complete(target: Spot) -> None:
-    old = target.hidden(OLD).at
-    remove_any(target.hidden(NEW).at)
-    if os.path.lexists(old):
-        if os.path.lexists(target.at):
-            remove_any(old)
+def _complete(around: Held, target: Spot, staged: Path, told: _Record) -> None:
+    coming = around.at / told.copy_name if told.copy_name else staged
+    if told.away and _inode(around.at / told.away):
+        _complete_renames(Spot(around.path / told.away, around.at / told.away), target, told)
+    there = _inode(coming)
+    if there and there not in (told.new, told.old) and told.new:
+        if _inode(target.at) == told.new:
+            _put_back(coming, target, told)
         else:
-            os.rename(old, target.at)
-            log.warning(
-                "a publication that was cut off between two renames was undone", event_id=Event.PUBLISH_REPAIRED, path=str(target.path)
-            )
-        fsync_directory(target.at.parent)
+            set_aside(coming, target, _SOMETHING_ELSE)
+    elif there and there == told.old:
+        retire(coming, told.known, target)
+    if told.copy_name:
+        remove_any(coming)
+    fsync_directory(target.at.parent)
     failpoints.point("publish.swap-completed")
+
+
+def _complete_renames(old: Spot, target: Spot, told: _Record) -> None:
+    if _inode(old.at) == told.old and told.new in (0, _inode(target.at)):
+        retire(old.at, told.known, target)
+        return
+    _return(old, target)
+    log.warning("a publication that was cut off between two renames was undone", event_id=Event.PUBLISH_REPAIRED, path=str(target.path))
 
 
 def complete_swaps(staging: Path) -> None:
@@ -145,20 +304,25 @@ def complete_swaps(staging: Path) -> None:
         complete_swap(record.with_name(record.name.removesuffix(RECORD)))
 
 
-def _bring_beside(folder: Path, target: Spot, top: Path) -> Path:
+def _bring_beside(folder: Path, target: Spot, told: _Record) -> tuple[Path, _Record]:
     """Copy a staged folder to a hidden name beside a target on another file system, durable; gives the copy."""
-    copy = target.hidden(NEW).at
-    remove_any(copy)
-    _write_record(folder, target, top)
+    copy = target.hidden(f".{secrets.token_hex(4)}{NEW}").at
+    told = told.model_copy(update={"copy_name": copy.name, "new": 0})
+    _write_record(folder, told)
+    copy.mkdir()
     log.warning(
         "staging and target are on different file systems; the export is copied", event_id=Event.PUBLISH_COPIED, path=str(target.path)
     )
-    copy.mkdir()
-    for path in files_below(folder):
-        duplicate(path, copy / path.relative_to(folder))
-        copy_access(path, copy / path.relative_to(folder))
-    for directory, _, _ in walk(copy, topdown=False):
-        copy_access(folder / Path(directory).relative_to(copy), Path(directory))
-        fsync_directory(Path(directory))
+    try:
+        for path in files_below(folder):
+            duplicate(path, copy / path.relative_to(folder))
+            copy_access(path, copy / path.relative_to(folder))
+        for directory, _, _ in walk(copy, topdown=False):
+            copy_access(folder / Path(directory).relative_to(copy), Path(directory))
+            fsync_directory(Path(directory))
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove_tree(copy)
+        raise
     failpoints.point("publish.copied")
-    return copy
+    return copy, told.model_copy(update={"new": _inode(copy)})

@@ -32,7 +32,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.journal.sqlite_errors import OF_ALL
-from daemon.publishing.closing import close_job, tidy_job
+from daemon.publishing.closing import close_job, refuse_early, tidy_job
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
 from daemon.running.fallbacks import take_steps_down
@@ -365,6 +365,11 @@ class Runner:
         """
         folder, fault = self._bases.find(job.checkpoint)
         if not self.journal.jobs.start(job.id, folder):
+            return None
+        if refuse_early(job, self.journal, self.paths, self.settings):
+            self._left[job.id] = job
+            self._forget(job.id)
+            self.changed()
             return None
         log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
         waiting = [stage.name for stage in self.journal.stages.of(job.id).values() if stage.state == "waiting"]

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.export_names import folded, marked, safe_part, safe_run
+from daemon.config.output_owners import is_anothers, is_other_training, owner_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
@@ -90,7 +91,7 @@ class Places:
         for job, theirs in others:
             if (depth := _clash(mine, theirs)) is not None and (owner := self._owner(job, target, reference)):
                 return _Taken(owner, depth)
-        return self._on_disk(target, reference)
+        return self._claimed(target, reference) or self._on_disk(target, reference)
 
     def _owner(self, job: str, target: Path, reference: CheckpointRef) -> str | None:
         """The path of another checkpoint, whose job this is; None where it is this one.
@@ -128,6 +129,17 @@ class Places:
             owner = reference.other_than(manifest)
             return _Taken(owner) if owner else None
         return _Taken(f"the exports below {target}") if holds_exports(target) else None
+
+    def _claimed(self, target: Path, reference: CheckpointRef) -> _Taken | None:
+        """What keeps the export from a folder in which another ckptd publishes another training of the same name.
+
+        That of the same training is two daemons at one work: its job is refused with that sentence when it starts.
+        """
+        owner, folder = owner_of(target.parent, reference.run), target.parent
+        if owner is None or not is_anothers(owner, self.paths, reference) or not is_other_training(owner, reference):
+            return None
+        depth = len(folder.relative_to(self.paths.output).parts) - 1
+        return _Taken(f"the ckptd of {owner.state} on {owner.host}", depth) if depth >= 0 else None
 
     def _folder_name(self, reference: CheckpointRef) -> str:
         """The run's name in its exports' folder: runs whose names are one to some file system must not publish over each other.

@@ -19,7 +19,10 @@ LINKED = ["publish.before-link", "publish.link-made", "publish.linked", "publish
 COMMIT = ["before.finish-job", "after.finish-job"]
 ASSEMBLED = ["publish.part", "publish.assembled", "publish.manifest", "publish.before-rename"]
 FIRST = [*ASSEMBLED, "publish.renamed", "publish.parent-durable", *LINKED, *COMMIT]
-AGAIN = [*ASSEMBLED, "publish.exchanged", "publish.renamed", "publish.parent-durable", "publish.old-removed", *LINKED, *COMMIT]
+AGAIN = [
+    *ASSEMBLED, "publish.swap-recorded", "publish.exchanged", "publish.renamed", "publish.parent-durable", "publish.retired",
+    "publish.old-removed", *LINKED, *COMMIT,
+]  # fmt: skip
 TWO_RENAMES = ["publish.swap-recorded", "publish.moved-away", "publish.renamed", "publish.old-removed"]
 CASES = [
     *(("first", point) for point in FIRST), *(("again", point) for point in AGAIN), *(("two renames", point) for point in TWO_RENAMES),

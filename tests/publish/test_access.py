@@ -202,7 +202,7 @@ def test_another_user_can_verify_what_that_user_may_read_and_is_told_what_not(tm
             top.mkdir()
             top.chmod(0o755)
             with held_below(top, top / "run", make=True, access=Access(mode, around=0o755)) as around:
-                put_in(home / ".staging" / "publish", around.spot("step-1"), top)
+                put_in(home / ".staging" / "publish", around.spot("step-1"), top, None)
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             os.setgroups([])

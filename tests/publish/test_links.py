@@ -16,6 +16,7 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing import closing
 from daemon.publishing.beneath import Spot
 from daemon.publishing.closing import publish_job
+from daemon.publishing.ours import Looked
 from daemon.publishing.publication import link_to
 from daemon.publishing.retention import prune
 from tests.journal.conftest import WORK
@@ -85,6 +86,10 @@ def press(tmp_path: Path) -> Press:
     return Press(tmp_path)
 
 
+def visible(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
 def test_latest_never_goes_back_to_an_earlier_step(press: Press) -> None:
     steps = {step: press.publish(step) for step in (2, 10, 4, 9)}
     latest = press.paths.output / "run" / "latest"
@@ -122,11 +127,11 @@ def test_best_goes_where_the_trainers_own_best_is(press: Press) -> None:
 
 def test_a_failed_export_stands_beside_a_good_one_and_goes_when_the_next_try_succeeds(press: Press) -> None:
     press.publish(4, verdict=Verdict.FAILED)
-    assert os.listdir(press.paths.output / "run") == ["step-4.failed"]
+    assert visible(press.paths.output / "run") == ["step-4.failed"]
     press.publish(4)
-    assert sorted(os.listdir(press.paths.output / "run")) == ["latest", "step-4"]
+    assert visible(press.paths.output / "run") == ["latest", "step-4"]
     press.publish(4, verdict=Verdict.FAILED)
-    assert sorted(os.listdir(press.paths.output / "run")) == ["latest", "step-4", "step-4.failed"]
+    assert visible(press.paths.output / "run") == ["latest", "step-4", "step-4.failed"]
 
 
 def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_folder(press: Press) -> None:
@@ -142,7 +147,7 @@ def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_fol
 
 
 def test_a_publication_that_can_not_be_renamed_gives_the_outputs_their_files_again(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: Path, target: Spot, top: Path) -> None:
+    def refuse(folder: Path, target: Spot, top: Path, looked: Looked | None) -> None:
         assert all(path.is_symlink() for path in outputs), "they had been handed to the export"
         raise OSError(errno.EIO, "Input/output error", str(target.at))
 

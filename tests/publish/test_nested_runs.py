@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from daemon.config.export_names import folded
 from daemon.config.paths import Paths, prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import Retryable
+from daemon.contract.errors import Permanent
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
@@ -162,7 +162,7 @@ def test_a_folder_that_became_a_link_between_look_and_publication_is_not_written
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "inner").mkdir(parents=True)
     (printer.paths.output / "nest").symlink_to(elsewhere)
-    with pytest.raises(Retryable, match="nest, which is a link") as caught:
+    with pytest.raises(Permanent, match="nest, which is a link") as caught:
         printer.publish(job)
     assert caught.value.fault.code == "target-taken"
     assert os.listdir(elsewhere / "inner") == [] and os.listdir(elsewhere) == ["inner"]
@@ -174,7 +174,7 @@ def test_a_folder_that_became_an_export_meanwhile_is_not_written_into(printer: P
     inner = printer.take("team/model")
     sealed = printer.paths.output / "team"
     shutil.copytree(printer.publish(printer.take("other")), sealed)
-    with pytest.raises(Retryable, match="team, which is another export"):
+    with pytest.raises(Permanent, match="team, which is another export"):
         printer.publish(inner)
     assert verify(sealed).sound
 
@@ -185,7 +185,7 @@ def test_a_folder_with_exports_is_not_moved_aside(printer: Printer) -> None:
     place = printer.paths.output / "run" / "step-5"
     place.mkdir(parents=True)
     os.rename(other, place / "step-1")
-    with pytest.raises(Retryable, match="contains exports of another run"):
+    with pytest.raises(Permanent, match="contains exports of another run"):
         printer.publish(job)
     assert verify(place / "step-1").sound
 

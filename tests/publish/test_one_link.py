@@ -260,7 +260,7 @@ END = ["publish.renamed", "publish.parent-durable"]
 LATER = ["publish.kept-lending", "publish.kept-lent", "kept.referring"]
 SEQUENCES = {
     "first": [*BEGINNING, *END, *LATER],
-    "again": [*BEGINNING, "publish.exchanged", *END, "publish.old-removed"],
+    "again": [*BEGINNING, "publish.swap-recorded", "publish.exchanged", *END, "publish.retired", "publish.old-removed"],
 }
 """Which publication of the job → the points that it passes."""
 CASES = [(which, point) for which, points in SEQUENCES.items() for point in dict.fromkeys(points)]

@@ -18,6 +18,7 @@ from daemon.operating.wrapping import fold, width_of
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
+    "unpublished": "red",
     "waiting": "yellow", "paused": "yellow", "stopped": "yellow",
     "pending": "dim", "skipped": "dim", "superseded": "dim", "cancelled": "dim",
 }  # fmt: skip

@@ -273,7 +273,7 @@ def _loss(value: float | None) -> str:
 
 def _worst(job: JobStatus) -> str:
     verdicts = set(job.artifacts.values())
-    return next((STATE_STYLE[one] for one in ("failed", "unverified", "passed") if one in verdicts), "")
+    return next((STATE_STYLE[one] for one in ("failed", "unpublished", "unverified", "passed") if one in verdicts), "")
 
 
 def _running(job: JobStatus) -> list[StageStatus]:
@@ -296,7 +296,7 @@ def _in_short(job: JobStatus) -> str:
         return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
     if job.artifacts:
         verdicts = list(job.artifacts.values())
-        known = [*(one for one in ("failed", "unverified", "passed") if one in verdicts)]
+        known = [*(one for one in ("failed", "unpublished", "unverified", "passed") if one in verdicts)]
         return ", ".join(f"{verdicts.count(one)} {one}" for one in known)
     return ""
 

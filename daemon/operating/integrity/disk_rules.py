@@ -20,8 +20,7 @@ from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import is_export, same_files
-from daemon.publishing.retention import GONE
-from daemon.publishing.swap import NEW, OLD
+from daemon.publishing.swap import GONE, NEW, OLD
 from daemon.publishing.verification import verify
 
 LINKS = ("latest", "best")
@@ -52,7 +51,9 @@ def check_exports(scene: Scene) -> None:
 
 def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
     manifest = manifest_of(target)
-    if not target.exists():
+    if job["state"] == "failed" and job["reason"]:
+        scene.note("export-refused", f"it was not published: {job['reason']}", "as it says", path=job["target"], job=job["id"])
+    elif not target.exists():
         scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd retry`",
                    path=target, job=job["id"])  # fmt: skip
     elif not manifest:

@@ -50,7 +50,8 @@ class Scene:
     quiescent: bool
     deep: bool
     jobs: list[sqlite3.Row] = field(default_factory=list)
-    """id, run, state, target, pin, untidy, seen_at (the checkpoint's path) of every job; checkpoint and work of the open ones too."""
+    """id, run, state, target, pin, untidy, reason, seen_at (the checkpoint's path) of every job; checkpoint and work of the open ones
+    too."""
     stages: list[sqlite3.Row] = field(default_factory=list)
     """Those of open jobs."""
     attempts: list[sqlite3.Row] = field(default_factory=list)
@@ -85,7 +86,7 @@ def paths_of(state: Path, output: Path) -> Paths:
 def read_rows(connection: sqlite3.Connection, scene: Scene) -> None:
     """Fill the scene inside the transaction of `connection`."""
     scene.jobs = connection.execute(
-        "SELECT id, run, step, state, target, pin, untidy, json_extract(checkpoint, '$.path') AS seen_at,"
+        "SELECT id, run, step, state, target, pin, untidy, reason, json_extract(checkpoint, '$.path') AS seen_at,"
         " CASE WHEN state IN ('pending', 'running') THEN checkpoint END AS checkpoint,"
         " CASE WHEN state IN ('pending', 'running') THEN work END AS work FROM job ORDER BY created, id"
     ).fetchall()

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
 from daemon.journal.journal import facts_from
 from daemon.journal.overview import JobView
 
 JUDGED = ("succeeded", "partial", "failed")
 """States of a job in which each variant has its verdict."""
+
+
+UNPUBLISHED = "unpublished"
+"""In place of the verdict of an artifact that passed, and whose export could not be put into its place."""
 
 
 @dataclass(frozen=True)
@@ -44,4 +49,7 @@ def became(view: JobView) -> Became:
     for check in (checks := judge(facts)):
         if failed := failed_stage(check, stages):
             lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split())))
-    return Became({check.variant: str(check.verdict) for check in checks}, tuple(lost))
+    refused = view.job.state == "failed" and view.job.reason is not None
+    return Became(
+        {check.variant: UNPUBLISHED if refused and check.verdict is Verdict.PASSED else str(check.verdict) for check in checks}, tuple(lost)
+    )

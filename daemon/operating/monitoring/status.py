@@ -159,7 +159,8 @@ class JobStatus:
     paused: bool
     warnings: tuple[str, ...]
     artifacts: Mapping[str, str]
-    """Variant → verdict; if the export has not ended, of the variants that are checked already."""
+    """Variant → verdict; if the export has not ended, of the variants that are checked already. `unpublished`: it passed, and the export
+    could not be published."""
     stages: tuple[StageStatus, ...]
     """The stages, in the order of the plan."""
     activity: str = ""
