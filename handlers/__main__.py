@@ -31,6 +31,7 @@ from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.own_folders import is_still, not_ours
 from handlers.child import process, warm
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
@@ -149,6 +150,7 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     with process.importing():
         run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
+    _refuse_another_folder(context)
     output: StageOutput = run_stage(context, reporter)
     if not isinstance(output, StageOutput):  # another package's code
         raise TypeError(f"{context.entry} returned {type(output).__name__} instead of a StageOutput")
@@ -156,6 +158,7 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     reporter.progress(1.0, "sealing files")
     if odd := odd_below(Path(context.staging)):
         raise _bad_output(context, f"it left {odd[0]!a}, which is neither a file nor a folder and can't be published")
+    _refuse_another_folder(context)
     files = seal(Path(context.staging), output.digests)
     failpoints.point(f"child.{context.stage}.sealed")
     try:
@@ -174,6 +177,13 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     except ValueError as error:
         raise _bad_output(context, f"its result can't be written as JSON: {' '.join(str(error).split())[:300]}") from error
     return result
+
+
+def _refuse_another_folder(context: StageContext) -> None:
+    """Raise Retryable where the path that this attempt writes to leads elsewhere than when the daemon made it."""
+    if not is_still(Path(context.staging), context.staging_inode):
+        error = not_ours(Path(context.staging), "was replaced by another folder, or by a link")
+        raise Retryable(**error.fault.model_dump())
 
 
 def _bad_output(context: StageContext, cause: str) -> Permanent:

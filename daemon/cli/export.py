@@ -238,7 +238,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         _refuse_loss(parts.settings, candidate, target)
     if existing:
         if not ended:  # it is begun again, in another output or of another base
-            clear_staging(earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
+            clear_staging(earlier, earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.enter(candidate)
     return candidate.job, False

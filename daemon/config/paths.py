@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import FULL_DISK, UsageError, from_oserror
+from daemon.contract.errors import FULL_DISK, Permanent, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
+from daemon.contract.own_folders import opened
 from daemon.contract.values import digest_of
 
 STAGING = ".staging"
@@ -183,6 +184,16 @@ def not_writable(key: str, folder: Path, cause: str, number: int | None = None) 
     return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
+def _make_own(top: Path, folder: Path) -> None:
+    """Make a folder of ours, which nobody else may enter: what is published gets its mode then; until then it is as private as the pin."""
+    handle = opened(top, folder, make=True)
+    try:
+        with contextlib.suppress(PermissionError):
+            os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
+
+
 OURS = re.compile(
     r"""journal\..*|lock|live\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|published|backups|foreground|toolchains.*|\..*"""
 )
@@ -243,13 +254,16 @@ def prepare(state: Path, output: Path) -> Paths:
                 raise from_oserror(error, "write to state.directory", str(marker)) from None
     paths = Paths(state, output, (state / INSTANCE).read_text(encoding="utf-8").strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
+        below = output if folder in (paths.staging, paths.kept) else folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if below == folder:  # in the state, where nobody else writes: a link is this user's own
+                folder.mkdir(parents=True, exist_ok=True)
+            _make_own(below, folder)
         except OSError as error:  # as that of another user, as whom the daemon ran before
-            key = "output.directory" if output in folder.parents else "state.directory"
+            key = "output.directory" if below == output else "state.directory"
             if error.errno in FULL_DISK:
                 raise from_oserror(error, f"write to {key}", str(folder)) from None
             raise not_writable(key, Path(error.filename or folder), error.strerror or str(error), error.errno) from None
-        with contextlib.suppress(PermissionError):
-            folder.chmod(0o700)  # what is published gets its mode then; until then it is as private as the pin
+        except Permanent as error:
+            raise UsageError(**error.fault.model_dump()) from None
     return paths

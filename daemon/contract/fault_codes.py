@@ -433,6 +433,11 @@ class FaultCode(StrEnum):
 
     To do: Read the attempt's log, which `ckptd show JOB` names.
     """
+    NOT_OURS = "not-ours"
+    """A folder that only ckptd may use, such as `.staging` in `output.directory`, is a link, a file, or another user's.
+
+    To do: Move it away and start ckptd again, or set `output.directory` to a folder in which only ckptd and people you trust may write.
+    """
     OTHER_PARENT = "other-parent"
     """The child process found that its daemon was gone, and ended.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -21,6 +21,7 @@ from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, replaced_by, status_that_follows
+from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import Access, access_of
@@ -83,7 +84,7 @@ def publish_job(
     state = status_that_follows(facts)
     rules = facts.work.validation
     target = target_of(job, state)
-    top, staging = top_of(target, paths), paths.staging / job.id
+    top = top_of(target, paths)
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
         "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
@@ -93,22 +94,29 @@ def publish_job(
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check, rules) and (found := needs(check))},
     }  # fmt: skip
-    parts = parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected)
-    complete_swap(staging / PUBLISH)
-    with held_below(top, target.parent, make=True, access=access) as around, owned(around, job.checkpoint, paths, staging):
+    with (
+        own(paths.output, paths.staging / job.id, make=True) as staging,
+        own(paths.output, paths.kept, make=True) as kept,
+        held_below(top, target.parent, make=True, access=access) as around,
+        owned(around, job.checkpoint, paths, staging),
+    ):
+        complete_swap(staging / PUBLISH)
+        parts = _reached(parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected), {
+            paths.staging / job.id: staging, paths.kept: kept,
+        })  # fmt: skip
         place = around.spot(target.name)
         _refuse_anothers(place, job)
         looked = look(place.at, target, paths.published)
         assemble(parts, staging / PUBLISH, head, replaced=target if looked and looked.known else None, access=access)
         try:
-            lend_staged(staging, target, (paths.kept, job.pin))
+            lend_staged(staging, target, (kept, job.pin))
             put_in(staging / PUBLISH, place, top, looked)
         except BaseException:
             with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
                 take_back(staging)
             raise
         remember(paths.published, target, place.at)
-        lend_others(staging, target, paths.kept, job.pin)
+        lend_others(staging, target, kept, job.pin)
         if state != "failed":
             _remove_failed(around.spot(job.target.name + FAILED_SUFFIX), job, top, paths)
         if any(check.verdict == Verdict.PASSED for check in checks):
@@ -116,13 +124,23 @@ def publish_job(
     return Published(state, target, checks)
 
 
+def _reached(parts: Sequence[ExportPart], folders: Mapping[Path, Path]) -> list[ExportPart]:
+    """The parts with the paths that lead to their outputs through folders which are held open. `folders`: path → the path that does."""
+    found = []
+    for part in parts:
+        through = next((at / part.source.relative_to(folder) for folder, at in folders.items() if folder in part.source.parents), None)
+        found.append(replace(part, at=through))
+    return found
+
+
 def _remove_failed(place: Spot, job: JobRow, top: Path, paths: Paths) -> None:
     """Remove the report of an earlier try that failed: this one takes its place. What is not ours stays."""
     looked = look(place.at, place.path, paths.published)
     if looked is None or looked.known is None or job.checkpoint.other_than(manifest_of(place.at)) is not None:
         return
-    if leave(place, top, looked, paths.staging):
-        forget(paths.published, place.path)
+    with own(paths.output, paths.staging) as staging:
+        if leave(place, top, looked, staging):
+            forget(paths.published, place.path)
 
 
 def top_of(target: Path, paths: Paths) -> Path:
@@ -199,7 +217,11 @@ def refuse_early(job: JobRow, journal: Journal, paths: Paths, settings: Settings
     owner = owner_of(folder, run)
     if owner is None or not is_anothers(owner, paths, job.checkpoint):
         return False
-    _end_refused(job, refusal(owner, folder / record_of(run)).fault, journal, settings)
+    fault = refusal(owner, folder / record_of(run)).fault
+    for stage in journal.stages.of(job.id).values():
+        if stage.state == "waiting":
+            journal.stages.end(job.id, stage.name, "skipped", fault)
+    _end_refused(job, fault, journal, settings)
     return True
 
 
@@ -222,11 +244,12 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
         log.warning(error.fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
 
 
-def clear_staging(staging: Path) -> None:
+def clear_staging(output: Path, staging: Path) -> None:
     """Remove the staging folder of a job that needs it no more. What a publication that was cut off left in it may be people's: that is
-    set aside first. Raises OSError."""
-    complete_swap(staging / PUBLISH)
-    remove_tree(staging)
+    set aside first. Raises OSError, Permanent where it is not ours."""
+    with contextlib.suppress(FileNotFoundError), own(output, staging.parent) as around:
+        complete_swap(around / staging.name / PUBLISH)
+        remove_tree(around / staging.name)
 
 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
@@ -241,7 +264,7 @@ def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
         if job.id in journal.jobs.open_ids():
             return True
         remove_tree(job.pin)
-    clear_staging(paths.staging / job.id)
+    clear_staging(paths.output, paths.staging / job.id)
     for folder in (paths.jobs / job.id).glob("*/tmp"):
         remove_tree(folder)
     return True

@@ -17,10 +17,10 @@ one wrong folder.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,13 @@ class ExportPart:
     name: str
     source: Path
     files: tuple[FileEntry, ...]
+    at: Path | None = None
+    """A path to `source` that leads there whatever becomes of names."""
+
+    @property
+    def there(self) -> Path:
+        """The path by which it is read."""
+        return self.at or self.source
 
 
 def assemble(
@@ -66,7 +73,7 @@ def assemble(
             relative = f"{part.name}/{entry.path}" if part.name else entry.path
             _place(part, entry, folder / relative, replaced)
             entries.append({"path": relative, "size": entry.size, "sha256": entry.sha256})
-        if not is_as_lent(part.source):
+        if not is_as_lent(part.there):
             raise _gone(part.source)
         failpoints.point("publish.part")
     for directory, _, _ in walk(folder, topdown=False):
@@ -83,7 +90,7 @@ def assemble(
 
 def _place(part: ExportPart, entry: FileEntry, target: Path, replaced: Path | None) -> None:
     try:
-        real = (part.source / entry.path).resolve(strict=True)
+        real = (part.there / entry.path).resolve(strict=True)
         if replaced is not None and replaced.resolve() in real.parents:
             if not hard_link(real, target):
                 duplicate(real, target)
@@ -161,11 +168,9 @@ def link_beside(link: Spot, target: Path) -> None:
     if os.path.lexists(link.at) and not link.at.is_symlink():
         raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link.path))
     for left in dead_temporaries(link.at.parent):
-        if left.name.startswith(f".{link.path.name}."):
+        if left.name.startswith(f".{link.path.name}.") and left.is_symlink():
             left.unlink(missing_ok=True)
-    temporary = temporary_of(link.at)
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
+    temporary = temporary_of(link.at.with_name(f"{link.at.name}.{secrets.token_hex(4)}"))  # a name that nobody else has
     failpoints.point("publish.before-link")
     temporary.symlink_to(os.path.relpath(target, link.path.parent))
     failpoints.point("publish.link-made")

@@ -28,6 +28,7 @@ from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import Standing, is_measured, standing
+from daemon.contract.own_folders import own
 from daemon.contract.values import Json
 from daemon.publishing.beneath import Held, held_below
 from daemon.publishing.ours import forget, look
@@ -195,15 +196,13 @@ def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (
     found, linked = [], set()
     for entry in folder.iterdir():
         if entry.is_symlink():
-            linked.add(entry.resolve())
+            linked.add(os.path.realpath(entry))  # not Path.resolve, which raises for a link that leads to itself
         elif not entry.name.startswith(".") and is_export(entry):
             with contextlib.suppress(OSError):
                 found += _read(entry, run, busy)
     owners = {name: owner_of(folder, name) for name in {export.run for export in found}} if owner else {}
-    return [
-        replace(export, linked=export.path.resolve() in linked, anothers=bool((one := owners.get(export.run)) and one.instance != owner))
-        for export in found
-    ]
+    anothers = {name for name, one in owners.items() if one is not None and one.instance != owner}
+    return [replace(export, linked=os.path.realpath(export.path) in linked, anothers=export.run in anothers) for export in found]
 
 
 def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
@@ -234,14 +233,15 @@ def prune(
     removals = []
     moment = time.time() if now is None else now
     counted: dict[tuple[int, int], int] = {}
-    if not dry_run:
-        complete_removals(staging)
-    for folder in folders:
-        with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
-            for export in plan_removal(read_exports(held.at, run, busy, owner), rules, moment, select).removed:
-                freed = _freed(export.path, counted)
-                if dry_run or _remove(export, held, top or folder, staging, records):
-                    removals.append(Removal(folder / export.path.name, export.run, export.step, freed))
+    with contextlib.nullcontext(staging) if dry_run else own(staging.parent.parent, staging, make=True) as away:
+        if not dry_run:
+            complete_removals(away)
+        for folder in folders:
+            with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
+                for export in plan_removal(read_exports(held.at, run, busy, owner), rules, moment, select).removed:
+                    freed = _freed(export.path, counted)
+                    if dry_run or _remove(export, held, top or folder, away, records):
+                        removals.append(Removal(folder / export.path.name, export.run, export.step, freed))
     return removals
 
 

@@ -7,6 +7,7 @@ first.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import structlog
 from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract import failpoints
-from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.errors import Fault, Permanent, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import odd_below, remove_tree
@@ -26,6 +27,7 @@ from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.points import RunFigures
+from daemon.contract.own_folders import own
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow
@@ -199,11 +201,13 @@ class Children:
         try:
             remove_tree(folder)
             folder.mkdir(parents=True)
-            self._make_staging(job.id, spec, staging, same=ready.row.key == ready.key)
+            inode = self._make_staging(spec, staging, same=ready.row.key == ready.key)
         except OSError as error:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
+        except Permanent as error:
+            return error.fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
-        context = context.model_copy(update={"strategy": need.strategy})
+        context = context.model_copy(update={"strategy": need.strategy, "staging_inode": inode})
         if spec.name == "report":
             facts = facts_of(self._journal, job)
             facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks), "run": grant.run})
@@ -239,22 +243,25 @@ class Children:
         """Return when there may be news of an attempt, at the latest after `seconds`."""
         wait_for_news([running.attempt for running in self.running.values()], seconds)
 
-    def _make_staging(self, job: str, spec: StageSpec, staging: Path, *, same: bool) -> None:
-        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something.
+    def _make_staging(self, spec: StageSpec, staging: Path, *, same: bool) -> int:
+        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something. Gives its inode.
 
         Of that nothing but files: through a link that a publication left, a stage would write into an export, or to where none came to be.
         """
-        earlier = sorted(
-            (path for path in staging.parent.glob(f"{spec.name}.*") if path != staging), key=lambda path: int(path.suffix[1:] or 0)
-        )  # fmt: skip
-        remove_tree(staging)
-        if spec.resumable and same and earlier:
-            earlier.pop().rename(staging)
-            for name in odd_below(staging):
-                (staging / name).unlink()
-        for path in earlier:
-            remove_tree(path)
-        staging.mkdir(parents=True, exist_ok=True)
+        with own(self._paths.output, staging.parent, make=True) as around:
+            mine = around / staging.name
+            earlier = sorted(
+                (path for path in around.glob(f"{spec.name}.*") if path != mine), key=lambda path: int(path.suffix[1:] or 0)
+            )  # fmt: skip
+            remove_tree(mine)
+            if spec.resumable and same and earlier:
+                earlier.pop().rename(mine)
+                for name in odd_below(mine):
+                    (mine / name).unlink()
+            for path in earlier:
+                remove_tree(path)
+            mine.mkdir(exist_ok=True)
+            return os.lstat(mine).st_ino
 
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
         """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from daemon.contract import failpoints
 from daemon.contract.files import FileEntry, files_below, fsync_directory, remove_tree, sha256_file, write_atomic
 from daemon.contract.jobs.messages import StageResult
+from daemon.contract.own_folders import own
 from daemon.publishing.lending import FILES, is_as_lent, keep_lent, refer_to_export
 
 RESULT = "result.json"
@@ -53,44 +55,53 @@ class OutputCache:
 
     def find(self, key: str) -> tuple[Path, StageResult] | None:
         """Folder and result of the output with this key; what is in it is still to be verified."""
-        entry = self._folder / key
         try:
-            result = StageResult.model_validate_json((entry / RESULT).read_bytes())
-            if not is_as_lent(entry / FILES):
-                remove_tree(entry)
-                return None
-            refer_to_export(entry)
-            os.utime(entry)
+            with self._held() as folder:
+                entry = folder / key
+                result = StageResult.model_validate_json((entry / RESULT).read_bytes())
+                if not is_as_lent(entry / FILES):
+                    remove_tree(entry)
+                    return None
+                refer_to_export(entry)
+                os.utime(entry)
         except (OSError, ValidationError):
             return None
-        return entry / FILES, result
+        return self._folder / key / FILES, result
+
+    def _held(self, *, make: bool = False) -> AbstractContextManager[Path]:
+        """The folder, by a path that leads to it whatever becomes of its name. Raises Permanent where it is not ours, OSError."""
+        return own(self._folder.parent.parent, self._folder, make=make)
 
     def keep(self, key: str, folder: Path, result: StageResult) -> None:
         """Take over the finished output in `folder`; a crash leaves it there, or here whole, or to be removed by `trim`.
 
         OSError where it can't be taken over; then nothing of it is here.
         """
-        entry = self._folder / key
-        if folder.parent == entry:
+        if folder.parent == self._folder / key:
             return  # it came from here
-        remove_tree(entry)
-        try:
-            entry.mkdir(parents=True)
-            keep_lent(folder, entry)
-            failpoints.point("kept.lent")
-            os.rename(folder, entry / FILES)
-            failpoints.point("kept.moved")
-            refer_to_export(entry)
-            write_atomic(entry / RESULT, result.model_dump_json())
-            fsync_directory(self._folder)
-        except OSError:
-            with contextlib.suppress(OSError):
-                remove_tree(entry)
-            raise
+        output = self._folder.parent.parent
+        top = output if output in folder.parents else folder.parent.parent  # a former configuration's
+        with self._held(make=True) as kept, own(top, folder.parent) as around:
+            entry, made = kept / key, around / folder.name
+            remove_tree(entry)
+            try:
+                entry.mkdir(parents=True)
+                keep_lent(made, entry)
+                failpoints.point("kept.lent")
+                os.rename(made, entry / FILES)
+                failpoints.point("kept.moved")
+                refer_to_export(entry)
+                write_atomic(entry / RESULT, result.model_dump_json())
+                fsync_directory(kept)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    remove_tree(entry)
+                raise
 
     def drop(self, key: str) -> None:
         """Remove an output that is not what its result says."""
-        remove_tree(self._folder / key)
+        with contextlib.suppress(FileNotFoundError), self._held() as folder:
+            remove_tree(folder / key)
 
     def entries(self) -> list[CachedOutput]:
         """All outputs, those longest unused first."""
@@ -113,7 +124,7 @@ class OutputCache:
             if any(entry.folder in folder.parents for folder in in_use):
                 continue
             if not whole or beyond > 0 or (held > budget and any(own.get(file.inode) for file in entry.files)):
-                remove_tree(entry.folder)
+                self.drop(entry.key)
                 beyond -= 1
                 names.subtract(file.inode for file in entry.files)
                 held = sum(size for inode, size in own.items() if names[inode])

@@ -19,6 +19,7 @@ from daemon.contract.errors import from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, AttemptRow
 from daemon.publishing.lending import lend_of_former_version, take_all_back
@@ -75,9 +76,10 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
 
     `at_work`: temporary folders of attempts that go on.
     """
-    complete_swaps(paths.staging)
-    take_all_back(paths.staging)
-    lend_of_former_version(paths.kept, paths.output)
+    with own(paths.output, paths.staging, make=True) as staging, own(paths.output, paths.kept, make=True) as kept:
+        complete_swaps(staging)
+        take_all_back(staging)
+        lend_of_former_version(kept, paths.output)
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:
@@ -95,11 +97,17 @@ def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
             )
             return gone
         keep = journal.jobs.open_ids()
-        for parent in {paths.staging: None, paths.pins: None, pins: None}:
-            for entry in os.scandir(parent) if parent.is_dir() else ():
-                if entry.name not in keep and _remove(Path(entry.path)):
-                    gone.append(entry.path)
+        with own(paths.output, paths.staging, make=True) as staging:
+            gone += _swept(staging, paths.staging, keep)
+        for parent in {paths.pins: None, pins: None}:
+            gone += _swept(parent, parent, keep)
     return gone
+
+
+def _swept(folder: Path, name: Path, keep: Collection[str]) -> list[str]:
+    """Remove all in a folder but for the entries `keep`; gives what went, by the `name` of the folder that people know."""
+    entries = list(os.scandir(folder)) if folder.is_dir() else []
+    return [str(name / entry.name) for entry in entries if entry.name not in keep and _remove(Path(entry.path))]
 
 
 def _remove(path: Path) -> bool:

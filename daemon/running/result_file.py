@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from daemon.contract.jobs.messages import CONTRACT_VERSION, StageContext, StageResult
+from daemon.contract.own_folders import is_still
 
 RESULT_LIMIT = 64 << 20
 """Bytes of the largest result file that is read: ten thousand files take one or two MiB."""
@@ -52,6 +53,8 @@ def _untrue(context: StageContext, result: StageResult) -> str:
     if result.attempt not in ("", context.attempt_id):
         return f"its result file belongs to {result.attempt}"
     staging = Path(context.staging)
+    if not is_still(staging, context.staging_inode):
+        return f"its folder {staging} was replaced by another one, or by a link, while it ran"
     for entry in result.files:
         pure = PurePosixPath(entry.path)
         if pure.is_absolute() or ".." in pure.parts:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of, stage_names
+from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
 from daemon.publishing.lending import take_back
@@ -101,7 +102,8 @@ class Resumption:
         """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
         if job.id in self._ready:
             return job
-        take_back(self._staging / job.id)  # a publication that a full disk cut off may not have been able to
+        with contextlib.suppress(FileNotFoundError), own(self._staging.parent.parent, self._staging / job.id) as staging:
+            take_back(staging)  # a publication that a full disk cut off may not have been able to
         job = self._adopt(job)
         stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
@@ -178,14 +180,15 @@ class Resumption:
             if name not in left and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
-                except OSError as error:
+                except (OSError, CkptdError) as error:
                     log.warning(
                         "an output could not be kept for later jobs", event_id=Event.KEPT_FAILED, job=job.id, stage=name, why=str(error)
                     )
-                    refused = from_oserror(error, f"keep the output of {name}", str(stage.folder)).fault
+                    known = error if isinstance(error, CkptdError) else from_oserror(error, f"keep the output of {name}", str(stage.folder))
+                    refused = known.fault
         try:
             self.trim(budget)
-        except OSError as error:
+        except (OSError, CkptdError) as error:
             log.warning(
                 "kept outputs could not be trimmed; it is tried again after the next export",
                 event_id=Event.KEPT_FAILED,

@@ -449,8 +449,9 @@ class Runner:
         """Clear away what an ended job leaves; False where that is to be tried again in a later round, which keeps no other job waiting."""
         try:
             done = tidy_job(job, self.journal, self.paths)
-        except OSError as error:
-            fault = from_oserror(error, "remove what the export no longer needs", str(job.pin)).fault
+        except (OSError, CkptdError) as error:
+            operation = "remove what the export no longer needs"
+            fault = error.fault if isinstance(error, CkptdError) else from_oserror(error, operation, str(job.pin)).fault
             if self._stays.get(job.id) != fault.code:
                 log.warning(fault.sentence(), event_id=Event.EXPORT_FAULT, job=job.id, code=fault.code)
             self._stays[job.id] = fault.code

@@ -74,6 +74,7 @@ def test_a_job_of_a_run_that_another_ckptd_publishes_ends_before_hours_of_work(d
     job = second.take("run", 4, root=ROOT)
     assert refuse_early(job, second.journal, second.paths, second.settings)
     assert second.row(job.id).state == "failed" and "another ckptd" in str(second.row(job.id).reason)
+    assert {stage.state for stage in second.journal.stages.of(job.id).values()} == {"skipped"}
     mine = first.take("run", 4, root=ROOT)
     assert not refuse_early(mine, first.journal, first.paths, first.settings)
     assert first.row(mine.id).state == "running"

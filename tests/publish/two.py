@@ -55,6 +55,7 @@ class Daemon:
             folder = self.paths.staging / job.id / f"{name}.1"
             folder.mkdir(parents=True, exist_ok=True)
             if name in (*VARIANTS, "report"):
+                (folder / "file").unlink(missing_ok=True)  # as a publication may have left it, a link to an export
                 (folder / "file").write_text(f"{name} of {job.id}")
             variant = {"merged": "pytorch"}.get(name, name.removeprefix("check-"))
             checks = (ArtifactCheck(variant=variant, verdict=Verdict.PASSED),) if name == "merged" or name.startswith("check-") else ()

@@ -251,6 +251,8 @@ class StageContext(Frozen):
     staging: str
     """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`daemon.contract.jobs.plan`), which
     finds there what interrupted attempts with the same inputs and versions left, and decides itself what of it is whole."""
+    staging_inode: int = 0
+    """Of that folder, as the daemon made it; 0 where it was not told."""
     result: str
     """Where the result file goes."""
     temporary: str

@@ -188,6 +188,8 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
     limit = -1 if scene.deep else LATEST
     for row in connection.execute(f"SELECT * FROM job WHERE state IN {_REPORTED} ORDER BY ended DESC LIMIT ?", (limit,)).fetchall():
         job = job_of(row)
+        if job.state == "failed" and job.reason is not None:  # it was not published, whatever its checks say
+            continue
         rows = [stage_of(one) for one in connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (job.id,))]
         facts = JobFacts(
             export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=job.work,
