@@ -17,7 +17,6 @@ import secrets
 from pathlib import Path
 
 import structlog
-from pydantic import Field, ValidationError
 
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Retryable
@@ -32,42 +31,19 @@ from daemon.contract.files import (
     remove_tree,
     rename_new,
     walk,
-    write_atomic,
 )
 from daemon.contract.placing import copy_access, duplicate
-from daemon.contract.values import Frozen
 from daemon.publishing.beneath import Held, Spot, held_below
-from daemon.publishing.ours import Looked, Mark, retire, set_aside
+from daemon.publishing.ours import Looked, retire, set_aside
+from daemon.publishing.swap_record import GONE, NEW, OLD, RECORD, SwapRecord, inode_of, read_record, record_of, write_record
 
 log = structlog.get_logger("publish")
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
-NEW, OLD = ".ckptd-new", ".ckptd-old"
-"""Endings of the hidden names beside a target: what comes, and what goes. Before them are random letters, so that nobody else has them."""
-GONE = ".ckptd-gone"
-"""Ending of the hidden name of what is being removed where staging is on another file system."""
-RECORD = ".swap"
 _REMOVED = re.compile(r"removed-([0-9]+)-[0-9a-f]+")
 """Names of the folders, in that of all staged ones, with what a process is removing."""
 _SOMETHING_ELSE = "what lay at the export's place was another thing by the time that it was to be replaced; it was put back"
-
-
-class _Record(Frozen):
-    """What a start must know of a swap."""
-
-    target: str
-    top: str
-    new: int = 0
-    """Inode of the folder that comes; 0 while it is copied."""
-    old: int = 0
-    """Inode of what goes; 0 where there was nothing."""
-    known: dict[str, Mark] = Field(default_factory=dict)
-    """What of that is ours."""
-    copy_name: str = ""
-    """Hidden name of a copy beside the target; "": the staged folder itself comes."""
-    away: str = ""
-    """Hidden name of what goes, where two renames are needed; "": it goes where the other one comes from."""
 
 
 def remove_any(path: Path) -> None:
@@ -84,7 +60,7 @@ def swap(staged: Path, target: Spot, top: Path, looked: Looked | None = None) ->
     `looked`: what of ours is there, None for nothing or an empty folder. Where staging and target are on different file systems, a copy
     beside the target takes its place.
     """
-    told = _Record(
+    told = SwapRecord(
         target=str(target.path), top=str(top), new=os.lstat(staged).st_ino, old=looked.inode if looked else 0,
         known=dict(looked.known or {}) if looked else {},
     )  # fmt: skip
@@ -95,7 +71,7 @@ def swap(staged: Path, target: Spot, top: Path, looked: Looked | None = None) ->
             raise
         copy, told = _bring_beside(staged, target, told)
         _replace(copy, target, staged, told)
-    _record(staged).unlink(missing_ok=True)
+    record_of(staged).unlink(missing_ok=True)
     remove_any(staged)
 
 
@@ -107,22 +83,22 @@ def leave(place: Spot, top: Path, looked: Looked, staging: Path) -> bool:
     folder = staging / f"removed-{os.getpid()}-{secrets.token_hex(6)}"
     make_folders(folder)
     gone = folder / "export"
-    told = _Record(target=str(place.path), top=str(top), old=looked.inode, known=dict(looked.known or {}))
+    told = SwapRecord(target=str(place.path), top=str(top), old=looked.inode, known=dict(looked.known or {}))
     failpoints.point("retention.before-rename")
-    _write_record(gone, told)
+    write_record(gone, told)
     try:
         os.rename(place.at, gone)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         hidden = place.hidden(f".{secrets.token_hex(4)}{GONE}")
-        _write_record(gone, told.model_copy(update={"away": hidden.at.name}))
+        write_record(gone, told.model_copy(update={"away": hidden.at.name}))
         os.rename(place.at, hidden.at)
         gone = hidden.at
     failpoints.point("retention.renamed")
     fsync_directory(place.at.parent)
     failpoints.point("retention.durable")
-    mine = _inode(gone) == looked.inode
+    mine = inode_of(gone) == looked.inode
     if mine:
         retire(gone, told.known, place)
     else:
@@ -141,7 +117,7 @@ def complete_removals(staging: Path) -> None:
             remove_tree(folder)
 
 
-def _replace(folder: Path, target: Spot, staged: Path, told: _Record) -> None:
+def _replace(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> None:
     try:
         os.rename(folder, target.at)
         old = None
@@ -160,9 +136,9 @@ def _replace(folder: Path, target: Spot, staged: Path, told: _Record) -> None:
         failpoints.point("publish.old-removed")
 
 
-def _exchange(folder: Path, target: Spot, staged: Path, told: _Record) -> Path:
+def _exchange(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> Path:
     """Swap the two; returns the path of the old one."""
-    _write_record(staged, told)
+    write_record(staged, told)
     failpoints.point("publish.swap-recorded")
     try:
         exchange(folder, target.at)
@@ -177,21 +153,21 @@ def _exchange(folder: Path, target: Spot, staged: Path, told: _Record) -> Path:
             error=error.strerror,
         )
         return _rename_twice(folder, target, staged, told)
-    if _inode(folder) != told.old:
+    if inode_of(folder) != told.old:
         _put_back(folder, target, told)
-        _record(staged).unlink()
+        record_of(staged).unlink()
         raise _something_else(target)
     return folder
 
 
-def _rename_twice(folder: Path, target: Spot, staged: Path, told: _Record) -> Path:
+def _rename_twice(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> Path:
     """As `_exchange`, without the system's help."""
     old = target.hidden(f".{secrets.token_hex(4)}{OLD}")
-    _write_record(staged, told.model_copy(update={"away": old.at.name}))
+    write_record(staged, told.model_copy(update={"away": old.at.name}))
     os.rename(target.at, old.at)
     failpoints.point("publish.moved-away")
     try:
-        if _inode(old.at) != told.old:
+        if inode_of(old.at) != told.old:
             raise FileExistsError
         os.rename(folder, target.at)
     except OSError as error:
@@ -202,10 +178,10 @@ def _rename_twice(folder: Path, target: Spot, staged: Path, told: _Record) -> Pa
     return old.at
 
 
-def _put_back(folder: Path, target: Spot, told: _Record) -> None:
+def _put_back(folder: Path, target: Spot, told: SwapRecord) -> None:
     """Give what was taken from the target by mistake its place again; what came there meanwhile is set aside."""
     exchange(folder, target.at)
-    if _inode(folder) != told.new:
+    if inode_of(folder) != told.new:
         set_aside(folder, target, _SOMETHING_ELSE)
     for parent in {target.at.parent, folder.parent}:
         fsync_directory(parent)
@@ -227,34 +203,10 @@ def _something_else(target: Spot) -> Retryable:
     )  # fmt: skip
 
 
-def _inode(path: Path) -> int:
-    """0 for nothing."""
-    try:
-        return os.lstat(path).st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def _record(staged: Path) -> Path:
-    return staged.with_name(staged.name + RECORD)
-
-
-def _write_record(staged: Path, told: _Record) -> None:
-    write_atomic(_record(staged), told.model_dump_json())
-
-
 def complete_swap(staged: Path) -> None:
     """Complete or undo a swap that a crash interrupted; does nothing if there is no record of one. Raises OSError."""
-    record = _record(staged)
-    try:
-        told = _Record.model_validate_json(record.read_bytes())
-    except FileNotFoundError:
-        return
-    except ValidationError:
-        log.warning(
-            "a record of a publication can't be read", event_id=Event.PUBLISH_REPAIRED, path=str(record), why="it is another version's"
-        )
-        record.unlink()
+    told = read_record(staged)
+    if told is None:
         return
     target, top = Path(told.target), Path(told.top)
     try:
@@ -267,18 +219,18 @@ def complete_swap(staged: Path) -> None:
             path=str(target),
             why=str(error),
         )
-        if not told.copy_name and _inode(staged) not in (0, told.new):
+        if not told.copy_name and inode_of(staged) not in (0, told.new):
             retire(staged, told.known, Spot(top / target.name, top / target.name))
-    record.unlink(missing_ok=True)
+    record_of(staged).unlink(missing_ok=True)
 
 
-def _complete(around: Held, target: Spot, staged: Path, told: _Record) -> None:
+def _complete(around: Held, target: Spot, staged: Path, told: SwapRecord) -> None:
     coming = around.at / told.copy_name if told.copy_name else staged
-    if told.away and _inode(around.at / told.away):
+    if told.away and inode_of(around.at / told.away):
         _complete_renames(Spot(around.path / told.away, around.at / told.away), target, told)
-    there = _inode(coming)
+    there = inode_of(coming)
     if there and there not in (told.new, told.old) and told.new:
-        if _inode(target.at) == told.new:
+        if inode_of(target.at) == told.new:
             _put_back(coming, target, told)
         else:
             set_aside(coming, target, _SOMETHING_ELSE)
@@ -290,8 +242,8 @@ def _complete(around: Held, target: Spot, staged: Path, told: _Record) -> None:
     failpoints.point("publish.swap-completed")
 
 
-def _complete_renames(old: Spot, target: Spot, told: _Record) -> None:
-    if _inode(old.at) == told.old and told.new in (0, _inode(target.at)):
+def _complete_renames(old: Spot, target: Spot, told: SwapRecord) -> None:
+    if inode_of(old.at) == told.old and told.new in (0, inode_of(target.at)):
         retire(old.at, told.known, target)
         return
     _return(old, target)
@@ -304,11 +256,11 @@ def complete_swaps(staging: Path) -> None:
         complete_swap(record.with_name(record.name.removesuffix(RECORD)))
 
 
-def _bring_beside(folder: Path, target: Spot, told: _Record) -> tuple[Path, _Record]:
+def _bring_beside(folder: Path, target: Spot, told: SwapRecord) -> tuple[Path, SwapRecord]:
     """Copy a staged folder to a hidden name beside a target on another file system, durable; gives the copy."""
     copy = target.hidden(f".{secrets.token_hex(4)}{NEW}").at
     told = told.model_copy(update={"copy_name": copy.name, "new": 0})
-    _write_record(folder, told)
+    write_record(folder, told)
     copy.mkdir()
     log.warning(
         "staging and target are on different file systems; the export is copied", event_id=Event.PUBLISH_COPIED, path=str(target.path)
@@ -325,4 +277,4 @@ def _bring_beside(folder: Path, target: Spot, told: _Record) -> tuple[Path, _Rec
             remove_tree(copy)
         raise
     failpoints.point("publish.copied")
-    return copy, told.model_copy(update={"new": _inode(copy)})
+    return copy, told.model_copy(update={"new": inode_of(copy)})

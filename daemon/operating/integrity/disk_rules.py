@@ -20,7 +20,7 @@ from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import is_export, same_files
-from daemon.publishing.swap import GONE, NEW, OLD
+from daemon.publishing.swap_record import GONE, NEW, OLD
 from daemon.publishing.verification import verify
 
 LINKS = ("latest", "best")
