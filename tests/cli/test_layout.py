@@ -230,3 +230,11 @@ def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: P
     rejections = said[said.index("the base is gone") + 1 :]
     assert rejections[:2] == ["onnx, onnx-int8: agreement 0.2 < 0.9", "onnx-int4: no reference"]
     assert str(tmp_path / "ckptd.log") in "".join(rejections[2:])
+
+
+def test_an_export_that_could_not_be_published_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "another ckptd publishes the run there. Fix: give it another output; then run `ckptd retry` on the job."
+    ended = job(state="failed", error=why, stages=(stage("merge", "succeeded"),))
+    ExportView(inspect(tmp_path), tmp_path / "ckptd.log", quiet=False).finish(ended, None)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "another ckptd publishes the run there" in said and said.count("then run the same command again.") == 1

@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -141,6 +144,32 @@ def test_an_export_that_is_replaced_by_another_one_at_the_last_moment_gets_its_p
     assert first.end(again).state == "succeeded"
     (aside,) = job.target.parent.glob("step-2.before-ckptd-*")
     assert (aside / "pytorch" / "file").read_text() == "of somebody"
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from tests.publish.two import Daemon
+
+home, name, start = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+one = Daemon(home / name, home / "out")
+jobs = [one.take("run", step, root="/runs") for step in range(6)]
+for job in jobs:
+    one.make(job)
+time.sleep(max(0.0, start - time.time()))
+print([one.end(job).state for job in jobs])
+one.journal.close()
+"""
+
+
+def test_of_processes_that_publish_a_run_for_the_first_time_at_the_same_moment_one_has_it(tmp_path: Path) -> None:
+    start = str(time.time() + 4)
+    words = [[sys.executable, "-c", RACE, str(tmp_path), name, start] for name in ("a", "b", "c")]
+    running = [subprocess.Popen(one, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) for one in words]
+    said = [one.communicate(timeout=120)[0].splitlines()[-1] for one in running]
+    assert sorted(said) == [str(["failed"] * 6), str(["failed"] * 6), str(["succeeded"] * 6)]
+    ids = {str(at(tmp_path / "out" / "run" / f"step-{step}"))[:2] for step in range(6)}
+    assert len(ids) == 1 and ids <= {"a-", "b-", "c-"}
 
 
 def test_who_was_refused_goes_on_after_the_record_was_removed(daemons: Callable[..., Daemon]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.output_owners import RECORD
 from daemon.contract.files import sha256_file
 from tests.runner.conftest import artifacts
 from tests.service import Service, listing, stray_handlers
@@ -48,7 +49,7 @@ def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
         row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and row != "MANIFEST.json"
     }
     assert (target.parent / "latest").resolve() == target
-    assert sorted(path.name for path in target.parent.iterdir()) == ["latest", target.name]
+    assert sorted(path.name for path in target.parent.iterdir() if not path.name.startswith(RECORD)) == ["latest", target.name]
     assert listing(service.state / "pins") == []
     assert [row for row in listing(service.exports / ".staging") if "/" in row] == []
     assert stray_handlers(service.folder) == []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from daemon.toolchains.overview import ToolchainHere
 
 
-_RETRY = re.compile(r"run `?ckptd retry(?: JOB)?`?(?: with the export's id)?")
+_RETRY = re.compile(r"run `?ckptd retry(?: JOB)?`?(?: with the export's id| on the job)?")
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 
@@ -136,7 +136,10 @@ class ExportView:
             return
         if report:
             terminal().print(artifact_table(report))
-        for error in dict.fromkeys(stage.error for stage in job.stages if stage.error and stage.state == "failed"):
+        errors = [stage.error for stage in job.stages if stage.error and stage.state == "failed"]
+        if not errors and report is None and job.state == "failed" and job.error:
+            errors = [job.error]  # it was made, and could not be published
+        for error in dict.fromkeys(errors):
             put(self._console, f"[red]{escape(self.advice(error))}[/red]")
         for line in (*_rejections(report), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
