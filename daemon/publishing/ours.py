@@ -108,7 +108,9 @@ def mark_of(status: os.stat_result) -> Mark:
 
 def remember(records: Path, target: Path, at: Path) -> None:
     """Note what lies at `at`, which has just been published as `target`; durable. Raises OSError."""
-    make_folders(records)
+    if not records.is_dir():
+        make_folders(records)
+        records.chmod(0o700)
     write_atomic(_record(records, target), _Remembered(target=str(target), files=marks_below(at)).model_dump_json(), mode=0o600)
 
 

@@ -39,12 +39,14 @@ def _folder(path: Path) -> None:
     (path / "empty").mkdir()
 
 
-def _manifest(path: Path, change: Callable[[dict[str, Any], Path], object]) -> None:
-    """A folder with a true manifest of its one file of ours, but for a change."""
+def _manifest(path: Path, change: Callable[[dict[str, Any], Path], object], *, true: bool = False) -> None:
+    """A folder with a true manifest of its one file of ours, but for a change. `true`: it stays so, and is ours, as is what it names."""
     _folder(path)
     (path / "model").write_text("model")
     entry = {"path": "model", "size": 5, "sha256": sha256_file(path / "model")}
     value: dict[str, Any] = {"manifest_version": 1, "export_id": "x", "status": "succeeded", "files": [entry]}
+    if not true:
+        value["note"] = PRECIOUS
     change(value, path)
     (path / MANIFEST).write_text(json.dumps(value))
 
@@ -64,13 +66,13 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
     "an empty folder": lambda path, victim: path.mkdir(),
     "a folder": lambda path, victim: _folder(path),
     "a manifest of nothing": lambda path, victim: _manifest(path, lambda value, _: value.update(files=[])),
-    "a manifest and more": lambda path, victim: _manifest(path, lambda value, _: None),
+    "a manifest and more": lambda path, victim: _manifest(path, lambda value, _: None, true=True),
     "a manifest of another size": lambda path, victim: _manifest(path, lambda value, _: value["files"][0].update(size=6)),
     "a manifest of other bytes": lambda path, victim: _manifest(path, lambda value, _: value["files"][0].update(sha256="0" * 64)),
     "a manifest of a changed file": lambda path, victim: _manifest(path, lambda value, at: _spoil(at)),
     "a manifest of a file outside": lambda path, victim: _manifest(path, lambda value, _: value["files"][0].update(path="../x")),
     "a newer manifest": lambda path, victim: _manifest(path, lambda value, _: value.update(manifest_version=99)),
-    "a manifest of links": lambda path, victim: _manifest(path, lambda value, at: (at / "link").symlink_to(victim)),
+    "a manifest of links": lambda path, victim: _manifest(path, lambda value, at: (at / "link").symlink_to(victim), true=True),
     "a manifest that is a link": lambda path, victim: (_folder(path), (path / MANIFEST).symlink_to(victim / MANIFEST)),
 }
 
