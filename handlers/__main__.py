@@ -33,6 +33,7 @@ from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome
 from daemon.contract.jobs.options import Work
 from daemon.contract.own_folders import is_still, not_ours
 from handlers.child import process, warm
+from handlers.child.outside import Outside
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
 EXIT_BAD_JOB = 65
@@ -57,9 +58,12 @@ def _bounded_traceback() -> str:
     return traceback.format_exc()[-TRACEBACK_LIMIT:]
 
 
-def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
-    """The outcome that an exception stands for. Unknown exceptions are retryable: the attempt limit bounds them."""
+def _failed(error: BaseException, stage: str, staging: str, outside: Outside | None = None) -> StageResult:
+    """The outcome that an exception stands for. Unknown exceptions are retryable: the attempt limit bounds them. `outside`: what the
+    stage reads and does not own; what of it is away is the reason, whatever the exception says."""
     operation = f"run the stage {stage}"
+    if outside is not None and not _is_full(error) and (fault := outside.fault(error)) is not None:
+        return StageResult(outcome=Outcome.RETRYABLE, fault=fault.model_copy(update={"details": _bounded_traceback()}))
     if isinstance(error, OSError) and error.errno is not None:
         error = from_oserror(error, operation, staging)
     if isinstance(error, CkptdError):
@@ -82,6 +86,11 @@ def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
         details=_bounded_traceback(),
     )
     return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether it is a full disk, which is waited for in another way."""
+    return isinstance(error, OSError) and error.errno in FULL_DISK
 
 
 class BadJob(Exception):
@@ -145,8 +154,7 @@ def _exists(entry: str) -> bool:
         return False
 
 
-def _work(context: StageContext, reporter: Reporter) -> StageResult:
-    process.prepare(context)
+def _work(context: StageContext, reporter: Reporter, outside: Outside) -> StageResult:
     with process.importing():
         run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
@@ -155,6 +163,8 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     if not isinstance(output, StageOutput):  # another package's code
         raise TypeError(f"{context.entry} returned {type(output).__name__} instead of a StageOutput")
     failpoints.point(f"child.{context.stage}.ran")
+    if (fault := outside.doubts(output)) is not None:
+        return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
     reporter.progress(1.0, "sealing files")
     if odd := odd_below(Path(context.staging)):
         raise _bad_output(context, f"it left {odd[0]!a}, which is neither a file nor a folder and can't be published")
@@ -193,15 +203,19 @@ def _bad_output(context: StageContext, cause: str) -> Permanent:
 
 def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> StageResult:
     """Run the stage; whatever comes of it is a result."""
+    outside: Outside | None = None
     try:
-        return process.with_room(lambda: _work(context, reporter))
+        process.prepare(context)
+        outside = Outside(context)
+        known = outside
+        return process.with_room(lambda: _work(context, reporter, known))
     except Interrupted:
         return StageResult(outcome=Outcome.INTERRUPTED)
     except Exception as error:
         with contextlib.suppress(OSError):  # the log may lie on the disk that is full
             traceback.print_exc()
         # What fails after it was told to stop may fail because its own processes were told too.
-        return StageResult(outcome=Outcome.INTERRUPTED) if stop.asked else _failed(error, context.stage, context.staging)
+        return StageResult(outcome=Outcome.INTERRUPTED) if stop.asked else _failed(error, context.stage, context.staging, outside)
 
 
 def _write(context: StageContext, result: StageResult) -> int:

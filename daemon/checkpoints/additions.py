@@ -23,6 +23,8 @@ from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.names import ADAPTERS, step_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
+from daemon.contract import away
+from daemon.contract.answers import ask
 from daemon.contract.errors import Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory
@@ -30,6 +32,8 @@ from daemon.contract.jobs.messages import ADDITIONS, Addition
 
 _OPERATION = "merge an adapter beside the checkpoint's own"
 FULL = "full"
+ANSWER_SECONDS = 2.0
+"""For a look at an addition, whose file system may not answer: the watcher has others to look at."""
 SPOT = 4096
 SPOTS = 256
 """Bytes of a look into a weight file, and looks: 1 MiB. What differs in a twentieth of a file is overlooked once in 500,000 times."""
@@ -53,10 +57,14 @@ class Settling:
 
     _seen: dict[Path, tuple[Fingerprint | None, float]] = field(default_factory=dict)
     """Addition → the state in which it was seen last, None where it can't be read, and since when, by the monotonic clock."""
+    _away: dict[Path, float] = field(default_factory=dict)
+    """Addition that is missing or unreadable → since when."""
 
-    def check(self, wanted: Sequence[AddedAdapter]) -> None:
-        """Raise Retryable where one may still be written."""
+    def check(self, wanted: Sequence[AddedAdapter], patience: float = 0.0) -> None:
+        """Raise Retryable where one may still be written, or is away for less than `patience` seconds."""
         for one in wanted:
+            if patience:
+                self._wait_for(one.path, patience)
             (state, old), now = _state(one.path), time.monotonic()
             if one.path not in self._seen or self._seen[one.path][0] != state:
                 self._seen[one.path] = (state, now)
@@ -66,9 +74,40 @@ class Settling:
                     f"nothing; the export starts when that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
                 )  # fmt: skip
 
+    def _wait_for(self, path: Path, patience: float) -> None:
+        """Raise Retryable where an addition is missing or unreadable, for less than `patience` seconds."""
+        problem = _problem(path)
+        if problem is None:
+            self._away.pop(path, None)
+        elif time.monotonic() - self._away.setdefault(path, time.monotonic()) < patience:
+            remedy = f"{away.REMEDY} (limits.away_hours; the checkpoint is taken then, so keep it; or correct the path in merge.add)"
+            raise Retryable(FaultCode.SOURCE_AWAY, _OPERATION, away.cause_of(problem), remedy, path=problem.filename or path)
+
+
+def _problem(path: Path) -> OSError | None:
+    """Why an addition, or a file that an adapter has, is away; None where what is there can be read."""
+    try:
+        return ask(f"problem of {path}", lambda: _problem_of(path), ANSWER_SECONDS)
+    except TimeoutError as error:
+        return error
+
+
+def _problem_of(path: Path) -> OSError | None:
+    names = [name for name in ("adapter_config.json", *ADAPTERS) if os.path.lexists(path / name)]
+    return next(filter(None, map(away.problem_of, [path, *(path / name for name in names)])), None)
+
 
 def _state(path: Path) -> tuple[Fingerprint | None, bool]:
     """The state of an addition, and whether it is a whole adapter that was written long ago."""
+    try:
+        return ask(f"addition {path}", lambda: _state_now(path), ANSWER_SECONDS)
+    except TimeoutError:
+        return None, False
+
+
+def _state_now(path: Path) -> tuple[Fingerprint | None, bool]:
+    if _problem_of(path) is not None:
+        return None, False
     try:
         seen, newest = fingerprint(path), path.stat().st_mtime
         whole = inspect(path).complete

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from daemon.checkpoints.completeness import read_json
+from daemon.contract import away
 from daemon.contract.advice import MOST_OF_NAME, quoted
 from daemon.contract.errors import Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -184,12 +186,14 @@ def _measure_shards(folder: Path) -> ModelSize:
 
 
 class Bases:
-    """Finds bases and remembers their sizes: ten checkpoints of a run have one base."""
+    """Finds bases and remembers their sizes: ten checkpoints of a run have one base. May be used by several threads."""
 
     def __init__(self, search: Sequence[Path], mapped: Mapping[str, Path]) -> None:
         self._search = search
         self._mapped = mapped
         self._sizes: dict[Path, ModelSize] = {}
+        self._writing = threading.Lock()
+        """Held for a moment, never while a file system is asked."""
 
     def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
         """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used.
@@ -208,21 +212,23 @@ class Bases:
             ours = from_oserror(error, "read the base model")
             if isinstance(ours, Retryable):
                 raise ours from error
-            return None, ours.fault
+            return None, away.fault_of(error.filename or name, error, "read the base model") if away.is_away(error) else ours.fault
         return folder, None
 
     def size(self, folder: Path) -> ModelSize:
         """Size of the model in `folder`; nothing for one that can't be read, which only the report is left to run for."""
-        if folder not in self._sizes:
-            try:
-                self._remember(folder)
-            except Permanent:
-                return ModelSize(0, 0)
-        return self._sizes[folder]
+        known = self._sizes.get(folder)
+        try:
+            return known or self._remember(folder)
+        except Permanent:
+            return ModelSize(0, 0)
 
-    def _remember(self, folder: Path) -> None:
+    def _remember(self, folder: Path) -> ModelSize:
         """A full fine-tune is its own base, so the table would grow with every job."""
-        self._sizes.pop(folder, None)
-        while len(self._sizes) >= REMEMBERED:
-            del self._sizes[next(iter(self._sizes))]
-        self._sizes[folder] = measure(folder)
+        size = measure(folder)
+        with self._writing:
+            self._sizes.pop(folder, None)
+            while len(self._sizes) >= REMEMBERED:
+                del self._sizes[next(iter(self._sizes))]
+            self._sizes[folder] = size
+        return size

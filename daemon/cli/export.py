@@ -45,6 +45,7 @@ from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
 from daemon.publishing.closing import REJECTED, clear_staging
+from daemon.running.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
 from daemon.system.lock import holder
 from daemon.system.private import private_files
@@ -130,7 +131,7 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
     with private_files():
         logs.set_up(settings.log, paths.log, stderr=False)
     try:
-        with engine(settings, state, work_of=lambda now, job: now.work) as parts:
+        with engine(settings, state, work_of=lambda now, job: now.work, at_once=True) as parts:
             yield parts
     except UsageError as error:
         if error.fault.code != FaultCode.ALREADY_RUNNING:
@@ -288,11 +289,16 @@ def _try_again(journal: Journal, job: str) -> None:
             journal.stages.reopen(job, name)
 
 
-def _needs_help(waiting: Waiting, stages: dict[str, StageRow]) -> bool:
-    """Whether the export waits for what does not pass by itself: at once where that is certain, else after some patience."""
+def _needs_help(waiting: Waiting, stages: dict[str, StageRow], *, begun: bool) -> bool:
+    """Whether the export waits for what does not pass by itself: at once where that is certain, else after some patience.
+
+    `begun`: this command has started a stage. What is away before is an error; what goes away later may come back.
+    """
     code, now = waiting.fault.code, time.time()
-    if code in LACKING:
+    if code in LACKING or (code in FOR_SOURCES and not begun):
         return True
+    if code in FOR_SOURCES:
+        return time.monotonic() - waiting.since > PATIENCE_SECONDS
     tried_again = code in PASSING or any(row.state == "waiting" and not row.due(now) for row in stages.values())
     return not tried_again and time.monotonic() - waiting.since > PATIENCE_SECONDS
 
@@ -304,7 +310,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         signal.signal(number, lambda *_: stop.set())
     thread = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
     thread.start()
-    lacking, live, began = None, ExportLive(parts.paths.live), now()
+    lacking, live, began, begun = None, ExportLive(parts.paths.live), now(), False
     try:
         while not stop.is_set():
             parts.attention.wait(0.2)
@@ -317,7 +323,8 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             view.show(stages, parts.runner.children.of(job), waiting.fault if waiting is not None and lasts else None)
             if row is None or row.state in ENDED_JOB:
                 break
-            if waiting is not None and _needs_help(waiting, stages):
+            begun = begun or bool(parts.runner.children.running)
+            if waiting is not None and _needs_help(waiting, stages, begun=begun):
                 lacking = waiting.fault
                 break
             if thread.given_up is not None:

@@ -67,6 +67,11 @@ class StatePaths:
         return self.state / "live.json"
 
     @property
+    def away(self) -> Path:
+        """What exports wait for because it is away, and since when."""
+        return self.state / "away.json"
+
+    @property
     def log(self) -> Path:
         """The JSON-lines log."""
         return self.state / "ckptd.log"

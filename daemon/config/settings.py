@@ -233,6 +233,7 @@ class LimitSettings(Section):
     attempts: int = Field(default=3, ge=1, le=100)
     crashes: int = Field(default=5, ge=1, le=1_000_000)
     retry_seconds: float = Field(default=10.0, ge=0)
+    away_hours: float = Field(default=24.0, ge=0)
     device: Literal["cpu", "cuda"] = "cpu"
 
     @property
@@ -278,7 +279,9 @@ class NotifySettings(Section):
 
     urls: tuple[SecretUrl, ...] = ()
     urls_file: OptionalPath = None
-    on: tuple[Literal["succeeded", "partial", "failed", "disk_low"], ...] = ("succeeded", "partial", "failed", "disk_low")
+    on: tuple[Literal["succeeded", "partial", "failed", "waiting", "disk_low"], ...] = (
+        "succeeded", "partial", "failed", "waiting", "disk_low",
+    )  # fmt: skip
     _of_file: tuple[SecretUrl, ...] = PrivateAttr(default=())
 
     @property

@@ -164,15 +164,20 @@ def stamp(value: str) -> list[list[str | int]]:
 
 
 def _stamp(value: str) -> list[list[str | int]]:
-    rows: list[list[str | int]] = []
     try:
-        files = DataPlace.of(value).files()
-        small = sum(file.size for file in files) <= BY_CONTENT
-        for file in files:
-            row: list[str | int] = [os.fsencode("/".join(file.parts)).decode("utf-8", "backslashreplace"), file.size]
-            rows.append([*row, _digest(file) if small else file.modified])
+        return stamp_now(value)
     except (OSError, ValueError) as error:
         return [["", type(error).__name__]]
+
+
+def stamp_now(value: str) -> list[list[str | int]]:
+    """The same in the caller's own thread, which waits as long as the file system does. Raises OSError, ValueError."""
+    rows: list[list[str | int]] = []
+    files = DataPlace.of(value).files()
+    small = sum(file.size for file in files) <= BY_CONTENT
+    for file in files:
+        row: list[str | int] = [os.fsencode("/".join(file.parts)).decode("utf-8", "backslashreplace"), file.size]
+        rows.append([*row, _digest(file) if small else file.modified])
     return rows
 
 

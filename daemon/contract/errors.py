@@ -146,10 +146,16 @@ DISK_RETRY_SECONDS = 60.0
 """How long an attempt waits after a full disk, or one that can only be read: a user must free space."""
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+TRANSIENT = frozenset({
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+})  # fmt: skip
+"""What passes: exhausted handles, and a server or a disk that does not give a file now."""
 
 
 def from_oserror(error: OSError, operation: str, where: str | None = None) -> CkptdError:
-    """An operating system error as one of our errors: a full or read-only disk and exhausted handles are retryable, the rest is permanent.
+    """An operating system error as one of our errors: a full or read-only disk and exhausted handles are retryable, as is a file system
+    that does not answer; the rest is permanent. What an export reads from outside, and may come back, `daemon.contract.away` tells apart.
 
     `where`: the path to name when the error itself names none, as a failed write does.
     """
@@ -165,7 +171,7 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
             "free space on that file system, or set output.directory or state.directory, whichever lies there, to a larger one",
             path=path,
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):
+    if error.errno in TRANSIENT or (error.errno is None and isinstance(error, TimeoutError)):
         return Retryable(FaultCode.SYSTEM_RESOURCES, operation, cause, "check the system's limits and its kernel log", path=path)
     if error.errno == errno.EROFS:
         remedy = "look for disk errors in the kernel's log, and mount the disk for writing again"

@@ -139,6 +139,8 @@ class Event(StrEnum):
     """The first stage of an export may start."""
     EXPORT_WAITING = "export.waiting"
     """An export waits; the message has the reason."""
+    SOURCE_BACK = "source.back"
+    """What exports waited for is there again: a base, texts, an output's mount."""
     EXPORT_FAULT = "export.fault"
     """An export can't continue, or one of its stages can't run on this machine."""
     EXPORT_UNFORESEEN = "export.unforeseen"

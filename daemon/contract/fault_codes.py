@@ -322,8 +322,9 @@ class FaultCode(StrEnum):
     BASE_NOT_FOUND = "base-not-found"
     """No folder with the base model's config.json and weights was found.
 
-    To do: Set `base.map` for the name that the message gives, or add the folder that contains the model to `base.search`, then run `ckptd
-    reload` and `ckptd retry JOB`; for `ckptd export`, give `--base`.
+    To do: Set `base.map` for the name that the message gives, or add the folder that contains the model to `base.search`, and run `ckptd
+    reload`, or put the model there: the export waits for it (`limits.away_hours`) and then continues automatically. For `ckptd export`,
+    give `--base`.
     """
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
     """The checkpoint's files are truncated, missing or contradict each other.
@@ -369,6 +370,12 @@ class FaultCode(StrEnum):
 
     To do: Set the base that was trained with `--base` or `base.map`, or save the model in the trainer with save_pretrained and export that
     folder.
+    """
+    SOURCE_AWAY = "source-away"
+    """Something that an export reads (a base, texts, a toolchain, an adapter to add, the output's mount) is missing or unreadable now.
+
+    To do: Nothing if it comes back by itself; else put it back or make it readable. The export waits for `limits.away_hours` and then
+    continues automatically; after that, run `ckptd retry JOB`.
     """
     STILL_WRITTEN = "still-written"
     """The checkpoint changes while it is read.

@@ -105,6 +105,13 @@ class Jobs:
         rows = self._database.read("SELECT * FROM job WHERE id = ?", job)
         return job_of(rows[0]) if rows else None
 
+    def pending_after(self, mark: int, limit: int) -> tuple[list[str], int]:
+        """Ids of pending jobs that were entered after a mark, at most so many, and the mark of the last of them; 0 is the first mark."""
+        rows = self._database.read(
+            "SELECT rowid AS number, id FROM job WHERE rowid > ? AND state = 'pending' ORDER BY rowid LIMIT ?", mark, limit
+        )
+        return [row["id"] for row in rows], rows[-1]["number"] if rows else mark
+
     def open_ids(self) -> set[str]:
         """Ids of the jobs that are not finished."""
         return {str(row[0]) for row in self._database.read("SELECT id FROM job WHERE state IN ('running', 'pending')")}

@@ -25,7 +25,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
-from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
@@ -98,10 +98,11 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
 @contextmanager
 def engine(
     settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None, *,
-    patient: bool = False,
+    patient: bool = False, at_once: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
     """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
-    `patient`: what can't be recovered now, since the disk is full or does not give a file, is left to the runner's first rounds.
+    `at_once`: as for `Runner`. `patient`: what can't be recovered now, since the disk is full or does not give a file, is left to the
+    runner's first rounds.
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
@@ -115,7 +116,9 @@ def engine(
         try:
             attention = threading.Event()
             full_before = read_live(paths.live).verdict == "full"
-            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of, full_before=full_before)
+            runner = Runner(
+                settings, journal, paths, executor, changed=attention.set, work_of=work_of, at_once=at_once, full_before=full_before
+            )  # fmt: skip
             try:
                 runner.recover()
             except (Retryable, OSError) as error:
@@ -160,6 +163,7 @@ class Daemon:
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
+        self._parts.runner.away.tell = self._tell_away
         self._maintenance.refused = self._refusals.note
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
@@ -193,6 +197,16 @@ class Daemon:
         except CkptdError:
             self._notifier.tell(kind, title, body)
         self._notifier.wake()
+
+    def _tell_away(self, fault: Fault, over: bool) -> None:
+        """Notify that exports wait for something that is away, or that it is back."""
+        notify = self._parts.settings.notify
+        if not notify.urls or "waiting" not in notify.on:
+            return
+        what = fault.path or fault.operation
+        title = f"ckptd: {what} is there again" if over else f"ckptd: exports wait for {what}"
+        body = "The exports that waited for it continue automatically." if over else fault.sentence()
+        self._announce(f"away {what} {now()} {'over' if over else 'begun'}", "waiting", title, body)
 
     def _tell_disk(self, shortage: Shortage, over: bool) -> None:
         """Notify that an episode without room began or is over."""

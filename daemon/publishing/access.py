@@ -17,6 +17,7 @@ from pathlib import Path
 from daemon.checkpoints.inspection import export_files
 from daemon.checkpoints.source_modes import SourceMode, mode_of, read_modes
 from daemon.config.settings import OutputSettings
+from daemon.contract.answers import ask
 from daemon.contract.data_files import DataFile, DataPlace
 from daemon.contract.files import walk
 from daemon.contract.jobs.messages import ADDITIONS
@@ -102,8 +103,16 @@ def sources_of(job: JobRow) -> list[SourceMode]:
         checkpoint = Path(job.checkpoint.path)
         found = _modes(checkpoint, export_files(checkpoint) if checkpoint.is_dir() else (), checkpoint.parent)
     if job.base is not None:
-        found += _modes(job.base, _read_of(job.base), job.base)
+        found += _modes_of_base(job.base)
     return found + [mode for value in (job.work.validation.prompts, job.work.validation.data) for mode in _modes_of_texts(value)]
+
+
+def _modes_of_base(base: Path) -> list[SourceMode]:
+    """Of a base's files; where its file system does not answer, as of one that its owner alone may read."""
+    try:
+        return ask(f"modes {base}", lambda: _modes(base, _read_of(base), base), 2.0)
+    except TimeoutError:
+        return [SourceMode(str(base), 0o600, os.getegid())]
 
 
 def _modes_of_texts(value: str) -> list[SourceMode]:

@@ -18,7 +18,7 @@ import structlog
 
 from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
-from daemon.contract import failpoints
+from daemon.contract import away, failpoints
 from daemon.contract.errors import Fault, Permanent, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
@@ -317,6 +317,8 @@ class Children:
 
 
 def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
+    if away.is_away(error) and isinstance(error, OSError) and error.filename:
+        return away.fault_of(error.filename, error, operation)
     if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
         return from_oserror(error, operation).fault
     cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
@@ -32,6 +33,8 @@ from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("runner")
 
+KEEP_SECONDS = 1.0
+"""How long the last look at what an ended job was made of may take: the runner waits for it."""
 SETTLED_SECONDS = 5.0
 """A base that was changed must stay as it is for so long before anything is made of it: copying one takes a while."""
 
@@ -98,17 +101,23 @@ class Resumption:
         for known in (self._known, self._sources, self._changing):
             known.pop(job, None)
 
-    def prepare(self, job: JobRow) -> JobRow | None:
-        """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
+    def adopt(self, job: JobRow) -> JobRow:
+        """The job as it is to be done now. Raises OSError."""
         if job.id in self._ready:
             return job
         with contextlib.suppress(FileNotFoundError), own(self._staging.parent.parent, self._staging / job.id) as staging:
             take_back(staging)  # a publication that a full disk cut off may not have been able to
-        job = self._adopt(job)
+        return self._adopt(job)
+
+    def prepare(self, job: JobRow, sources: Sources | None) -> bool:
+        """Decide what of a job that was adopted stays finished; False while its finished outputs are still being read. `sources`: as they
+        are now; None where they can't be known, and whatever is whole stays."""
+        if job.id in self._ready:
+            return True
         stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
         if not self._verified(job.id, finished):
-            return None
+            return False
         for name, whole in self._known.pop(job.id, {}).items():
             if not whole:
                 log.warning(
@@ -118,20 +127,25 @@ class Resumption:
                     stage=name,
                 )
                 self._journal.stages.reopen(job.id, name)
-        self._begin(job)
-        self._reopen_changed(job)
-        self._ready.add(job.id)
-        return job
+        if sources is not None:
+            self._begin(job, sources)
+            self._reopen_changed(job)
+            self._ready.add(job.id)
+        return True
 
-    def begin_again(self, job: JobRow) -> None:
-        """Make the stages again that were made of other things than are there now, also those that failed of them. Raises OSError."""
-        self._begin(job)
+    def begin_again(self, job: JobRow, sources: Sources) -> None:
+        """Make the stages again that were made of other things than are there now, also those that failed of them."""
+        self._begin(job, sources)
         self._reopen_changed(job, ENDED_STAGE)
 
-    def _begin(self, job: JobRow) -> None:
-        """Remember what the job's stages are made of: before its keys are looked at, since what changes meanwhile is found later then."""
+    def _begin(self, job: JobRow, sources: Sources) -> None:
+        """Remember what the job's stages are made of: seen before its keys are looked at, since what changes meanwhile is found later."""
         self._changing.pop(job.id, None)
-        self._sources[job.id] = sources_of(job, self._journal.stages.of(job.id))
+        self._sources[job.id] = sources
+
+    def known(self, job: str) -> Sources | None:
+        """What a job's finished stages were made of; None where it has not been prepared."""
+        return self._sources.get(job)
 
     def changed(self, job: JobRow, now: Sources) -> Change | None:
         """What has changed of the things that finished stages were made of, since the job was prepared; None where nothing has.
@@ -200,8 +214,8 @@ class Resumption:
     def _are_others_now(self, job: JobRow, stages: Iterable[str]) -> bool:
         """Whether what the job was made of changed in the end, so that nobody knows which of it an output was made of."""
         try:
-            return self.changed(job, sources_of(job, stages)) is not None
-        except OSError:
+            return self.changed(job, ask(f"sources {job.id}", lambda: sources_of(job, stages), KEEP_SECONDS)) is not None
+        except (OSError, ValueError):
             return True
 
     def trim(self, budget: int) -> list[str]:

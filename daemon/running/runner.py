@@ -21,6 +21,8 @@ from daemon.checkpoints.pins import pins_of, rewritten
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.sources import as_asked
+from daemon.contract.answers import ask
+from daemon.contract.away import is_away
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
@@ -33,13 +35,16 @@ from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.journal.sqlite_errors import OF_ALL
 from daemon.publishing.closing import close_job, refuse_early, tidy_job
+from daemon.running.away import Away
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
 from daemon.running.fallbacks import take_steps_down
+from daemon.running.gate import FOR_SOURCES, HOUR, Gate
 from daemon.running.installing import Installing
 from daemon.running.job_file import bounds_of
 from daemon.running.outcomes import inputs_are_there, measure, settle
 from daemon.running.output_cache import OutputCache
+from daemon.running.outside import Place, Seen, key_of
 from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
@@ -60,6 +65,10 @@ JOURNAL_TRIES = 5
 """Failed rounds, at the end, after which outcomes are left for the next start to find."""
 STUCK_SECONDS = 15.0
 """Beyond `limits.stop_seconds`, for a child that is stuck in the kernel: it must not hold up the end."""
+ANSWER_SECONDS = 2.0
+"""For the size of a base whose stage is taken over."""
+NEW_LOOKS = 20
+"""Jobs that wait for their turn and whose base is looked for, in one round."""
 SPARE_JOBS = 3
 """Jobs beyond `limits.jobs` that may be started while others wait for memory, a retry or a window."""
 
@@ -77,6 +86,8 @@ class Runner:
     """Called after whatever people may want to see."""
     work_of: Callable[[Settings, JobRow], Work | None] = lambda settings, job: None
     """The configuration of a job as it is now; None: the one that it was entered with."""
+    at_once: bool = False
+    """A person waits: what is missing at the start fails at once, and is not waited for."""
     full_before: bool = False
     """A disk was full when the last ckptd ended: an attempt that it left open could not be recorded, and is no crash of its stage."""
 
@@ -93,6 +104,12 @@ class Runner:
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
         self.waits = Waits(self.children)
+        self.away = Away(self.paths.away, 0.0)
+        self._places: dict[Path, Place] = {}
+        self._looked = 0
+        """Up to where in the journal the bases of pending jobs were looked for."""
+        self._unfound: set[str] = set()
+        """Pending jobs whose base is still to be looked for."""
         self.installing = Installing(self.settings.state_directory, self.wake)
         self._configure()
 
@@ -102,8 +119,16 @@ class Runner:
         self._resumption = Resumption(
             self.journal, OutputCache(paths.kept), paths.staging, lambda job: self.work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
+        self.away.patience = HOUR * settings.limits.away_hours
+        folders = ((paths.output, "output.directory"), (pins_of(settings.pin, paths), "pin.directory"))
+        for folder, key in folders:
+            if folder not in self._places:  # once: by a later look its mount may be away
+                self._places[folder] = Place.of(folder, key)
+        places = [self._places[folder] for folder, _ in folders]
+        self._gate = Gate(self._bases, places, self.away, self.waits, self.wake, at_once=self.at_once)
+        self._unfound |= {job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES}
         self._starter = Starter(
-            settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases, self.installing
+            settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases, self.installing, self._gate
         )  # fmt: skip
 
     # Life
@@ -131,7 +156,8 @@ class Runner:
         if job is None or job.state != "running":
             return False
         try:
-            size = self._bases.size(sized_by(job, spec_of(row.id.stage)))
+            folder = sized_by(job, spec_of(row.id.stage))
+            size = ask(f"size {folder}", lambda: self._bases.size(folder), ANSWER_SECONDS)
         except (OSError, KeyError):
             return False
         return self.children.take_over(row, job, attempt, size)
@@ -244,6 +270,8 @@ class Runner:
         self._clear_ended()
         self.installing.look()
         self._end_waits()
+        if not self.at_once:
+            self._look_at_new()
         self.children.relieve(int(self.settings.limits.memory_reserve))
         if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
             self.children.stop_heavy()
@@ -330,7 +358,12 @@ class Runner:
 
     def _is_rewritten(self, job: JobRow) -> bool:
         """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
-        name = rewritten(job.pin)
+        try:
+            name = rewritten(job.pin)
+        except OSError as error:
+            if not is_away(error):
+                raise
+            name = None  # what is away can't be told from what it was, and is waited for
         if name is None:
             return False
         self.journal.jobs.supersede(
@@ -343,8 +376,11 @@ class Runner:
         started = self._start_job(job) if job.state == "pending" else job
         if started is None or self._is_rewritten(started):
             return
-        prepared = self._resumption.prepare(started)
-        if prepared is None:
+        prepared = self._resumption.adopt(started)
+        seen = self._look(prepared)
+        if seen is None:
+            return
+        if not self._resumption.prepare(prepared, seen.sources):
             self.waits.add(job.id, verifying(), 0.0)
             return
         moved = True
@@ -355,15 +391,43 @@ class Runner:
             if all(stage.state in ENDED_STAGE for stage in stages.values()):
                 self._finish(prepared, stages)
                 return
-            moved = self._starter.move(prepared, stages, may_start=may_start and not prepared.paused)
+            moved = self._starter.move(prepared, stages, seen, may_start=may_start and not prepared.paused)
             self.changed()
 
-    def _start_job(self, job: JobRow) -> JobRow | None:
-        """pending → running; None where it was superseded meanwhile.
+    def _look(self, job: JobRow) -> Seen | None:
+        """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, nothing is asked."""
+        stages = self.journal.stages.of(job.id)
+        if all(stage.state in ENDED_STAGE or (stage.state == "running" and (job.id, name) in self.children.running)
+               for name, stage in stages.items()):  # fmt: skip
+            return Seen(job.base, None)
+        return self._gate.look(job, stages, self._resumption.known(job.id))
 
-        A base that can't be found fails the first stage at once, a model that variants can't be made of these, and the report says so.
+    def _look_at_new(self) -> None:
+        """Find out at once whether the base of a job that waits for its turn is there, so that it is said before that has come."""
+        entered, self._looked = self.journal.jobs.pending_after(self._looked, NEW_LOOKS)
+        self._unfound |= {*entered}
+        due = (job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES and self.waits.may_move(job))
+        for job in sorted(self._unfound | {*due})[:NEW_LOOKS]:
+            row = self.journal.jobs.get(job)
+            if row is not None and row.state == "pending":
+                with structlog.contextvars.bound_contextvars(job=job, run=row.checkpoint.run, step=row.checkpoint.step):
+                    seen = self._gate.find_base(row)
+                if seen is not None:
+                    self.waits.end(job)
+                elif job not in self.waits:
+                    continue  # its file system has not answered yet
+            self._unfound.discard(job)
+
+    def _start_job(self, job: JobRow) -> JobRow | None:
+        """pending → running; None where it waits for its base, or was superseded meanwhile.
+
+        A base that is damaged fails the first stage, as does one that was waited for long enough; a model that variants can't be made of
+        fails these. The report says so.
         """
-        folder, fault = self._bases.find(job.checkpoint)
+        seen = self._gate.find_base(job)
+        if seen is None:
+            return None
+        folder, fault = seen.base, seen.fault
         if not self.journal.jobs.start(job.id, folder):
             return None
         if refuse_early(job, self.journal, self.paths, self.settings):
@@ -407,12 +471,27 @@ class Runner:
             with structlog.contextvars.bound_contextvars(**context):
                 if self._is_rewritten(job) or self._inputs_vanished(running):
                     result = self.children.interrupted(result)
+                result = self._if_away(job, result)
                 settle(self.journal, self.settings.limits, running.id, result, measured=measure(running, result))
             self.waits.refused(result.fault)
             self.children.forget(running)  # last: if the journal could not take it, the next round tries again
             self.waits.end(job.id)
         if self.children.running:
             self.changed()
+
+    def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
+        """The result of an attempt, with what follows where it met something that was away: a pause, and an end after long enough."""
+        if result.outcome == Outcome.SUCCEEDED:
+            self.away.ended(job.id)
+        fault = result.fault
+        if fault is None or not self._gate.is_away(fault):
+            return result
+        fault = fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})
+        told = self._gate.told(fault)
+        pause = self.away.waits(job.id, key_of(job, fault.path or job.id), told)
+        if pause is None:
+            return result.model_copy(update={"outcome": Outcome.PERMANENT, "fault": self._gate.given_up(fault)})
+        return result.model_copy(update={"outcome": Outcome.RETRYABLE, "fault": told, "retry_after": pause})
 
     def _inputs_vanished(self, running: Running) -> bool:
         """Whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
@@ -464,3 +543,4 @@ class Runner:
         self.waits.end(job)
         self._resumption.forget(job)
         self._starter.forget(job)
+        self.away.ended(job)

@@ -19,6 +19,7 @@ from daemon.checkpoints.layer_sizes import layers_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
+from daemon.contract.errors import Fault
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize, StageSpec
@@ -30,9 +31,11 @@ from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.run_figures import run_figures
 from daemon.running.children import Children, Grant
+from daemon.running.gate import FOR_SOURCES, Gate
 from daemon.running.installing import Installing
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
+from daemon.running.outside import Seen
 from daemon.running.resumption import Change, Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
@@ -46,7 +49,7 @@ from daemon.running.rules.ready import (
     waiting_for_turn,
     waiting_to_time,
 )  # fmt: skip
-from daemon.running.rules.resume_keys import keys_of, sources_of
+from daemon.running.rules.resume_keys import Sources, keys_of
 from daemon.running.waits import Waits
 from daemon.system import box
 from daemon.toolchains.registry import Toolchains
@@ -75,15 +78,18 @@ class Starter:
 
     def __init__(
         self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption, bases: Bases,
-        installing: Installing,
+        installing: Installing, gate: Gate,
     ) -> None:  # fmt: skip
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
-        self._toolchains, self._installing = Toolchains(settings.state_directory), installing
+        self._toolchains, self._installing, self._gate = Toolchains(settings.state_directory), installing, gate
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
-    def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
-        """Do what can be done about a job's ready stages; True where one ended without a child, so that others may be ready."""
+    def move(self, job: JobRow, stages: dict[str, StageRow], seen: Seen, *, may_start: bool) -> bool:
+        """Do what can be done about a job's ready stages; True where one ended without a child, so that others may be ready.
+
+        `seen`: what they read from outside.
+        """
         lost = [name for name, row in stages.items() if row.state == "running" and (job.id, name) not in self._children.running]
         for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
             result = StageResult(outcome=Outcome.INTERRUPTED)
@@ -91,16 +97,15 @@ class Starter:
         ready = ready_stages(stages)
         # Only what could start now waits to be alone: not what is to be tried again later, nor what builds on a stage that is made again.
         self.forget(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
-        # Once for all that are ready: it looks at every file of the base.
-        sources = functools.cache(lambda: sources_of(job, stages))
-        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources()))
+        sources = seen.sources if seen.sources is not None else {"base": []}
+        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources))
         # One answer for all of them: those after the first would start on the rows of before its outputs were given up.
-        change = functools.cache(lambda: self._resumption.changed(job, sources()))
-        moved = [self._step(job, spec, stages, change, keys, len(ready), may_start) for spec in ready]
+        change = functools.cache(lambda: None if seen.sources is None else self._resumption.changed(job, seen.sources))
+        moved = [self._step(job, spec, stages, seen, change, keys, len(ready), may_start) for spec in ready]
         return bool(lost) or any(moved)
 
     def _step(
-        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], change: Callable[[], Change | None],
+        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], seen: Seen, change: Callable[[], Change | None],
         keys: Callable[[], dict[str, str]], ready: int, may_start: bool,
     ) -> bool:  # fmt: skip
         broken = [need for need in spec.needs if need in stages and stages[need].state in ("failed", "skipped")]
@@ -109,11 +114,15 @@ class Starter:
             return True
         if not may_start:
             return False
+        if seen.fault is not None and spec.name != "report":
+            self._fail(job, spec, seen.fault)
+            return True
         if not stages[spec.name].due(time.time()):
-            self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
+            why = stages[spec.name].fault or retrying(spec)
+            self._waits.add(job.id, why, 1.0, said=why.code in FOR_SOURCES)
             return False
-        if (other := change()) is not None:
-            return self._begin_again(job, other)
+        if (other := change()) is not None and seen.sources is not None:
+            return self._begin_again(job, other, seen.sources)
         key = keys()[spec.name]
         reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
         if reused is None:
@@ -122,7 +131,12 @@ class Starter:
             return bool(reused)
         return self._admit_and_start(ReadyStage(job, spec, stages, key), ready)
 
-    def _begin_again(self, job: JobRow, change: Change) -> bool:
+    def _fail(self, job: JobRow, spec: StageSpec, fault: Fault) -> None:
+        """A stage fails before a child makes sense."""
+        log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=fault.code)
+        self._journal.stages.end(job.id, spec.name, "failed", fault)
+
+    def _begin_again(self, job: JobRow, change: Change, sources: Sources) -> bool:
         """Make again what was made of a base or of texts that are others now; first what runs ends, and the base must have settled."""
         running = self._children.of(job.id)
         for one in running:
@@ -130,22 +144,28 @@ class Starter:
         if running or not change.settled:
             self._waits.add(job.id, base_changing(job.base, change.files) if change.files else verifying(), SETTLING_LOOK_SECONDS)
             return False
-        self._resumption.begin_again(job)
+        self._resumption.begin_again(job, sources)
         self._waits.end(job.id)
         return True
 
     def _admit_and_start(self, one: ReadyStage, ready: int) -> bool:
         """Start the child of `one` of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""
         job, spec = one.job, one.spec
-        lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
-        if lacking and self._settings.toolchains.auto_install and spec.toolchain in self._toolchains.known:
+        known, lacking = self._gate.toolchain(job, spec, self._toolchains, self._paths.cache)
+        if not known:
+            return False
+        if (
+            lacking
+            and lacking.code == FaultCode.TOOLCHAIN_MISSING
+            and self._settings.toolchains.auto_install
+            and spec.toolchain in self._toolchains.known
+        ):
             lacking = self._installing.want(spec.toolchain, spec.name, self._settings)
         if lacking and lacking.code == FaultCode.TOOLCHAIN_COMING:
             self._waits.add(job.id, lacking, INSTALL_LOOK_SECONDS)
             return False
         if lacking:
-            log.error(lacking.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=lacking.code)
-            self._journal.stages.end(job.id, spec.name, "failed", lacking)
+            self._fail(job, spec, lacking)
             return True
         moment = datetime.now(UTC)
         if spec.heavy and not self.windows.is_open(moment):
@@ -158,13 +178,13 @@ class Starter:
         need = self._way(job, spec, size, estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype))
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
-            log.error(admission.fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=admission.fault.code)
-            self._journal.stages.end(job.id, spec.name, "failed", admission.fault)
+            self._fail(job, spec, admission.fault)
             return True
         if admission.fault:
             self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory, admission.room)
             return False
-        self._toolchains.offer(self._paths.cache)
+        if not self._gate.offer(self._toolchains, self._paths.cache) and spec.toolchain:
+            return False
         limits = self._settings.limits
         grant = Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec))
         if self._children.getting_ready(one, grant, limits):

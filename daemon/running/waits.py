@@ -75,8 +75,9 @@ class Waits:
         """Seconds until a job is to be looked at again, at most `most`."""
         return min(most, max(SHORTEST_PAUSE, min(waiting.until for waiting in self.of.values()) - time.monotonic()))
 
-    def add(self, job: str, fault: Fault, seconds: float, need: int = 0, room: int = 0) -> None:
-        """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting."""
+    def add(self, job: str, fault: Fault, seconds: float, need: int = 0, room: int = 0, *, said: bool = False) -> None:
+        """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting. `said`: it is in the log
+        already, as what several jobs wait for."""
         if self._children.of(job):
             return
         before, now = self.of.get(job), time.monotonic()
@@ -85,7 +86,8 @@ class Waits:
             since = before.since if before and before.fault.code == fault.code else now
         else:
             if told is None or told[0] != fault.code:
-                log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code)
+                if not said:
+                    log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code)
                 told = (fault.code, now)
             since = told[1]
         self.of[job] = Waiting(fault, since, now + seconds, need, room, told)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.config.paths import StatePaths
 from daemon.contract import failpoints
 from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -28,7 +29,7 @@ from daemon.toolchains.installers.attempt import Build, Say
 from daemon.toolchains.installers.downloads import of as downloads_of
 from daemon.toolchains.installers.downloads import size_of
 from daemon.toolchains.order import Installer
-from daemon.toolchains.registry import DAMAGED, IN_USE, Definition, Installed, Toolchains
+from daemon.toolchains.registry import DAMAGED, IN_USE, OFFERED, Definition, Installed, Toolchains
 
 SWEEPS = 10
 
@@ -82,6 +83,7 @@ def remove(chains: Toolchains, name: str) -> int:
             freed = sum(one.manifest.size for one in found) + sum(map(_size, remains)) + fetched
             if not (found or swept or remains or downloads_of(chains.home, name)):
                 raise _nothing_there(operation)
+            (StatePaths(chains.home.parent).cache / OFFERED / name).unlink(missing_ok=True)  # first: it is removed, and not away
             for folder in (*(one.folder for one in found), *remains):
                 _take_away(folder, chains.home / f".{name}.removing", operation)
             _forget_downloads(chains.home, name)

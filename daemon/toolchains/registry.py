@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import ByteSize, Field, ValidationError
 
 import daemon
+from daemon.contract import away
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import temporary_of
@@ -30,6 +31,8 @@ from daemon.toolchains import npm, programs
 DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers" / "toolchains"
 BOOTSTRAP = DEFINITIONS / "bootstrap.py"
 MANIFEST = "toolchain.json"
+OFFERED = "toolchains"
+"""Folder of the cache with a link to each toolchain that stages may use."""
 IN_USE = "in-use"
 DAMAGED = "damaged"
 """How the state of a toolchain begins that is there and can't be used."""
@@ -200,14 +203,33 @@ class Toolchains:
         lost = programs.missing(self.definition(name).programs)
         return f"installed, but this box has no {programs.listed(lost)}" if lost else "installed"
 
+    def gone(self, name: str, cache: Path) -> OSError | None:
+        """Why a known toolchain that was offered to stages, and that nobody removed, is away now; None where it is there, or never was.
+
+        The error names the path: the toolchain's folder, or the Python that it was made with.
+        """
+        folder, link = self.folder(name), cache / OFFERED / name
+        if not link.is_symlink() or os.readlink(link) != str(folder):
+            return None
+        if (problem := away.problem_of(folder)) is not None:
+            return problem
+        manifest = away.problem_of(folder / MANIFEST)
+        if manifest is not None and not isinstance(manifest, FileNotFoundError):  # without one it is damaged
+            return manifest
+        return away.problem_of(folder / "bin" / "python")
+
     def offer(self, cache: Path) -> None:
-        """Let stages find the installed toolchains: `CACHE/toolchains/NAME` leads to each. Raises OSError."""
-        offered = cache / "toolchains"
+        """Let stages find the installed toolchains: `CACHE/toolchains/NAME` leads to each; to one that is away it goes on doing so.
+
+        Raises OSError.
+        """
+        offered = cache / OFFERED
         for name in self.known:
             link, wanted = offered / name, self.get(name)
             target = os.readlink(link) if link.is_symlink() else None
             if wanted is None and target is not None:
-                link.unlink(missing_ok=True)
+                if self.gone(name, cache) is None:
+                    link.unlink(missing_ok=True)
             elif wanted is not None and target != str(wanted.folder):
                 offered.mkdir(parents=True, exist_ok=True)
                 fresh = temporary_of(link)
@@ -238,4 +260,4 @@ def command_of(context: StageContext) -> tuple[str, ...]:
     that is gone."""
     if not context.toolchain:
         return HANDLERS
-    return command_in((Path(context.cache) / "toolchains" / context.toolchain).resolve(strict=True), "handlers")
+    return command_in((Path(context.cache) / OFFERED / context.toolchain).resolve(strict=True), "handlers")

@@ -39,6 +39,7 @@ from daemon.watching.places import Places
 log = structlog.get_logger("intake")
 
 INCOMING = ".incoming"
+HOUR = 3600.0
 
 
 def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
@@ -110,7 +111,7 @@ class Intake:
         if best_step(later) == inspection.step:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
-        self._settling.check(self.settings.merge.add)
+        self._settling.check(self.settings.merge.add, HOUR * self.settings.limits.away_hours)
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
         if self._is_known(candidate):
             return None

@@ -202,10 +202,26 @@ def test_a_job_merges_what_was_pinned_with_it_and_a_pin_without_a_job_is_made_an
 
 
 @pytest.mark.slow
-def test_the_daemon_reports_a_checkpoint_whose_addition_is_missing_and_goes_on(
+def test_a_checkpoint_whose_addition_is_missing_is_told_and_taken_when_that_is_there(
     made: Made, tmp_path: Path, make_service: Callable[..., Service]
 ) -> None:
     service = make_service(extra=f'[[merge.add]]\npath = "{tmp_path}/style"\n')
+    path = service.add(made.checkpoint)
+    service.start()
+    value = service.wait_for(lambda v: str(path) in v["passed_over"])
+    assert "it is not there now" in value["passed_over"][str(path)] and value["jobs"] == []
+    shutil.copytree(made.style, tmp_path / "style")
+    (job,) = service.wait_ended()
+    assert job["state"] == "succeeded"
+    report = json.loads((Path(job["target"]) / "report.json").read_text())
+    assert [one["path"] for one in report["checkpoint"]["additions"]] == [f"{tmp_path}/style"]
+
+
+@pytest.mark.slow
+def test_with_no_hours_to_wait_a_checkpoint_whose_addition_is_missing_is_reported(
+    made: Made, tmp_path: Path, make_service: Callable[..., Service]
+) -> None:
+    service = make_service(extra=f'[limits]\naway_hours = 0\n[[merge.add]]\npath = "{tmp_path}/style"\n')
     service.add(made.checkpoint)
     service.start()
     (job,) = service.wait_ended()

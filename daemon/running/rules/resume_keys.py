@@ -51,19 +51,22 @@ def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
         return sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
+Stamp = Callable[[str], list[list[str | int]]]
+"""What the files that a setting names are stamped with."""
 Sources = dict[str, list[Any]]
 """Where each thing lies that stages are made of beside the checkpoint ("base", or a setting that names files) → its stamp."""
 
 
-def sources_of(job: JobRow, stages: Iterable[str]) -> Sources:
-    """Of a job's base, and of the files that settings of its `stages` name. Raises OSError where the base can't be looked at."""
+def texts_of(job: JobRow, stages: Iterable[str]) -> dict[str, str]:
+    """Setting → its value, of the settings with texts that stages depend on and that name something."""
     names = {path for name in stages for path in TEXTS if path in spec_of(name).settings}
-    texts = {path: data_files.stamp(job.work.setting(path)) for path in sorted(names)}
+    return {path: value for path in sorted(names) if (value := job.work.setting(path))}
+
+
+def sources_of(job: JobRow, stages: Iterable[str], stamp_of: Stamp = data_files.stamp) -> Sources:
+    """Of a job's base, and of the files that settings of its `stages` name. Raises OSError where the base can't be looked at."""
+    texts = {path: stamp_of(value) for path, value in texts_of(job, stages).items()}
     return {"base": stamp(job.base), **{path: found for path, found in texts.items() if found}}
-
-
-Stamp = Callable[[str], list[list[str | int]]]
-"""What the files that a setting names are stamped with."""
 
 
 def stage_key(

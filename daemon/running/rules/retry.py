@@ -10,7 +10,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0
-NOT_ITS_OWN = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.READ_ONLY, FaultCode.NO_PROCESS})
+NOT_ITS_OWN = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.READ_ONLY, FaultCode.NO_PROCESS, FaultCode.SOURCE_AWAY})
 """What says nothing about the stage: it is tried again for as long as that lasts, and never given up for it."""
 
 

@@ -1,0 +1,115 @@
+"""What exports wait for because it is away: since when, for which exports, and what was told of it.
+
+A part of the runner and used by its thread alone. Remembered over restarts in a small file, so that a restart neither tells it again nor
+begins the time anew for which an export waits (`limits.away_hours`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from daemon.contract.errors import Fault
+from daemon.contract.events import Event
+from daemon.contract.files import write_atomic
+
+log = structlog.get_logger("runner")
+
+FIRST_LOOKS, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds between two looks at what is away: at first, and at most."""
+LOOKS = 15
+"""A look is made after another such part of the time that it has been away already."""
+SAME_SECONDS = 600.0
+"""What is away again so soon after it was back is told of no second time: a server that comes and goes is one story."""
+
+
+class Episode(BaseModel):
+    """A time in which something is away. Times are seconds since the epoch."""
+
+    since: float
+    back: float | None = None
+    """When it was there again; it is forgotten a while later."""
+    jobs: dict[str, float] = {}
+    """Export that waits for it → since when."""
+
+
+class Away:
+    """The things that are away, by what names each: a path, or the name of a base. `patience`: seconds that an export waits."""
+
+    def __init__(self, file: Path, patience: float, clock: Callable[[], float] = time.time) -> None:
+        self._file, self.patience, self._clock = file, patience, clock
+        self.tell: Callable[[Fault, bool], object] = lambda fault, over: None
+        """Called with what is waited for as that begins, and (True) as it is over."""
+        self.episodes: dict[str, Episode] = {}
+        self._faults: dict[str, Fault] = {}
+        self._kinds: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValidationError):
+            self.episodes = _READER.validate_json(file.read_bytes())
+
+    def waits(self, job: str, key: str, fault: Fault, kind: str = "") -> float | None:
+        """An export finds something away: how long it waits until the next look, in seconds; None where it has waited long enough.
+
+        `kind`: of the look that found it, and that alone can find it again.
+        """
+        if self.patience <= 0:
+            return None
+        now, before = self._clock(), self.episodes.get(key)
+        episode = self.episodes.setdefault(key, Episode(since=now))
+        episode.back, self._faults[key], self._kinds[key] = None, fault, kind
+        known = job in episode.jobs
+        since = min(now, episode.jobs.setdefault(job, now))  # a clock that was set back does not let it wait longer
+        self._leave(job, but=key)
+        if before is None:
+            log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code, path=fault.path)
+            self.tell(fault, False)
+        if not known:
+            self._keep()
+        if now - since >= self.patience:
+            return None
+        return min(LONGEST_PAUSE, max(FIRST_LOOKS, (now - since) / LOOKS))
+
+    def there(self, job: str, kind: str = "") -> None:
+        """All that a kind of look asks for is there: whatever the export waited for is back. Its time goes on where the next attempt says
+        otherwise."""
+        for key in [key for key, one in self.episodes.items() if job in one.jobs and one.back is None]:
+            if self._kinds.get(key, kind) != kind:
+                continue
+            episode = self.episodes[key]
+            episode.back = self._clock()
+            fault = self._faults.pop(key, None)
+            log.info("what exports waited for is there again", event_id=Event.SOURCE_BACK, what=key, since=round(episode.since))
+            if fault is not None:
+                self.tell(fault, True)
+            self._keep()
+        self._forget()
+
+    def ended(self, job: str) -> None:
+        """An export has come further, or is over: it waits for nothing."""
+        self._leave(job)
+
+    def _leave(self, job: str, but: str = "") -> None:
+        for key in [key for key, one in self.episodes.items() if key != but and job in one.jobs]:
+            del self.episodes[key].jobs[job]
+            self._keep()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nobody waits any more, or it has been back for long."""
+        now = self._clock()
+        for key, one in list(self.episodes.items()):
+            if not one.jobs and (one.back is None or abs(now - one.back) > SAME_SECONDS):
+                del self.episodes[key]
+                self._faults.pop(key, None)
+                self._keep()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(OSError):  # on a full disk it is told once more after a restart
+            write_atomic(self._file, _READER.dump_json(self.episodes).decode(), durable=False)
+
+
+_READER = TypeAdapter(dict[str, Episode])

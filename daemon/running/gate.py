@@ -1,0 +1,157 @@
+"""Lets a job go on where all that it reads from outside is there, and has it wait where something is away.
+
+A part of the runner and used by its thread alone. The looks themselves are made in threads of their own, so that a file system which does
+not answer holds up no other job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from daemon.checkpoints.base_models import Bases
+from daemon.contract import away
+from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.values import digest_of
+from daemon.journal.rows import JobRow, StageRow
+from daemon.running import outside
+from daemon.running.away import Away
+from daemon.running.outside import Absent, Place, Seen
+from daemon.running.rules.resume_keys import Sources, texts_of
+from daemon.running.waits import Waits
+from daemon.system.looks import Looks, NotYet
+from daemon.toolchains.registry import Toolchains
+
+FOR_SOURCES = frozenset({FaultCode.SOURCE_AWAY, FaultCode.BASE_NOT_FOUND})
+"""What a job waits for that is away."""
+TOOLCHAIN = "toolchain"
+"""The kind of look that is made for one stage alone."""
+HOUR = 3600.0
+
+
+class Gate:
+    """The looks at what jobs read, by one configuration."""
+
+    def __init__(
+        self, bases: Bases, places: Sequence[Place], gone: Away, waits: Waits, answered: Callable[[], object], *, at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """`at_once`: a person waits, so what is missing at the start is an error and not waited for. `answered`: called when a file system
+        that was silent has answered."""
+        self._bases, self._places, self._away, self._waits, self._at_once = bases, places, gone, waits, at_once
+        self._looks = Looks(answered)
+        self._known: set[str] = set()
+        """Texts that were there."""
+
+    def find_base(self, job: JobRow) -> Seen | None:
+        """Where a job that has not begun finds its base; None where it waits for that."""
+        checkpoint = job.checkpoint
+        key = f"base {digest_of([checkpoint.method, checkpoint.layout, checkpoint.base_name, checkpoint.base_revision])}"
+        return self._ask(job, key, lambda: outside.look_for_base(job, self._bases, whole=not self._at_once), patience=not self._at_once)
+
+    def look(self, job: JobRow, stages: Mapping[str, StageRow], before: Sources | None) -> Seen | None:
+        """What the stages of a job that runs read, as it is now; None where it waits for that.
+
+        `before`: what finished ones were made of.
+        """
+        known = frozenset(self._known)
+
+        def required(value: str) -> bool:
+            return not self._at_once or value in known
+
+        def question() -> Seen:
+            seen = outside.look(job, stages, self._bases, self._places, required, whole=not self._at_once)
+            if before is not None and seen.sources is not None and job.base is not None:
+                outside.check_vanished(job.base, before["base"], seen.sources["base"])
+            return seen
+
+        seen = self._ask(job, f"job {job.id}", question, patience=True)
+        if seen is not None and seen.sources is not None:
+            found = texts_of(job, stages)
+            self._known |= {value for path, value in found.items() if (rows := seen.sources.get(path)) and rows[0][0] != ""}
+        return seen
+
+    def toolchain(self, job: JobRow, spec: StageSpec, chains: Toolchains, cache: Path) -> tuple[bool, Fault | None]:
+        """Whether the toolchain of a stage was looked at and is not away, so that the stage need not wait for it; and what it lacks."""
+        name, operation = spec.toolchain, f"run the stage {spec.name}"
+        if not name:
+            return True, None
+
+        def question() -> Fault | None:
+            if name in chains.known and (problem := chains.gone(name, cache)) is not None:
+                raise Absent(str(problem.filename), away.fault_of(problem.filename, problem, operation))
+            return chains.lacking(name, operation)
+
+        try:
+            fault = self._looks.ask(f"toolchain {name}", question)
+        except NotYet as error:
+            if not error.silent:
+                return False, None
+            absent = Absent(str(chains.home), away.fault_of(chains.home, TimeoutError(), operation))
+        except Absent as error:
+            absent = error
+        else:
+            self._away.there(job.id, TOOLCHAIN)
+            return True, fault
+        seen = self._absent(job, absent.key, absent.fault, patience=True, kind=TOOLCHAIN)
+        return seen is not None, None if seen is None else seen.fault
+
+    def offer(self, chains: Toolchains, cache: Path) -> bool:
+        """Let stages find their toolchains; False where that is not known to have been done."""
+        try:
+            self._looks.ask("toolchains", lambda: chains.offer(cache))
+        except NotYet:
+            return False
+        return True
+
+    def _ask(self, job: JobRow, key: str, question: Callable[[], Seen], *, patience: bool) -> Seen | None:
+        try:
+            seen = self._looks.ask(key, question)
+        except NotYet as error:
+            if not error.silent:
+                return None
+            place = str(job.base or job.checkpoint.base_name or job.pin)
+            fault = away.fault_of(place, TimeoutError(), "read what the export is made of")
+            return self._absent(job, place, fault, patience=True)
+        except Absent as error:
+            return self._absent(job, error.key, error.fault, patience=patience)
+        self._away.there(job.id)
+        return seen
+
+    def _absent(self, job: JobRow, key: str, fault: Fault, *, patience: bool, kind: str = "") -> Seen | None:
+        if not patience:
+            return Seen(None, None, fault)
+        told = self.told(fault)
+        pause = self._away.waits(job.id, key, told, kind)
+        if pause is None:
+            return Seen(job.base, None, self.given_up(fault))
+        self._waits.add(job.id, told, pause, said=True)
+        return None
+
+    def is_away(self, fault: Fault) -> bool:
+        """Whether an attempt ended for what is away: by its own word, or since texts were missing that the gate had seen before."""
+        missing = fault.code in (FaultCode.PROMPTS_NOT_FOUND, FaultCode.DATA_NOT_FOUND)
+        return fault.code == FaultCode.SOURCE_AWAY or (missing and not self._at_once)
+
+    def told(self, fault: Fault) -> Fault:
+        """A fault of what is waited for, with how long that is."""
+        if fault.code != FaultCode.BASE_NOT_FOUND:
+            remedy = f"{away.REMEDY} (it waits for {self._hours()}, limits.away_hours)"
+        else:
+            remedy = (
+                f"{fault.remedy}; the export then continues, also after `ckptd reload` (it waits for {self._hours()}, limits.away_hours)"
+            )
+        return fault.model_copy(update={"remedy": remedy})
+
+    def given_up(self, fault: Fault) -> Fault:
+        """The fault of what was waited for long enough."""
+        cause = (
+            fault.cause if not self._away.patience else f"{fault.cause}, and the export has waited for {self._hours()} (limits.away_hours)"
+        )
+        remedy = fault.remedy if fault.code == FaultCode.BASE_NOT_FOUND else "put it back, or make it readable"
+        return fault.model_copy(update={"cause": cause, "remedy": f"{remedy}, and run `ckptd retry` with the export's id"})
+
+    def _hours(self) -> str:
+        seconds = self._away.patience
+        return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min" if seconds < HOUR else f"{seconds / HOUR:g} h"

@@ -1,0 +1,125 @@
+"""What an attempt reads from outside, as it was when it began: so that its end tells what is wrong from what is only away.
+
+A base on a server that starts again, a folder that is renamed for some seconds, a file whose rights are taken away: whatever error a
+library makes of that says nothing about the export. Such an attempt ends with `source-away` and the path; the daemon waits until that is
+there and tries again. What was not there when the attempt began is missing, and for the stage to tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.contract import away
+from daemon.contract.data_files import DataPlace
+from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.jobs.messages import StageContext, Verdict
+from handlers.child.progress import StageOutput
+
+STAGING = ".staging"
+"""Folder of an output below which attempts write."""
+MOST_CAUSES = 20
+"""Errors of a chain of causes that are looked at."""
+_PHRASES = tuple(os.strerror(number) for number in away.AWAY)
+
+
+class Outside:
+    """The paths that an attempt reads and does not own."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._operation = f"run the stage {context.stage}"
+        self._staging = Path(context.staging)
+        self._output = next((one for one in self._staging.parents if one.name == STAGING), self._staging).parent
+        seen = [Path(context.pin), *([Path(context.base)] if context.base else [])]  # by the daemon, right before
+        there = [root for root in _roots(context) if away.problem_of(root) is None]
+        self._roots = {root: _real(root) for root in (*seen, *there)}
+        """What was there → where its links led."""
+        self._files = {file: _real(file) for root in self._roots for file in _files_of(root)}
+
+    def fault(self, error: BaseException) -> Fault | None:
+        """What was away when an error was raised, None where nothing was."""
+        for cause in _chain(error):
+            if away.is_away(cause) and (place := self._met(cause)) is not None:
+                return away.fault_of(place, cause, self._operation)
+        if isinstance(error, CkptdError) and (place := self._told(error.fault)) is not None:
+            return away.fault_of(place, FileNotFoundError(), self._operation)
+        return self.gone()
+
+    def gone(self) -> Fault | None:
+        """What was there when the attempt began and is away now."""
+        for path in (*self._roots, *self._files):
+            if (problem := away.problem_of(path)) is not None:
+                return away.fault_of(path, problem, self._operation)
+        return None
+
+    def doubts(self, output: StageOutput) -> Fault | None:
+        """What is away where a stage ended in order and says that something is not as it should be: it may be only for that."""
+        return self.gone() if any(check.verdict is not Verdict.PASSED for check in output.checks) else None
+
+    def _met(self, error: BaseException) -> Path | None:
+        """Of the paths that were there, the one that a system error is about."""
+        name = error.filename if isinstance(error, OSError) else None
+        if isinstance(name, str | bytes):
+            path = Path(os.path.abspath(os.fsdecode(name)))
+            if self._output == path or self._output in path.parents:
+                # A file that a stage looks for in vain in its own folder is the stage's fault.
+                return None if isinstance(error, FileNotFoundError) and away.problem_of(self._staging) is None else self._output
+            return path if self._was_there(path) else None
+        return self._named_in(str(error))
+
+    def _was_there(self, path: Path) -> bool:
+        """Whether a path was there when the attempt began, or is there now, or lies in what is away as a whole."""
+        real = _real(path)
+        known = (*self._roots.items(), *self._files.items())
+        if any(path in (one, where) or real in (one, where) for one, where in known):
+            return True
+        inside = [root for root, where in self._roots.items() if root in path.parents or where in real.parents]
+        return bool(inside) and (away.problem_of(path) is None or any(away.problem_of(root) for root in inside))
+
+    def _named_in(self, text: str) -> Path | None:
+        """The path in a text that was there; a folder only where it is away as a whole, since a file in it may never have been there."""
+        found = next((path for path in self._files if str(path) in text), None)
+        return found or next((root for root in self._roots if str(root) in text and away.problem_of(root) is not None), None)
+
+    def _told(self, fault: Fault) -> Path | None:
+        """The path that a fault in words is about, as it comes from a process of the stage's own: a line of its traceback names it."""
+        for line in f"{fault.cause} ({fault.path or ''})\n{fault.details or ''}".splitlines():
+            if any(phrase in line for phrase in _PHRASES) and (found := self._named_in(line)) is not None:
+                return found
+        return None
+
+
+def _roots(context: StageContext) -> Iterator[Path]:
+    """What of the rest may be read."""
+    for value in (context.work.validation.prompts, context.work.validation.data):
+        if value:
+            try:
+                yield Path(DataPlace.of(value).shown)
+            except ValueError:
+                continue
+    if context.toolchain:
+        yield Path(context.cache, "toolchains", context.toolchain)
+
+
+def _files_of(root: Path) -> list[Path]:
+    """The files of a folder; deeper ones are found by the errors that name them."""
+    try:
+        with os.scandir(root) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_file()]
+    except OSError:
+        return []
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came of, also where that is not to be shown."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen and len(seen) < MOST_CAUSES:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
