@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,15 @@ def _variant(form: str) -> str:
     return f"onnx-{form}" if form != "fp32" else "onnx"
 
 
-def detection(folder: Path) -> dict[str, Any]:
+CLASSES = {"weights": _weights, "files": _files, "length": _length, "rounding": _rounding}
+
+
+def detection(folder: Path, classes: Sequence[str] = ()) -> dict[str, Any]:
     """`detection_rate` of all damages, by class and by format, `false_alarm_rate` of the sound artifacts beside them, and the names of
-    those that were not judged rightly."""
+    those that were not judged rightly. `classes`: those that are tried, all without any."""
     outcomes = []
-    for read in (_weights, _files, _length, _rounding):
-        for outcome in read(folder / read.__name__.strip("_")):
+    for name in classes or CLASSES:
+        for outcome in CLASSES[name](folder / name):
             print(f"{outcome.kind or 'sound':9} {outcome.variant:20} {outcome.name:60} {'right' if outcome.right else 'WRONG'}", flush=True)
             outcomes.append(outcome)
     damaged, sound = [one for one in outcomes if one.kind], [one for one in outcomes if not one.kind]

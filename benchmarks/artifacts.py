@@ -1,6 +1,6 @@
 """What each variant is worth beside the live model: its size over the base's, its speed over torch eager, its divergence.
 
-    python benchmarks/artifacts.py [--json FILE] [--variants NAME…] [--seconds 60] [--steps 60] [--damages] [--odd-models]
+    python benchmarks/artifacts.py [--json FILE] [--variants NAME…] [--seconds 60] [--steps 60] [--damages [CLASS…]] [--odd-models]
 
 The demo's base learns Python for `--seconds`, a LoRA adapter is trained on it for `--steps`, and `ckptd export` makes and validates the
 variants of the last checkpoint, as a user's command would; the figures are those of its report. `size_ratio`: bytes of the artifact over
@@ -82,7 +82,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=without_toolchain(), help="default: all that need no toolchain")
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of the base")
     parser.add_argument("--steps", type=int, default=60, help="training steps of the adapter")
-    parser.add_argument("--damages", action="store_true", help="damaged and sound artifacts too")
+    parser.add_argument(
+        "--damages", nargs="*", choices=list(_damages.CLASSES), help="damaged and sound artifacts too, of these classes or all"
+    )
     parser.add_argument("--odd-models", action="store_true", help="exports of sound models of odd kinds too")
     options = parser.parse_args()
     taken_on = _common.machine()
@@ -97,10 +99,12 @@ def main() -> None:
             "verdict": artifact["verdict"], "size_ratio": artifact["size_ratio"], "speed_over_eager": found.get("speed_over_pytorch"),
             "kl": found.get("kl"), "agreement": found.get("agreement"),
         }  # fmt: skip
-    for asked, measure in ((options.damages, _damages.detection), (options.odd_models, _damages.odd_models)):
-        if asked:
-            with _common.scratch("damages") as folder:
-                figures |= measure(folder)
+    if options.damages is not None:
+        with _common.scratch("damages") as folder:
+            figures |= _damages.detection(folder, options.damages)
+    if options.odd_models:
+        with _common.scratch("odd") as folder:
+            figures |= _damages.odd_models(folder)
     libraries = ("torch", "transformers", "peft", "onnxruntime", "onnxruntime-genai")
     _common.write("artifacts", figures, options.json, libraries=libraries, taken_on=taken_on)
 

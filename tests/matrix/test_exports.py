@@ -30,8 +30,6 @@ IN_16_BITS = dict.fromkeys((("llama", "DELORA"), ("mixtral", "FROD"), ("t5", "RA
 """Family and method → the same, where the merge in 16 bits loses more on the prompts than the check allows."""
 PARTIAL = 3
 """Exit code of an export with an artifact that was not verified."""
-PACKED = "agreement 0.9"
-"""The same of a base in 4 bits, whose layers round what they compute: at some positions of a random model that decides."""
 ENDS = ("embedding", "tokens", "TRAINABLE_TOKENS", "saved head")
 """Methods that may change an embedding or a head that share a weight."""
 OWN_TOKENIZERS = ("qwen2",)
@@ -94,7 +92,7 @@ def wrong(case: Case, place: Path) -> str:
     error = error_of(place)
     verdict = FAMILIES[case.family].verdict
     if error or answer["code"] != (0 if verdict == "passed" else PARTIAL):
-        usual = IN_16_BITS.get((case.family, case.method)) if case.dtype != "float32" else PACKED if case.form == "nf4" else None
+        usual = IN_16_BITS.get((case.family, case.method)) if case.dtype != "float32" else None
         expected = REFUSED.get(case.method) or usual
         refused = answer["code"] == 1 or (answer["code"] == PARTIAL and "it could not be checked" in said)  # no live model to ask
         refused = refused and "Fix: " in said and "Traceback" not in said
