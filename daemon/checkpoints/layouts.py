@@ -205,22 +205,35 @@ def _unwritable(value: Any) -> bool:
 
 
 def refusal_by_config(look: Look) -> Fault | None:
-    """Why an adapter is not exported, by its adapter_config.json alone; None where that is no reason."""
+    """Why a checkpoint is not exported, by an adapter's adapter_config.json or a model's index alone; None where that is no reason."""
     found = Weights()
-    if ADAPTER_CONFIG in look.names and (config := read_object(look.path, ADAPTER_CONFIG, found.missing)) is not None:
-        _describe(found, config, look.path)
-    return found.refusal
+    if ADAPTER_CONFIG in look.names:
+        if (config := read_object(look.path, ADAPTER_CONFIG, found.missing)) is not None:
+            _describe(found, config, look.path)
+        return found.refusal
+    index = _index_of(look)
+    mapped = read_object(look.path, index, found.missing) if index else None
+    return _refusal_by_index(look, index, mapped) if index and mapped is not None else None
+
+
+def _index_of(look: Look) -> str | None:
+    return next((name for name in _INDEXES if name in look.names), None)
+
+
+def _refusal_by_index(look: Look, index: str, mapped: Json) -> Fault | None:
+    outside = _names_outside(mapped.get("weight_map"))
+    return None if outside is None else refuse_outside(look.path, index, outside)
 
 
 def _full(look: Look) -> Weights:
     missing: list[str] = []
     read_object(look.path, "config.json", missing)
-    index = next((name for name in _INDEXES if name in look.names), None)
+    index = _index_of(look)
     if index:
         mapped = read_object(look.path, index, missing)
         if mapped is not None:
-            if (outside := _names_outside(mapped.get("weight_map"))) is not None:
-                return Weights(missing, "full", refusal=refuse_outside(look.path / index, outside))
+            if (refusal := _refusal_by_index(look, index, mapped)) is not None:
+                return Weights(missing, "full", refusal=refusal)
             missing += _shard_problems(look, index, mapped.get("weight_map"))
     else:
         single = next((name for name in ("model.safetensors", "pytorch_model.bin") if name in look.names), None)

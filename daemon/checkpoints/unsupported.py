@@ -28,10 +28,10 @@ def refuse_unsafe(path: Path, name: str) -> Fault:
     )  # fmt: skip
 
 
-def refuse_outside(index: Path, name: str) -> Fault:
+def refuse_outside(path: Path, index: str, name: str) -> Fault:
     """An index that names what is no file beside it."""
     return _refusal(
-        FaultCode.CHECKPOINT_DAMAGED, index, f"it names {quoted(name)}, which can't be the name of a file beside it",
+        FaultCode.CHECKPOINT_DAMAGED, path, f"{index} names {quoted(name)}, which can't be the name of a file beside it",
         "save the checkpoint again from the trainer; files outside of its directory are never read",
     )  # fmt: skip
 

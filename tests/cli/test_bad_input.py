@@ -255,7 +255,7 @@ def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(ma
     service.start()
     service.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"])
     second = ckptd(service.folder, "run", "--config", service.config)
-    assert second.returncode == 2
+    assert second.returncode == 75
     assert f"another ckptd (pid {service.process.pid})" in one_sentence(second)
     assert service.process.poll() is None
     assert service.stop() == 0

@@ -231,7 +231,7 @@ def test_other_kinds_of_parallel_training_are_refused_by_name(pico_base: Path, n
     found = inspect(run)
     assert found.refusal is not None
     assert found.complete and found.refusal.code == FaultCode.DEEPSPEED_SHARDED
-    assert said in found.refusal.cause and "zero_to_fp32.py" in found.refusal.remedy
+    assert said in found.refusal.cause and "stage3_gather_16bit_weights_on_model_save" in found.refusal.remedy
 
 
 def test_objects_of_other_classes_are_refused_by_name_and_never_run(pico_base: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.inspection import fingerprint, inspect
+from daemon.checkpoints.inspection import fingerprint, inspect, refusal_of
 from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of, set_state
 
@@ -196,7 +196,12 @@ def test_an_index_that_names_what_is_no_file_beside_it_is_refused(checkpoint: Pa
     (checkpoint / "config.json").write_text("{}")
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
     refusal = inspect(checkpoint).refusal
-    assert refusal is not None and refusal.code == "checkpoint-damaged" and "can't be the name of a file beside it" in refusal.cause
+    assert (
+        refusal is not None
+        and refusal == refusal_of(checkpoint)
+        and refusal.code == "checkpoint-damaged"
+        and "can't be the name of a file beside it" in refusal.cause
+    )
     assert len(refusal.sentence()) <= 600 and refusal.sentence().isprintable()
 
 
