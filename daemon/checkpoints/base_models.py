@@ -127,9 +127,10 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", f"{closed.cause}; looked in {looked}",
             access.remedy(closed, Path(closed.path)), path=closed.path,
         )  # fmt: skip
+    unseen = " that this user can read" if any(access.denial(one, "list") for one in candidates if one not in ours) else ""
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}",
-        f"no folder that this user can read has its config.json and weights; looked in {looked}",
+        f"no folder with its config.json and weights exists{unseen}; looked in {looked}",
         f'set base.map.{quoted(name)} = "/folder/of/the/model", or add the folder that contains it to base.search (or, for one export, use'
         " `ckptd export --base FOLDER`)",
     )  # fmt: skip

@@ -70,9 +70,9 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        told = {problem.partition(":")[0] for problem in problems}
-        found = [one for one in suggestions.problems_of(error, Settings) if not _is_told(one, problems)]
-        problems += [one for one in found if one.partition(":")[0] not in told]
+        named = {problem.partition(":")[0] for problem in problems}
+        others = [problem for problem in suggestions.problems_of(error, Settings) if not _is_told(problem, problems)]
+        problems += [problem for problem in others if problem.partition(":")[0] not in named]
         problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
         problems.append(re.sub(r"\s+", " ", censored(str(error))))

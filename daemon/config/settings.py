@@ -293,9 +293,9 @@ class NotifySettings(Section):
     def with_file(self) -> Self:
         """The same with the URLs of `urls_file`, else of the service manager's credential. Raises ValueError where it can't be used."""
         file = self.urls_file or credential()
-        found = self.model_copy()
-        found._of_file = () if file is None else read_urls(file)
-        return found
+        complete = self.model_copy()
+        complete._of_file = () if file is None else read_urls(file)
+        return complete
 
 
 class RetentionSettings(Section):

@@ -104,15 +104,15 @@ def short_of_room(where: Iterable[Place], needs: Sequence[Place] = (), refused: 
 
 def unwritable(where: Iterable[Place]) -> tuple[str, ...]:
     """The folders that this process may not write into now, each as a sentence; full ones are not among them."""
-    found = []
+    sentences = []
     for place in where:
         with contextlib.suppress(OSError):  # what can't be reached is not closed; whoever needs it says so
             folder = nearest_existing(Path(place.folder))
             if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
                 read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
                 why = "its file system is mounted for reading only" if read_only else "this user has no right to"
-                found.append(f"Nothing can be written to {place.folder} ({place.key or 'a folder below it'}): {why}; work waits.")
-    return tuple(found)
+                sentences.append(f"Nothing can be written to {place.folder} ({place.key or 'a folder below it'}): {why}; work waits.")
+    return tuple(sentences)
 
 
 def probe(folder: Path) -> OSError | None:
