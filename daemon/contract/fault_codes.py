@@ -374,8 +374,8 @@ class FaultCode(StrEnum):
     SOURCE_AWAY = "source-away"
     """Something that an export reads (a base, texts, a toolchain, an adapter to add, the output's mount) is missing or unreadable now.
 
-    To do: Nothing if it comes back by itself; else put it back or make it readable. The export waits for `limits.away_hours` and then
-    continues automatically; after that, run `ckptd retry JOB`.
+    To do: Nothing if it comes back by itself; else put it back or make it readable, or correct the path of an adapter in `merge.add`. The
+    export waits for it (`limits.away_hours`) and then continues automatically; after that, run `ckptd retry JOB`.
     """
     STILL_WRITTEN = "still-written"
     """The checkpoint changes while it is read.

@@ -41,8 +41,10 @@ class Episode(BaseModel):
 class Away:
     """The things that are away, by what names each: a path, or the name of a base. `patience`: seconds that an export waits."""
 
-    def __init__(self, file: Path, patience: float, clock: Callable[[], float] = time.time) -> None:
-        self._file, self.patience, self._clock = file, patience, clock
+    def __init__(self, file: Path, patience: float, clock: Callable[[], float] | None = None) -> None:
+        """`clock`: seconds since the epoch; by default as they were when this was made, and steady from then on."""
+        began = time.time() - time.monotonic()
+        self._file, self.patience, self._clock = file, patience, clock or (lambda: began + time.monotonic())
         self.tell: Callable[[Fault, bool], object] = lambda fault, over: None
         """Called with what is waited for as that begins, and (True) as it is over."""
         self.episodes: dict[str, Episode] = {}

@@ -355,6 +355,7 @@ class Runner:
         """What has ended waits for nothing, also where it ended in a round that failed."""
         for job in list(self.waits.of.keys() - self.journal.jobs.open_ids()) if len(self.waits) else ():
             self.waits.end(job)
+            self.away.ended(job)
 
     def _is_rewritten(self, job: JobRow) -> bool:
         """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""

@@ -31,10 +31,11 @@ class Outside:
         self._operation = f"run the stage {context.stage}"
         self._staging = Path(context.staging)
         self._output = next((one for one in self._staging.parents if one.name == STAGING), self._staging).parent
-        seen = [Path(context.pin), *([Path(context.base)] if context.base else [])]  # by the daemon, right before
-        there = [root for root in _roots(context) if away.problem_of(root) is None]
-        self._roots = {root: _real(root) for root in (*seen, *there)}
-        """What was there → where its links led."""
+        seen = [Path(one) for one in (context.pin, context.base) if one]  # by the daemon, right before
+        self._there = [root for root in (*seen, *_roots(context)) if away.problem_of(root) is None]
+        """What was there as a whole when the attempt began."""
+        self._roots = {root: _real(root) for root in (*seen, *self._there)}
+        """What counts as having been there → where its links led."""
         self._files = {file: _real(file) for root in self._roots for file in _files_of(root)}
 
     def fault(self, error: BaseException) -> Fault | None:
@@ -48,7 +49,7 @@ class Outside:
 
     def gone(self) -> Fault | None:
         """What was there when the attempt began and is away now."""
-        for path in (*self._roots, *self._files):
+        for path in (*self._there, *self._files):
             if (problem := away.problem_of(path)) is not None:
                 return away.fault_of(path, problem, self._operation)
         return None

@@ -88,7 +88,7 @@ def test_a_checkpoint_waits_for_an_adapter_that_is_being_saved_and_takes_it_whol
     assert job.checkpoint.additions[0].digest == identify(style) == identify(job.pin / ADDITIONS / "0")
 
 
-def test_an_adapter_that_is_replaced_is_waited_for_and_one_that_stays_away_is_reported(
+def test_an_adapter_that_is_replaced_or_away_is_waited_for_and_one_that_stays_away_is_reported_in_the_end(
     desk: Desks, add: Add, style: Path, clock: Clock
 ) -> None:
     here = desk(**adding(style))
@@ -103,7 +103,12 @@ def test_an_adapter_that_is_replaced_is_waited_for_and_one_that_stays_away_is_re
     shutil.rmtree(style)
     second = add(here, 8)
     here.look()
-    clock.now = 31.0
+    clock.now = 23 * 3600.0
+    here.look()
+    assert here.steps() == [4], "it may come back"
+    clock.now = 24 * 3600.0 + 1
+    here.look()
+    clock.now += 31.0
     here.look()
     assert here.seen_as(second) == "damaged", "it does not wait for ever"
     third = add(here, 12)

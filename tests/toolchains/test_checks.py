@@ -288,6 +288,7 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
     assert checks["onnx"].reasons == ("it could not be checked: the toolchain optimum is not installed",)
     assert checks["onnx"].remedy == "run `ckptd toolchain install optimum`"
     installed(desk.runner.settings.state_directory)
+    job.pin.mkdir()  # as `ckptd retry` does
     assert desk.journal.jobs.retry("run-1")
     desk.tick(20)
     assert desk.state("run-1") == "succeeded"

@@ -19,7 +19,7 @@ from daemon.running.executor import Order
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.workers.worker import Worker
 from daemon.toolchains import registry
-from daemon.toolchains.registry import HANDLERS, Definition, Toolchains, command_of
+from daemon.toolchains.registry import HANDLERS, MANIFEST, Definition, Toolchains, command_of
 from handlers.toolchains import use
 from tests.toolchains.conftest import Fake
 from tests.workers.helpers import BOUNDS, make_context, wait
@@ -67,18 +67,25 @@ def test_a_stage_without_a_toolchain_is_run_as_ever(context: StageContext) -> No
     assert command_of(context) == HANDLERS
 
 
-def test_what_is_removed_is_offered_no_more(in_fake: StageContext, context: StageContext, fake: Fake, tmp_path: Path) -> None:
+def test_what_is_damaged_is_offered_no_more_and_what_was_away_is_used_again(
+    in_fake: StageContext, context: StageContext, fake: Fake, tmp_path: Path
+) -> None:
     assert use.find(context, "fake") == fake.installed.folder
     shutil.copytree(fake.chains.home, tmp_path / "state" / "toolchains", symlinks=True)
     chains, cache = Toolchains(tmp_path / "state", fake.chains.known), Path(context.cache)
     chains.offer(cache)
     assert use.find(context, "fake") == chains.folder("fake")
-    shutil.rmtree(chains.folder("fake"))
+    chains.folder("fake").rename(tmp_path / "aside")
     assert use.find(context, "fake") is None
     with pytest.raises(OSError):
         attempt(in_fake)
     chains.offer(cache)
-    assert list((cache / "toolchains").iterdir()) == []
+    assert use.find(context, "fake") is None and chains.gone("fake", cache) is not None
+    (tmp_path / "aside").rename(chains.folder("fake"))
+    assert use.find(context, "fake") == chains.folder("fake") and chains.gone("fake", cache) is None
+    (chains.folder("fake") / MANIFEST).unlink()
+    chains.offer(cache)
+    assert list((cache / "toolchains").iterdir()) == [], "damaged, not away"
     assert use.find(context, "fake") is None
 
 
