@@ -130,7 +130,7 @@ class Resumption:
         if sources is not None:
             self._begin(job, sources)
             self._reopen_changed(job)
-            self._ready.add(job.id)
+        self._ready.add(job.id)
         return True
 
     def begin_again(self, job: JobRow, sources: Sources) -> None:

@@ -397,11 +397,10 @@ class Runner:
 
     def _look(self, job: JobRow) -> Seen | None:
         """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, nothing is asked."""
-        stages = self.journal.stages.of(job.id)
-        if all(stage.state in ENDED_STAGE or (stage.state == "running" and (job.id, name) in self.children.running)
-               for name, stage in stages.items()):  # fmt: skip
-            return Seen(job.base, None)
-        return self._gate.look(job, stages, self._resumption.known(job.id))
+        stages, known = self.journal.stages.of(job.id), self._resumption.known(job.id)
+        if known is not None and all(stage.state != "waiting" for stage in stages.values()):
+            return Seen(job.base, known)
+        return self._gate.look(job, stages, known)
 
     def _look_at_new(self) -> None:
         """Find out at once whether the base of a job that waits for its turn is there, so that it is said before that has come."""

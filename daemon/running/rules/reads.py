@@ -24,6 +24,7 @@ class Moment(StrEnum):
 
 ALWAYS = (Moment.INTAKE, Moment.BEFORE, Moment.DURING)
 WAITS = "the export waits"
+SILENT = "told after 5 s; no other export waits for it"
 AGAIN = "the attempt is tried again, not counted"
 
 
@@ -40,6 +41,8 @@ class Outside:
     """What happens where it is missing or unreadable at that moment, as clauses."""
     changed: str
     """What happens where its content is another one afterwards."""
+    slow: str = SILENT
+    """What happens while its file system does not answer."""
     waits: tuple[Moment, ...] = ()
     """When an export waits for it."""
     deleted: bool = True
@@ -50,54 +53,56 @@ TABLE = (
     Outside(
         "checkpoint", "`watch.roots`", "it is not taken; each scan looks again", "not read: the pin is", "not read: the pin is",
         "it is another checkpoint; if the pin shares the file, the export ends as superseded",
+        slow="told after 10 s (`root-silent`); only the roots on that mount wait",
     ),
     Outside(
         "a run's `ckptd.toml`", "the run's directory", "the main configuration counts", "the configuration of before counts", "not read",
-        "the stages that it changes are made again",
+        "the stages that it changes are made again", slow="after 5 s the configuration of before counts",
     ),
     Outside(
         "pin", "`pin.directory`, `state.directory`", "the checkpoint is not taken; each scan tries again", WAITS, AGAIN,
-        "a file that the trainer rewrote ends the export as superseded", ALWAYS[1:],
+        "a file that the trainer rewrote ends the export as superseded", slow="everything waits, as for the state", waits=ALWAYS[1:],
     ),
     Outside(
         "base", "the adapter's name, `base.map`, `base.search`, the Hugging Face cache", WAITS, WAITS, AGAIN,
-        "when it has not changed for 5 s, what was made of it is made again", ALWAYS,
+        "when it has not changed for 5 s, what was made of it is made again", waits=ALWAYS,
     ),
     Outside(
         "a file of the base", "config, tokenizer, weights; those that its index names; links into the Hugging Face cache", WAITS, WAITS,
-        AGAIN, "as for the base", ALWAYS,
+        AGAIN, "as for the base", waits=ALWAYS,
     ),
     Outside(
         "adapter to add", "`merge.add`", "the checkpoint is taken when it is there: keep it until then", "not read: the pin is",
-        "not read: the pin is", "checkpoints that are taken later have the new one", ALWAYS[:1],
+        "not read: the pin is", "checkpoints that are taken later have the new one", slow="it counts as missing after 2 s",
+        waits=ALWAYS[:1],
     ),
     Outside(
-        "prompts", "`validate.prompts`", WAITS, WAITS, AGAIN, "the stages that read them are made again", ALWAYS,
+        "prompts", "`validate.prompts`", WAITS, WAITS, AGAIN, "the stages that read them are made again", waits=ALWAYS,
     ),
     Outside(
-        "data for checks and calibration", "`validate.data`", WAITS, WAITS, AGAIN, "the stages that read them are made again", ALWAYS,
+        "data for checks and calibration", "`validate.data`", WAITS, WAITS, AGAIN, "the stages that read them are made again", waits=ALWAYS,
     ),
     Outside(
         "toolchain", "`STATE/toolchains`",
         "not looked at", "the stages that need it wait; one that was never installed, or was removed, fails them", AGAIN,
-        "`ckptd toolchain check` finds it", ALWAYS[1:],
+        "`ckptd toolchain check` finds it", waits=ALWAYS[1:],
     ),
     Outside(
         "output", "`output.directory`", "the export waits; a folder that was deleted is made again",
         "the export waits; a folder that was deleted is made again", AGAIN, "a finished stage whose output is not whole is made again",
-        ALWAYS[1:], deleted=False,
+        slow="everything that writes there waits", waits=ALWAYS[1:], deleted=False,
     ),
     Outside(
         "state", "`state.directory`", "the journal can't be written: everything waits", "everything waits", "the result is recorded later",
-        "the daemon ends if the journal was replaced",
+        "the daemon ends if the journal was replaced", slow="everything waits",
     ),
 )  # fmt: skip
 
 
 def render() -> str:
     """The table in Markdown."""
-    head = ["read from outside", "named by", *Moment, "changed"]
-    rows = [[one.name, one.named_by, one.intake, one.before, one.during, one.changed] for one in TABLE]
+    head = ["read from outside", "named by", *Moment, "changed", "does not answer"]
+    rows = [[one.name, one.named_by, one.intake, one.before, one.during, one.changed, one.slow] for one in TABLE]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines) + "\n"
 
