@@ -90,8 +90,22 @@ class Away:
             self._keep()
         self._forget()
 
+    def is_over(self, job: str, key: str) -> bool:
+        """Whether an export has waited for something long enough."""
+        if self.patience <= 0:
+            return True
+        since = self.episodes[key].jobs.get(job) if key in self.episodes else None
+        return since is not None and self._clock() - since >= self.patience
+
+    def further(self, job: str) -> None:
+        """An export has come further: its time begins anew, but for what it waits for no longer."""
+        for key in [key for key, one in self.episodes.items() if job in one.jobs and not self.is_over(job, key)]:
+            del self.episodes[key].jobs[job]
+            self._keep()
+        self._forget()
+
     def ended(self, job: str) -> None:
-        """An export has come further, or is over: it waits for nothing."""
+        """An export is over: it waits for nothing."""
         self._leave(job)
 
     def _leave(self, job: str, but: str = "") -> None:

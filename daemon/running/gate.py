@@ -55,10 +55,10 @@ class Gate:
 
         `before`: what finished ones were made of.
         """
-        known = frozenset(self._known)
+        known, done_with = frozenset(self._known), self._done_with(job, stages)
 
         def required(value: str) -> bool:
-            return not self._at_once or value in known
+            return value not in done_with and (not self._at_once or value in known)
 
         def question() -> Seen:
             seen = outside.look(job, stages, self._bases, self._places, required, whole=not self._at_once)
@@ -71,6 +71,10 @@ class Gate:
             found = texts_of(job, stages)
             self._known |= {value for path, value in found.items() if (rows := seen.sources.get(path)) and rows[0][0] != ""}
         return seen
+
+    def _done_with(self, job: JobRow, stages: Mapping[str, StageRow]) -> set[str]:
+        """Texts that the job has waited for long enough: the stages that read them say so, and the others go on."""
+        return {value for value in texts_of(job, stages).values() if self._away.is_over(job.id, outside.shown(value))}
 
     def toolchain(self, job: JobRow, spec: StageSpec, chains: Toolchains, cache: Path) -> tuple[bool, Fault | None]:
         """Whether the toolchain of a stage was looked at and is not away, so that the stage need not wait for it; and what it lacks."""

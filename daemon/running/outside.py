@@ -186,11 +186,19 @@ def _there(path: Path, operation: str) -> None:
         raise Absent(str(path), away.fault_of(path, problem, operation))
 
 
+def shown(texts: str) -> str:
+    """What the texts of a setting are waited for by: their path, for people."""
+    try:
+        return DataPlace.of(texts).shown
+    except ValueError:
+        return texts
+
+
 def _texts(setting: str, value: str, required: Callable[[str], bool]) -> list[list[str | int]]:
     try:
         return stamp_now(value)
     except (OSError, ValueError) as error:
         if away.is_away(error) and required(value):
-            shown = DataPlace.of(value).shown
-            raise Absent(shown, away.fault_of(shown, error, f"read the texts of {setting}")) from None
+            path = shown(value)
+            raise Absent(path, away.fault_of(path, error, f"read the texts of {setting}")) from None
         return [["", type(error).__name__]]

@@ -406,8 +406,9 @@ class Runner:
         """Find out at once whether the base of a job that waits for its turn is there, so that it is said before that has come."""
         entered, self._looked = self.journal.jobs.pending_after(self._looked, NEW_LOOKS)
         self._unfound |= {*entered}
-        due = (job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES and self.waits.may_move(job))
-        for job in sorted(self._unfound | {*due})[:NEW_LOOKS]:
+        due = [job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES and self.waits.may_move(job)]
+        due.sort(key=lambda job: self.waits.of[job].until)
+        for job in [*dict.fromkeys([*sorted(self._unfound), *due])][:NEW_LOOKS]:
             row = self.journal.jobs.get(job)
             if row is not None and row.state == "pending":
                 with structlog.contextvars.bound_contextvars(job=job, run=row.checkpoint.run, step=row.checkpoint.step):
@@ -482,7 +483,7 @@ class Runner:
     def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
         """The result of an attempt, with what follows where it met something that was away: a pause, and an end after long enough."""
         if result.outcome == Outcome.SUCCEEDED:
-            self.away.ended(job.id)
+            self.away.further(job.id)
         fault = result.fault
         if fault is None or not self._gate.is_away(fault):
             return result

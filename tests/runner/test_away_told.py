@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.contract import away as absence
+from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running import away, outside, resumption
@@ -63,6 +64,31 @@ def test_after_away_hours_the_stages_fail_with_the_reason_and_the_report_is_made
     (why,) = {stage.fault.sentence() for stage in stages.values() if stage.state == "failed" and stage.fault}
     assert str(world.paths["base"]) in why and "has waited for 24 h (limits.away_hours)" in why and "`ckptd retry`" in why
     assert stages["report"].state == "succeeded" and not world.desk.runner.away.episodes
+
+
+def test_texts_that_stay_away_fail_the_stages_that_read_them_and_no_other(world: World) -> None:
+    shift = [0.0]
+    world.desk.runner.away._clock = lambda: time.time() + shift[0]
+    prompts = world.paths["prompts"]
+
+    def script(context: StageContext) -> StageResult:
+        if context.stage != "reference":
+            return done(context)
+        missing = Permanent(FaultCode.PROMPTS_NOT_FOUND, "read the prompts", "there is no such file", "set it", path=prompts)
+        return _failed(missing, context.stage, context.staging, OfAttempt(context))
+
+    world.desk.script = script
+    leave(prompts, "away")
+    begin(world)
+    tick_until(world, world.fault, "waiting")
+    assert world.desk.started == []
+    shift[0] = 24 * 3600.0 + 1
+    tick_until(world, lambda: world.desk.state(world.job) in ("failed", "partial"), "ended")
+    stages = world.desk.journal.stages.of(world.job)
+    assert stages["merge"].state == stages["pytorch"].state == "succeeded" and stages["reference"].state == "failed"
+    why = stages["reference"].fault
+    assert why is not None and str(prompts) in why.sentence() and "limits.away_hours" in why.sentence()
+    assert world.desk.started.count("run-1 reference") == 1
 
 
 @pytest.mark.parametrize("waits", [False, True])
