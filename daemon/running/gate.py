@@ -140,7 +140,9 @@ class Gate:
 
     def told(self, fault: Fault) -> Fault:
         """A fault of what is waited for, with how long that is."""
-        if fault.code != FaultCode.BASE_NOT_FOUND:
+        if self._at_once:
+            remedy = "put it back, or make it readable, and run the same command again"
+        elif fault.code != FaultCode.BASE_NOT_FOUND:
             remedy = f"{away.REMEDY} (it waits for {self._hours()}, limits.away_hours)"
         else:
             remedy = (

@@ -113,7 +113,10 @@ def _files_of(root: Path) -> list[Path]:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a name that no file system takes
+        return path
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -49,6 +49,7 @@ def test_a_base_that_goes_away_during_the_merge_is_tried_again_for_a_while(
         assert process.returncode == 0, said
         return
     assert process.returncode == 75 and str(base) in said and "it is not there now" in said
+    assert "run the same command again" in said and "limits.away_hours" not in said
     (tmp_path / "aside").rename(base)
     again = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
     assert again.returncode == 0, again.stdout + again.stderr
