@@ -106,7 +106,7 @@ def finish(journal: Journal, job: str, state: str, title: str) -> None:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.02)
