@@ -116,11 +116,13 @@ class Output:
             self._end(name, self.rng.choice(waiting))
         elif chance < 0.93:
             folders = sorted({target.parent for target in self.owner if target.parent.is_dir()})
-            prune(
-                folders, None, RetentionSettings(keep_last=1), staging=one.paths.staging, top=self.output, busy=set(waiting),
-                owner=one.paths.owner, records=one.paths.published,
-            )  # fmt: skip
-            self._note_removed(name)
+            try:
+                prune(
+                    folders, None, RetentionSettings(keep_last=1), staging=one.paths.staging, top=self.output, busy=set(waiting),
+                    owner=one.paths.owner, records=one.paths.published,
+                )  # fmt: skip
+            finally:  # it may have died in the middle of it
+                self._note_removed(name)
         else:
             self._plant()
 
