@@ -20,6 +20,7 @@ from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
 from daemon.running import away
 from daemon.running.runner import Runner
+from daemon.system import looks
 from tests.detection.helpers import copy_of
 from tests.runner.desk import Desk, FakeExecutor
 from tests.runner.outside_world import World, make_world
@@ -99,8 +100,9 @@ def make_toy(tmp_path: Path) -> Iterator[Callable[..., Toy]]:
 
 
 @pytest.fixture
-def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+def make_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
     """Makes runners with fake children, each with a journal of its own; keywords are sections of the configuration."""
+    monkeypatch.setattr(looks, "FIRST_SECONDS", 30.0)  # on a busy box too, a round has the answers of its own looks
     journals: list[Journal] = []
 
     def make(**sections: dict[str, Any]) -> Desk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,8 @@ def begin(world: World) -> None:
 
 def tick_until(world: World, condition: Callable[[], object], what: str) -> None:
     """Let the runner make rounds until a condition holds."""
-    for _ in range(300):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         world.desk.tick()
         if condition():
             return
