@@ -87,10 +87,10 @@ def _rounding(folder: Path) -> Iterator[Outcome]:
     lab = sabotage.make(folder)
     for form in damage_quantized.FORMS:
         answer = damage_quantized.answered(lab, form, damage_quantized.artifact(lab, form))
-        yield Outcome("", _variant(form), f"sound, {form}", not damage_quantized.reasons(answer, form))
+        yield Outcome("", _variant(form), f"sound, {form}", not damage_quantized.reasons(answer))
     for number, (case, form) in enumerate(damage_quantized.CASES):
         target = case.apply(damage_quantized.artifact(lab, form), folder / f"case-{number}")
-        reasons = damage_quantized.reasons(damage_quantized.answered(lab, form, target), form)
+        reasons = damage_quantized.reasons(damage_quantized.answered(lab, form, target))
         right = bool(re.search(case.words, reasons)) if case.words else not reasons
         yield Outcome("rounding", _variant(form), f"{case.name}, {form}", right)
 
