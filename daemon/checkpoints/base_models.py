@@ -60,7 +60,11 @@ def _stays_inside(folder: Path, candidate: Path) -> bool:
         for part in candidate.relative_to(folder).parts:
             path = path / part
             status = os.lstat(path)
-            if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted and folder.resolve() not in path.resolve().parents:
+            if (
+                stat.S_ISLNK(status.st_mode)
+                and status.st_uid not in trusted
+                and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents
+            ):
                 return False
     except (OSError, RuntimeError, ValueError):  # gone, links that go round, a name that is none
         return False

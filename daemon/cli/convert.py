@@ -101,7 +101,7 @@ def _checked(source: Path, target: Path) -> tuple[Path, Path]:
     if not source.is_dir():
         cause = "it is a file" if source.is_file() else "there is no such directory"
         raise UsageError(FaultCode.NO_SUCH_PATH, OPERATION, cause, "give the folder with the weights", path=source)
-    real, place = source.resolve(), target.resolve()
+    real, place = Path(os.path.realpath(source)), Path(os.path.realpath(target))
     if place == real or real in place.parents or place in real.parents:
         raise UsageError(
             FaultCode.BAD_OPTION, OPERATION, f"it is not beside {source}, but the same, inside it or around it", "give another new folder",

@@ -24,7 +24,7 @@ class FaultCode(StrEnum):
     ALREADY_RUNNING = "already-running"
     """Another ckptd uses the state directory.
 
-    To do: Stop the other ckptd. A second daemon needs its own `watch.roots`, `output.directory` and `state.directory`.
+    To do: Stop the other ckptd. A second daemon needs a `state.directory` of its own.
     """
     BAD_OPTION = "bad-option"
     """A command-line option has an invalid value, or contradicts another option.

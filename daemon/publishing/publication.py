@@ -91,7 +91,7 @@ def assemble(
 def _place(part: ExportPart, entry: FileEntry, target: Path, replaced: Path | None) -> None:
     try:
         real = (part.there / entry.path).resolve(strict=True)
-        if replaced is not None and replaced.resolve() in real.parents:
+        if replaced is not None and Path(os.path.realpath(replaced)) in real.parents:
             if not hard_link(real, target):
                 duplicate(real, target)
         else:

@@ -309,7 +309,7 @@ def to_verify(path: Path) -> list[tuple[Path, str]]:
         raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, "it is a file", "give the folder of an export", path=path)
     if found := list(exports_below(path)):
         return [(export, "") for export in found]
-    whole = path.resolve()
+    whole = Path(os.path.realpath(path))
     for parent in whole.parents:
         if os.path.lexists(parent / MANIFEST):
             return [(parent, whole.relative_to(parent).as_posix())]

@@ -30,7 +30,7 @@ def locked(lock: Path) -> Iterator[None]:
             owner = holder(lock)[0] or "unknown"
             raise UsageError(
                 FaultCode.ALREADY_RUNNING, "start on this journal", f"another ckptd (pid {owner}) uses it",
-                "stop that one; a second daemon needs a configuration with watch.roots, output.directory and state.directory of its own",
+                "stop that one; a second daemon needs a configuration with a state.directory of its own",
                 path=lock.parent,
             ) from None  # fmt: skip
         mine = str(os.getpid()).encode()

@@ -309,4 +309,4 @@ def test_ctrl_c_at_a_question_is_an_interruption(monkeypatch: pytest.MonkeyPatch
 def test_a_second_daemon_is_told_what_it_needs_of_its_own(tmp_path: Path) -> None:
     with locked(tmp_path / "lock"), pytest.raises(UsageError) as caught, locked(tmp_path / "lock"):
         pass
-    assert "watch.roots, output.directory and state.directory of its own" in str(caught.value) and exit_code_of(caught.value) == 2
+    assert "a state.directory of its own" in str(caught.value) and exit_code_of(caught.value) == 2

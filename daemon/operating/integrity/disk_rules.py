@@ -104,7 +104,7 @@ def _check_link(scene: Scene, link: Path) -> None:
             "remove it; the next export creates it again",
             path=link,
         )
-    elif not is_export(link.resolve()):
+    elif not is_export(Path(os.path.realpath(link))):
         scene.find("link-astray", f"it points to {os.readlink(link)}, which is not an export",
                        "remove it; the next export creates it again",
                    path=link)  # fmt: skip

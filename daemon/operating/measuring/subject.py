@@ -44,7 +44,7 @@ def locate(state: Path, wanted: str) -> tuple[Export, str | None]:
         return _read(_of_job(state, wanted)), None
     if not path.exists():
         raise UsageError(FaultCode.NO_SUCH_PATH, OPERATION, "there is no such path", "check the path", path=path)
-    whole = path.resolve()
+    whole = Path(os.path.realpath(path))
     found = next((one for one in (whole, *whole.parents) if os.path.lexists(one / MANIFEST)), None)
     if found is None:
         raise _no_export(path)
@@ -197,7 +197,7 @@ def refuse_target(target: Path) -> None:
         raise UsageError(FaultCode.BAD_OPTION, operation, "it is a folder", "give the name of a file, for example bench.html", path=target)
     if not folder.is_dir():
         raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such folder", "make it, or give another file", path=folder)
-    if any(os.path.lexists(one / MANIFEST) for one in (folder.resolve(), *folder.resolve().parents)):
+    if any(os.path.lexists(one / MANIFEST) for one in (Path(os.path.realpath(folder)), *Path(os.path.realpath(folder)).parents)):
         cause = "it would be in an export, whose files stay as they were published"
         raise UsageError(FaultCode.BAD_OPTION, operation, cause, "give a file in another folder", path=target)
     if not os.access(folder, os.W_OK | os.X_OK):
