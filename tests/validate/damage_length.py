@@ -44,6 +44,8 @@ class _Surgery:
         for place, node in enumerate(self._first):
             self.graph.node.insert(place, node)
         onnx.save(self.model, self.path)
+        for left in self.path.parent.glob(f"{self.path.name}*data"):
+            left.unlink()  # its weights are in the graph's own file now
 
     def constant(self, name: str, array: Any, kind: type = np.int64) -> str:
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(array, kind), name))

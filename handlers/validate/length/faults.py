@@ -13,9 +13,9 @@ from handlers.validate.arithmetic.comparison import in_deviations
 CLEAR, EXACT_CLEAR = 1.5, 5.0
 """Ratio from which on a step counts, of forms that round and of exact ones. Sound artifacts of small models have up to 1.26, and 2.1 where
 their errors are below the least size."""
-GROWN = 3.0
-"""Growth from the first to the last third of the text beside which a step of any ratio from 1 on counts, of forms that round. Sound
-artifacts have up to 2.0."""
+GROWN, STEP_BESIDE = 3.0, 0.75
+"""Growth from the first to the last third of the text beside which a step of this ratio counts, of forms that round. Sound artifacts grow
+up to 2.0 times."""
 LEAST, EXACT_LEAST = 0.01, 1e-4
 """Mean |Δ| behind a step, in standard deviations, from which on it counts. fp16 has 0.003 where rotary positions change their scaling."""
 FARTHER: tuple[tuple[float, float, float], ...] = ((3.0, 1.0, 0.0), (4.0, 0.5, 0.0), (4.0, 0.0, 2.5), (8.0, 0.0, 0.0))
@@ -47,12 +47,12 @@ def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
         ]
     clear, least = (EXACT_CLEAR, EXACT_LEAST) if own.exact else (CLEAR, LEAST)
     ratio, grown = long.step_ratio or 0.0, long.growth or 0.0
-    if (long.step_behind or 0.0) < least or not (ratio >= clear or (not own.exact and ratio >= 1 and grown >= GROWN)):
+    if (long.step_behind or 0.0) < least or not (ratio >= clear or (not own.exact and ratio >= STEP_BESIDE and grown >= GROWN)):
         return []
-    return [
-        f"its errors are larger {since}: nearly all of them are {ratio:.2g} times as large as nearly all before, as wrong"
-        " positions, a lost cache or another window make them, and rounding does not"
-    ]
+    size = f"nearly all of them are {ratio:.2g} times as large as nearly all before"
+    if ratio < 1:
+        size = f"they grow {grown:.2g} times over the text"
+    return [f"its errors are larger {since}: {size}, as wrong positions, a lost cache or another window make them, and rounding does not"]
 
 
 def _distances(figures: CheckFigures, long: LongFigures, own: Limits, thresholds: Thresholds) -> list[str]:
