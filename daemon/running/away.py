@@ -62,7 +62,8 @@ class Away:
             return None
         now, before = self._clock(), self.episodes.get(key)
         episode = self.episodes.setdefault(key, Episode(since=now))
-        episode.back, self._faults[key], self._kinds[key] = None, fault, kind
+        episode.back, self._kinds[key] = None, kind
+        self._faults.setdefault(key, fault)  # as it was told, so that its end is told of the same path
         known = job in episode.jobs
         since = min(now, episode.jobs.setdefault(job, now))  # a clock that was set back does not let it wait longer
         self._leave(job, but=key)
