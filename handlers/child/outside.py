@@ -122,8 +122,10 @@ def _real(path: Path) -> Path:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what it came of, also where that is not to be shown."""
     seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen and len(seen) < MOST_CAUSES:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
+    left: list[BaseException | None] = [error]
+    while left and len(seen) < MOST_CAUSES:
+        cause = left.pop(0)
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            left += [cause.__cause__, cause.__context__]

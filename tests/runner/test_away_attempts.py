@@ -67,6 +67,26 @@ def test_a_file_that_was_there_and_is_back_by_now_was_away(context: StageContext
     assert told(context, words, known) == away, "as a process of the stage's own says it"
 
 
+def test_a_base_that_was_away_when_the_attempt_began_is_no_error_of_it_either(context: StageContext) -> None:
+    base = Path(context.base or "")
+    base.rename(base.with_name("aside"))
+    known = Outside(context)
+
+    def again() -> None:
+        try:
+            try:
+                (base / "config.json").read_bytes()
+            except OSError:
+                raise Permanent(FaultCode.FILE_MISSING, "read it", "it is missing", "copy it") from None
+        except Permanent as error:
+            raise error from error  # its own cause
+
+    error = raised(again)
+    assert told(context, error, known) == ("retryable", "source-away", str(base / "config.json"))
+    base.with_name("aside").rename(base)
+    assert told(context, error, known) == ("retryable", "source-away", str(base / "config.json")), "it is there by now"
+
+
 def test_whatever_is_raised_while_the_base_is_away_says_nothing_of_the_export(context: StageContext) -> None:
     known, base = Outside(context), Path(context.base or "")
     error = Permanent(FaultCode.TOKENIZER_NOT_FOUND, "load it", "there is none", "put it there")
