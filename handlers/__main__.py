@@ -32,7 +32,7 @@ from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
 from daemon.contract.own_folders import is_still, not_ours
-from handlers.child import process, warm
+from handlers.child import foreign, process, warm
 from handlers.child.outside import Outside
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
@@ -59,8 +59,9 @@ def _bounded_traceback() -> str:
 
 
 def _failed(error: BaseException, stage: str, staging: str, outside: Outside | None = None) -> StageResult:
-    """The outcome that an exception stands for. Unknown exceptions are retryable: the attempt limit bounds them. `outside`: what the
-    stage reads and does not own; what of it is away is the reason, whatever the exception says."""
+    """The outcome that an exception stands for. Unknown exceptions are retryable: the attempt limit bounds them; those of a library over
+    what it is given are not, since that stays as it is. `outside`: what the stage reads and does not own; what of it is away is the reason,
+    whatever the exception says."""
     operation = f"run the stage {stage}"
     if outside is not None and not _is_full(error) and (fault := outside.fault(error)) is not None:
         return StageResult(outcome=Outcome.RETRYABLE, fault=fault.model_copy(update={"details": _bounded_traceback()}))
@@ -75,7 +76,9 @@ def _failed(error: BaseException, stage: str, staging: str, outside: Outside | N
         return StageResult(outcome=Outcome.PERMANENT if permanent else Outcome.RETRYABLE, fault=fault, retry_after=delay)
     if any(text in str(error) for text in NO_SPACE):  # libraries in other languages raise errors of their own
         return _failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), stage, staging)
-    memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    if not foreign.of_machine(error) and foreign.library_of(error) is not None:
+        return _failed(foreign.refusal(error, operation, None), stage, staging)
+    memory = foreign.of_memory(error)
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     remedy = "free memory or raise limits.memory_fraction" if memory else "read the attempt's log; report it if the input looks correct"
     fault = Fault(
@@ -211,7 +214,9 @@ def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> Stage
         return process.with_room(lambda: _work(context, reporter, known))
     except Interrupted:
         return StageResult(outcome=Outcome.INTERRUPTED)
-    except Exception as error:
+    except BaseException as error:
+        if not foreign.is_failure(error):
+            raise
         with contextlib.suppress(OSError):  # the log may lie on the disk that is full
             traceback.print_exc()
         # What fails after it was told to stop may fail because its own processes were told too.

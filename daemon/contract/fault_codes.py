@@ -591,6 +591,11 @@ class FaultCode(StrEnum):
 
     To do: Give a folder with a file that ends in .bin, .pt, .pth or .ckpt.
     """
+    LIBRARY_REFUSES = "library-refuses"
+    """A library, transformers or PEFT for example, can't work with the files of the checkpoint, the base or the model.
+
+    To do: Copy the files again from their source, and check that the library loads them; if it does, report it with the attempt's log.
+    """
     PROMPTS_EMPTY = "prompts-empty"
     """The prompts file has no text, or its text gives no tokens.
 

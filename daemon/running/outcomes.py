@@ -48,7 +48,7 @@ def settle(
     spec = find_spec(stage)
     resumable = bool(spec and spec.resumable)
     result = _as_asked(result)
-    if result.fault is not None and result.fault.code == FaultCode.UNEXPECTED and result.fault.path is None:
+    if result.fault is not None and result.fault.code in (FaultCode.UNEXPECTED, FaultCode.LIBRARY_REFUSES) and result.fault.path is None:
         result = result.model_copy(update={"fault": result.fault.model_copy(update={"path": log_file})})  # it says to read that log
     if crashed:
         decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.configs import shown
-from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES
+from handlers.child import foreign
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import doubles, parse, without_wrappers
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
@@ -85,11 +86,11 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
             done.edits["dtype" if "dtype" in base.config else "torch_dtype"] = name
             done.warnings.append(f"the base is stored quantized; its weights were dequantized to {name} before the merge")
     except Exception as error:  # transformers' own checks of a configuration raise a type that is none of Python's
-        if isinstance(error, Permanent | MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+        if isinstance(error, CkptdError) or foreign.of_machine(error):
             raise
-        cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        raise Permanent(
-            FaultCode.BASE_NOT_LOADABLE, "load the base model", cause, "check that the base loads with transformers", path=base.path
+        remedy = "check that the base loads with transformers"
+        raise foreign.refusal(
+            error, "load the base model", base.path, reader="transformers", code=FaultCode.BASE_NOT_LOADABLE, remedy=remedy
         ) from error
     return model.eval()
 
@@ -156,12 +157,14 @@ def _peft_config(adapter: Adapter) -> Any:
     try:
         return PeftConfig.from_pretrained(str(adapter.folder))
     except ImportError as error:
-        cause = f"PEFT {__version__} needs another package for it: {' '.join(str(error).split())[:300]}"
+        cause = f"PEFT {__version__} needs another package for it: {foreign.in_words(error)}"
         raise Permanent(
             FaultCode.ADAPTER_NOT_LOADABLE, OPERATION, cause, "install that package into the environment of ckptd", path=path
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        cause = f"PEFT {__version__} does not accept it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+    except Exception as error:
+        if isinstance(error, CkptdError) or foreign.of_machine(error):
+            raise
+        cause = f"PEFT {__version__} does not accept it: {foreign.in_words(error)}"
         raise Permanent(FaultCode.BAD_ADAPTER_CONFIG, OPERATION, cause, "save the adapter again with PEFT", path=path) from error
 
 
@@ -180,11 +183,12 @@ def _attach(model: Any, adapter: Adapter) -> Any:
     try:
         wrapped = PeftModel(model, config, "default")
         result = wrapped.load_adapter(str(adapter.folder), "default")
-    except (ValueError, RuntimeError, LookupError, TypeError, ImportError, AttributeError, ArithmeticError, AssertionError) as error:
-        lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-        cause = "; ".join(lines[:3])[:600]
-        if adapter.older_experts and "size mismatch" in cause:
+    except Exception as error:
+        if isinstance(error, CkptdError) or foreign.of_machine(error):
+            raise
+        if adapter.older_experts and "size mismatch" in str(error):
             raise _of_older_peft(adapter) from error
+        cause = f"PEFT can't put it on this base: {foreign.in_words(error)}"
         raise Permanent(
             FaultCode.ADAPTER_NOT_LOADABLE,
             "load the adapter into the base",
@@ -235,10 +239,10 @@ def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
 def _merged(wrapped: Any, adapter: Adapter) -> Any:
     try:
         return wrapped.merge_and_unload()
-    except (RuntimeError, AttributeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
-        if "memory" in str(error):  # torch's word for an allocation that failed
+    except Exception as error:
+        if isinstance(error, CkptdError) or foreign.of_machine(error):
             raise
-        cause = "" if "merge_and_unload" in str(error) else " ".join(str(error).split())[:300]  # a method that has no merge
+        cause = "" if "merge_and_unload" in str(error) else foreign.in_words(error)  # a method that has no merge
         raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base" + (f" ({cause})" if cause else "")) from error
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
+from handlers.child import foreign
 from handlers.onnx.export.diagnosis import Diagnosis, diagnose
 from handlers.onnx.families.base import OPERATION, NotApplicableError
 
@@ -34,6 +35,8 @@ class StrategyFailure:
     reason: str
     diagnosis: Diagnosis
     seconds: float = 0.0
+    words: str = ""
+    """The same as a clause for a sentence."""
 
 
 class StrategyResult(NamedTuple, Generic[Result]):
@@ -49,7 +52,12 @@ class AllStrategiesFailedError(Permanent):
 
     def __init__(self, failures: Sequence[StrategyFailure], path: str) -> None:
         self.failures = tuple(failures)
-        tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "there is no export strategy for this model"
+        by_words: dict[str, list[str]] = {}
+        for failure in failures:
+            by_words.setdefault(failure.words or failure.reason, []).append(failure.strategy)
+        tried = (
+            "; ".join(f"{', '.join(names)}: {words}" for words, names in by_words.items()) or "there is no export strategy for this model"
+        )
         remedy = next((failure.diagnosis.manual for failure in failures if failure.diagnosis.manual), "read the attempt's log")
         cause = f"no strategy gave a graph that agrees with torch: {tried}"
         super().__init__(FaultCode.EXPORT_FAILED, OPERATION, cause, f"{remedy}; or leave the onnx variants out", path=path)
@@ -57,10 +65,20 @@ class AllStrategiesFailedError(Permanent):
 
 def first_line(error: BaseException) -> str:
     """Type and first line of the original cause of an error, at a limited length; exporters wrap the cause in long messages."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = _root(error)
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:_WIDTH].rstrip(".")
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _clause(error: BaseException) -> str:
+    """What the original cause says, without colours."""
+    return _COLOUR.sub("", foreign.in_words(_root(error)))
 
 
 def _not_the_strategys_fault(error: Exception) -> bool:
@@ -91,7 +109,9 @@ def try_strategies(
             if _not_the_strategys_fault(error):
                 raise
             traceback.print_exc()
-            failure = StrategyFailure(strategy.name, first_line(error), diagnose(error), round(time.monotonic() - started, 3))
+            failure = StrategyFailure(
+                strategy.name, first_line(error), diagnose(error), round(time.monotonic() - started, 3), _clause(error)
+            )
             _forget(error)
         failures.append(failure)
         on_failure(failure)

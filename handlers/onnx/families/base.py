@@ -6,6 +6,7 @@ know nothing of that. `handlers.onnx.export.family_choice.choose` gives the fami
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 import torch
 import transformers
 
-from daemon.contract.errors import Permanent
+from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.plan import plan, variant_names
 from daemon.contract.values import Json
+from handlers.child import foreign
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
 from handlers.onnx.graphs.comparison import Opener, open_graph
@@ -149,6 +151,8 @@ def has_experts(folder: Path) -> bool:
     return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
+_ATTENTION = re.compile(r"attention implementation|attn_implementation|scaled_dot_product|flash")
+"""In transformers' errors about an implementation of attention that an architecture does not have."""
 UNREAD = "_ckptd_unread_weights"
 """Attribute of a model that `load_model` gives: names of tensors in its files that it does not read."""
 
@@ -163,8 +167,13 @@ def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") 
         model, info = loader.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=tracing.attention, local_files_only=True, output_loading_info=True
         )
-    except (KeyError, ImportError) as error:
-        raise unsupported(folder, f"transformers cannot load it ({type(error).__name__}: {error})") from error
+    except Exception as error:
+        if isinstance(error, KeyError | ImportError) and not foreign.of_machine(error):
+            raise unsupported(folder, f"transformers can't load it: {foreign.in_words(error)}") from error
+        # Another strategy may ask for another implementation of attention; what is wrong with the files is wrong for all.
+        if isinstance(error, CkptdError) or foreign.of_machine(error) or _ATTENTION.search(str(error)):
+            raise
+        raise foreign.refusal(error, OPERATION, folder, reader="transformers") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if unused and lost and all(name.startswith(f"{unused}.") for name in lost):
         setattr(model, unused, None)

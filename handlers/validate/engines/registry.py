@@ -147,6 +147,11 @@ def engines() -> dict[str, dict[str, str]]:
     return {**catalog().engines, **_OURS}
 
 
+def runs_models(engine: str) -> bool:
+    """Whether an engine runs what transformers and PEFT read, and no file of a format of ours."""
+    return engine in _OURS
+
+
 def in_pytorch(engine: str) -> bool:
     """Whether an engine runs PyTorch and transformers, so that it starts at once in a process that has them loaded."""
     return engine in _OURS or engine.removesuffix(LAYERWISE) in catalog().in_pytorch

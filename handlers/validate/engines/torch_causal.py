@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
+from handlers.child import foreign
 from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
 from handlers.models.tasks import BY_NAME
@@ -34,6 +35,7 @@ POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 """Weights of a bare encoder that vectors of tokens, and so of texts, don't depend on: a base that was saved with a head has none."""
 
 
+WHOLE_TOKENIZER = "give the folder all files of its tokenizer, as its author published them"
 _LAST = "logits_to_keep"
 """The argument by which a language model of transformers computes the logits of so many last positions."""
 
@@ -180,14 +182,10 @@ class TorchModel:
                     FaultCode.TOKENIZER_NOT_FOUND, "load the tokenizer", "the folder holds no tokenizer files",
                     "put the tokenizer's files into the model's folder", path=self._tokenizer_folders[0],
                 )  # fmt: skip
-            try:
+            with foreign.reading(
+                "load the tokenizer", folder, reader="transformers", code=FaultCode.TOKENIZER_UNREADABLE, remedy=WHOLE_TOKENIZER
+            ):
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            except Exception as error:  # a file that is missing or damaged: transformers has no type of its own for it
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                raise Permanent(
-                    FaultCode.TOKENIZER_UNREADABLE, "load the tokenizer", f"transformers can't load it: {lines[0].rstrip('.')}",
-                    "give the folder all files of its tokenizer", path=folder,
-                ) from error  # fmt: skip
         return self._tokenizer
 
 
@@ -269,9 +267,10 @@ def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.
     """
     loader: Any = getattr(transformers, BY_NAME[task].auto)
     try:
-        loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
-    except ValueError as error:
-        if "Unrecognized configuration class" not in str(error):
+        with foreign.reading("load the model", folder, reader="transformers"):
+            loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
+    except Permanent as error:
+        if "Unrecognized configuration class" not in str(error.__cause__):
             raise
         config = json.loads((folder / "config.json").read_bytes())
         named = (config.get("architectures") or [config.get("model_type")])[0]

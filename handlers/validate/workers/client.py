@@ -183,5 +183,7 @@ def answer_in(line: Json, request: Request[A]) -> A:
     if "error" not in line:
         return request.answer_of(line)
     failure = Failure.model_validate(line["error"])
-    memory = "alloc" in failure.cause.lower() or "MemoryError" in failure.cause
-    raise WorkerFailed(failure.cause, failure.remedy or RETRY, failure.details, code=code_of(failure.code), transient=memory)
+    memory = failure.code == FaultCode.ENGINE and ("alloc" in failure.cause.lower() or "MemoryError" in failure.cause)
+    raise WorkerFailed(
+        failure.cause, failure.remedy or RETRY, failure.details, code=code_of(failure.code), transient=failure.transient or memory
+    )

@@ -197,6 +197,8 @@ class Failure(Frozen):
     """What to do about it; None where the raiser knew nothing."""
     details: str | None
     """The traceback's end."""
+    transient: bool = False
+    """Whether the same may succeed later: memory or handles are short."""
 
 
 A = TypeVar("A", bound=Frozen)

@@ -17,13 +17,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.errors import CkptdError, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Frozen, Json
-from handlers.child import process
+from handlers.child import foreign, process
 from handlers.toolchains import use
 from handlers.validate.engines.reach import Reach
 from handlers.validate.workers import protocol
@@ -45,6 +45,11 @@ class Commands:
         self._load_seconds = 0.0
         self._engine: Any = None
         self._driver: Any = None
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether what runs is a model as its author left it, by the libraries that read such models."""
+        return self._engines.runs_models(self._spec.engine)
 
     def load(self, request: protocol.Load) -> protocol.Loaded:
         started = time.perf_counter()
@@ -166,11 +171,28 @@ def answer(commands: Commands, line: Json) -> Json:
         return given.model_dump()
     except CkptdError as error:
         fault = error.fault
-        return _failed(protocol.Failure(code=fault.code, cause=fault.cause, remedy=fault.remedy, details=_traceback()))
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        cause = f"{type(error).__name__}: {lines[0][:400] if lines else 'no message'}".rstrip(".")
-        return _failed(protocol.Failure(code=FaultCode.ENGINE, cause=cause, remedy=None, details=_traceback()))
+        later = isinstance(error, Retryable)
+        return _failed(protocol.Failure(code=fault.code, cause=fault.cause, remedy=fault.remedy, details=_traceback(), transient=later))
+    except BaseException as error:
+        if not foreign.is_failure(error):
+            raise
+        return _failed(_of_library(error, commands) or _unforeseen(error))
+
+
+def _of_library(error: BaseException, commands: Commands) -> protocol.Failure | None:
+    """The failure of a library that can't work with a model's files; None for other errors, and for artifacts of our formats."""
+    if foreign.of_machine(error) or foreign.library_of(error) is None or not commands.runs_models:
+        return None
+    fault = foreign.refusal(error, "run the model", None).fault
+    return protocol.Failure(code=fault.code, cause=fault.cause, remedy=fault.remedy, details=_traceback())
+
+
+def _unforeseen(error: BaseException) -> protocol.Failure:
+    lines = str(error).strip().splitlines()
+    cause = f"{type(error).__name__}: {lines[0][:400] if lines else 'no message'}".rstrip(".")
+    return protocol.Failure(
+        code=FaultCode.ENGINE, cause=cause, remedy=None, details=_traceback(), transient=foreign.of_machine(error)
+    )  # fmt: skip
 
 
 def _failed(failure: protocol.Failure) -> Json:

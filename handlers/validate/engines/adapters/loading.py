@@ -19,14 +19,13 @@ from peft import PeftConfig, PeftModel
 from peft import __version__ as peft_version
 from safetensors import safe_open
 
-from daemon.contract.errors import Permanent
+from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child import foreign
 
 OPERATION = "load the live model"
 NAME = "default"
 """PEFT's name of an adapter that has been given none."""
-_ERRORS = (ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, ArithmeticError, AssertionError)
-"""What PEFT and torch raise for an adapter that does not fit."""
 SHOWN = 3
 """Keys that a sentence names."""
 _INSIDE = re.compile(r"\.(base_layer|token_adapter|modules_to_save|original_module)(?=\.)")
@@ -59,8 +58,10 @@ def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
     with _reports() as reports:
         try:
             wrapped = PeftModel.from_pretrained(model, str(folder), config=_config(folder), is_trainable=False)
-        except _ERRORS as error:
-            raise (_of_older_peft(folder, str(error)) or _not_loadable(folder, _first_line(error))) from error
+        except Exception as error:  # whatever PEFT and torch raise for an adapter that does not fit
+            if isinstance(error, CkptdError) or foreign.of_machine(error):
+                raise
+            raise (_of_older_peft(folder, str(error)) or _not_loadable(folder, foreign.in_words(error))) from error
     report = reports[-1]
     if lost := _lost(report.unexpected_keys, NAME, folder):
         raise _not_loadable(folder, f"it leaves {_some(lost)} of the adapter out, for which it has no place in the model")
@@ -80,8 +81,10 @@ def add(wrapped: Any, folder: Path, name: str) -> None:
     """Load one more adapter beside those that are there. Permanent where PEFT does not take it, or has no place for a tensor of it."""
     try:
         unplaced = _lost(wrapped.load_adapter(str(folder), name, is_trainable=False).unexpected_keys, name, folder)
-    except _ERRORS as error:
-        unplaced = [_first_line(error)]
+    except Exception as error:
+        if isinstance(error, CkptdError) or foreign.of_machine(error):
+            raise
+        unplaced = [foreign.in_words(error)]
     if unplaced:
         raise Permanent(
             FaultCode.ADAPTERS_NOT_ADDITIVE, OPERATION,
@@ -152,19 +155,16 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
         return {}
     try:
         table: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except _ERRORS as error:
-        raise _not_loadable(folder, _first_line(error)) from error
+    except Exception as error:
+        if foreign.of_machine(error):
+            raise
+        raise _not_loadable(folder, foreign.in_words(error)) from error
     return {key: value for key, value in table.items() if isinstance(value, torch.Tensor)}
 
 
 def _some(names: Collection[str]) -> str:
     first = ", ".join(list(names)[:SHOWN])
     return first if len(names) <= SHOWN else f"{len(names)} tensors (for example {first})"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:400]}" if lines else type(error).__name__
 
 
 def _not_loadable(folder: Path, why: str) -> Permanent:
