@@ -91,7 +91,7 @@ class Fault(BaseModel):
         operation, path = shortened(operation, _MOST_OF_PART), shortened(path, _MOST_OF_PART)
         room = MOST_OF_SENTENCE - len(_joined(operation, path, "", ""))
         remedy = whole_clauses(remedy, max(room // 2, room - len(cause)))
-        return _joined(operation, path, f"{_ended(shortened(cause.rstrip(), room - len(remedy) - 2))} ", remedy)
+        return _joined(operation, path, f"{_ended(shortened(cause.rstrip(' .'), room - len(remedy) - 2))} ", remedy)
 
 
 _MOST_READ = 1 << 16

@@ -561,6 +561,11 @@ class FaultCode(StrEnum):
 
     To do: Copy or download the folder again completely.
     """
+    LIBRARY_REFUSES = "library-refuses"
+    """A library, transformers or PEFT for example, can't work with the files of the checkpoint, the base or the model.
+
+    To do: Copy the files again from their source, and check that the library loads them; if it does, report it with the attempt's log.
+    """
     NAME_TAKEN = "name-taken"
     """`ckptd convert` would give two files of the folder the same name.
 
@@ -590,11 +595,6 @@ class FaultCode(StrEnum):
     """The folder given to `ckptd convert` has no pickled weights.
 
     To do: Give a folder with a file that ends in .bin, .pt, .pth or .ckpt.
-    """
-    LIBRARY_REFUSES = "library-refuses"
-    """A library, transformers or PEFT for example, can't work with the files of the checkpoint, the base or the model.
-
-    To do: Copy the files again from their source, and check that the library loads them; if it does, report it with the attempt's log.
     """
     PROMPTS_EMPTY = "prompts-empty"
     """The prompts file has no text, or its text gives no tokens.

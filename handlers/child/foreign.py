@@ -22,7 +22,7 @@ from daemon.contract.fault_codes import Code, FaultCode
 MOST_OF_WORDS = 240
 """Characters of a library's words in a sentence."""
 AGAIN = "copy the files again from their source, and check that the library loads them; if it does, report it with the attempt's log"
-_OURS = ("handlers", "daemon")
+_OURS = ("handlers", "daemon", "__main__")
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]([\w.-]+)")
 _MACHINE = re.compile(
     r"can(?:'t|not|no t) allocate|out of memory|not enough memory|bad_alloc|insufficient memory|No space left|Disk quota|quota exceeded"
@@ -32,8 +32,10 @@ _MACHINE = re.compile(
 )
 """Words of errors that may be gone at the next try."""
 _MEMORY = re.compile(r"can(?:'t|not|no t) allocate|out of memory|not enough memory|bad_alloc|insufficient memory", re.IGNORECASE)
-_OTHER_LANGUAGES = ("safetensors_rust", "pyo3_runtime")
-"""Modules of the errors of libraries in Rust."""
+_WITHOUT_FRAMES = ("pyo3_runtime",)
+"""Modules of errors, which are no files."""
+_TOOLS = ("pydantic", "pydantic_core", "psutil")
+"""Packages that read what we give them, and no files."""
 _ASKED_FOR = re.compile(r"tried to allocate (\d+) bytes")
 """torch's words of how much it wanted."""
 _PLAIN: tuple[tuple[type[BaseException], str], ...] = (
@@ -90,14 +92,20 @@ def in_words(error: BaseException) -> str:
 
 def library_of(error: BaseException) -> str | None:
     """The package in whose code an error was raised, called by ours; None where it was raised by ours or by Python itself."""
-    modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = max((number for number, name in enumerate(modules) if name in _OURS or name == "__main__"), default=-1)
-    for file in reversed(files[ours + 1 :]):
-        if found := _PACKAGES.search(file):
-            return found[1].removesuffix(".py")
-    # What is written in other languages has no frame, but types and names of its own.
-    return type(error).__module__.removesuffix("_rust").removesuffix("_runtime") if type(error).__module__ in _OTHER_LANGUAGES else None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]
+    ours = max((number for number, name in enumerate(modules) if name in _OURS), default=-1)
+    found = [_package(frame.f_code.co_filename) for frame in frames[ours + 1 :]]
+    # What is written in other languages has no frame, but errors of its own.
+    kind = type(error).__module__.partition(".")[0]
+    of_kind = kind if kind in _WITHOUT_FRAMES else _package(getattr(sys.modules.get(kind), "__file__", None) or "")
+    return next((name for name in (*reversed(found), of_kind) if name and name not in _TOOLS), None)
+
+
+def _package(file: str) -> str | None:
+    """The installed package that a file is of."""
+    found = _PACKAGES.search(file)
+    return found[1].removesuffix(".py") if found else None
 
 
 def refusal(

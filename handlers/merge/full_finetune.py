@@ -22,6 +22,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.options import MergeOptions
 from daemon.contract.placing import duplicate, place
+from handlers.child import foreign
 from handlers.merge.api import MergeReport, Method, report_of
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_headers, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states
@@ -143,7 +144,7 @@ def read_pickle(path: Path) -> Any:
             # Files from before torch 1.6 are no archives and can't be mapped.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        said = foreign.in_words(error)
         raise Permanent(
             FaultCode.UNSAFE_PICKLE,
             OPERATION,

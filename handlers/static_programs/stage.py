@@ -18,6 +18,7 @@ from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
+from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
 from handlers.onnx.export.family_choice import choose
@@ -58,7 +59,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     except (CkptdError, OSError, MemoryError):
         raise
     except Exception as error:  # torch.export fails in many ways, and so does what it made
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        if foreign.of_machine(error):
+            raise
+        cause = foreign.in_words(error)
         raise _not_possible(context, source, f"PyTorch makes no program of fixed sizes of {architecture(source)} ({cause})") from error
     reporter.progress(0.9, "copying configuration and tokenizer")
     tokenizer = companions.place(context, source, staging)

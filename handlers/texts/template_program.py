@@ -3,7 +3,7 @@
 The sandbox of Jinja and the variables are those that transformers gives them.
 
 Run by `handlers.texts.chat`. A question is a template's source, and the variables that it is to be filled in with, None to read it alone.
-Imports nothing but Jinja: the process starts in a moment.
+Imports little but Jinja: the process starts in a moment.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from daemon.contract.advice import quoted
 from handlers.child.bounded import serve
 
 TODAY = datetime(2026, 1, 1)
@@ -56,7 +57,13 @@ def _compiled(source: str) -> jinja2.Template:
     except MemoryError:
         raise
     except Exception as error:  # what the parser raises about somebody else's program
-        raise Refused(f"the model's chat template can't be read ({type(error).__name__})") from None
+        raise Refused(f"the model's chat template can't be read{_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    """What the template's language says, to follow a sentence."""
+    lines = str(error).strip().splitlines()
+    return f" ({quoted(lines[0])})" if lines else ""
 
 
 def _written(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
@@ -70,9 +77,7 @@ def _written(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
     except (Refused, MemoryError):
         raise
     except Exception as error:  # a template is a program of somebody else's
-        lines = str(error).strip().splitlines()
-        said = f": {lines[0][:160]}" if lines else ""
-        raise Refused(f"the model's chat template does not take it ({type(error).__name__}{said})") from None
+        raise Refused(f"the model's chat template does not take it{_said(error)}") from None
     return "".join(parts)
 
 

@@ -31,6 +31,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Part, PortableFamily, Tracing, architecture, release
@@ -123,7 +124,7 @@ def _first_that_works(
         except CkptdError:
             raise  # of the model itself: no other way would end otherwise
         except Exception as error:  # a tracer fails in many ways, and so does what it made
-            failures[attention] = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            failures[attention] = foreign.in_words(error)
             reporter.warn(f"with {attention} attention it failed: {failures[attention]}")
             for path in (*staging.glob("*.pt*"), staging / "graphs.json"):
                 path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child import foreign
 from handlers.validate.engines.onnx_causal import OnnxEngine
 from handlers.validate.engines.onnx_folder import GRAPH, USUAL, graph_files
 from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
@@ -95,8 +96,7 @@ def _encoded(engine: OnnxEngine | OnnxSeq2Seq, folder: Path, prompt: str) -> lis
 
 def _unreadable(folder: Path, error: Exception) -> Permanent:
     """onnxruntime and tokenizers raise types of their own, all of them about the folder's files."""
-    lines = str(error).strip().splitlines()
-    cause = f"it can't be loaded: {lines[0] if lines else type(error).__name__}".rstrip(".")
+    cause = f"it can't be loaded: {foreign.in_words(error)}"
     return Permanent(FaultCode.GRAPH_UNREADABLE, _OPERATION, cause, "export the checkpoint again", path=folder)
 
 

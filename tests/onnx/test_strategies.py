@@ -93,7 +93,7 @@ def test_when_all_fail_the_error_names_each_strategy_and_nothing_is_left(pico_ba
     with pytest.raises(Permanent) as caught:
         stage.export(context, silent(), strategies)
     assert caught.value.fault.code == "export-failed"
-    found = "legacy-sdpa: RuntimeError: invalid unordered_map<K, T> key; dynamo-eager: GraphMismatchError: the graph's logits differ"
+    found = 'legacy-sdpa: it says "invalid unordered_map<K, T> key and many more lines"; dynamo-eager: the graph\'s logits differ'
     assert found in str(caught.value)
     assert list(Path(context.staging).iterdir()) == []
 

@@ -85,8 +85,8 @@ def read_pickle(data: bytes, known: Known, stored: Callable[[Any], Any] | None =
         raise Unreadable(f"it has {len(data):,} bytes, more than the {MOST_BYTES:,} that any known checkpoint needs")
     try:
         return _Machine(data, known, stored).run()
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"it is truncated or damaged ({type(error).__name__})") from None
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError, RecursionError):
+        raise Unreadable("it is truncated or damaged") from None
 
 
 class _Mark:

@@ -18,6 +18,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
 from daemon.contract.values import Json
+from handlers.child import foreign
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import Source, TensorReader, row_elements
 
@@ -78,7 +79,7 @@ def _packing(model: ModelFolder, name: str, state: str) -> Packing:
             int(note["nested_blocksize"]) if "nested_offset" in note else 0, float(note.get("nested_offset", 0.0)),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise damaged(path, f"{state} is not what bitsandbytes writes ({type(error).__name__}: {error})") from None
+        raise damaged(path, f"{state} is not what bitsandbytes writes ({foreign.in_words(error)})") from None
     elements = math.prod(found.shape)
     sound = found.kind in ("nf4", "fp4") and found.block in BLOCKS and (found.nested_block == 0 or found.nested_block in BLOCKS)
     if (

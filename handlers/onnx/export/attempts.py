@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from daemon.contract.advice import shortened
 from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from handlers.child import foreign
@@ -77,8 +78,10 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _clause(error: BaseException) -> str:
-    """What the original cause says, without colours."""
-    return _COLOUR.sub("", foreign.in_words(_root(error)))
+    """What the original cause says, without colours; errors of ours are clauses already."""
+    root = _root(error)
+    ours = type(root).__module__.startswith("handlers.")
+    return shortened(" ".join(str(root).split()), _WIDTH).rstrip(".") if ours else _COLOUR.sub("", foreign.in_words(root))
 
 
 def _not_the_strategys_fault(error: Exception) -> bool:

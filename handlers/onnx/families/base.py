@@ -125,6 +125,10 @@ def extra_facts(family: Family, reference: Any) -> Json:
     return dict(extra(reference)) if extra is not None else {}
 
 
+_NAMED = 8
+"""Variants that a sentence names."""
+
+
 def unsupported(folder: Path, cause: str) -> Permanent:
     """The error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
     others = [name for name in variant_names() if "onnx" not in {spec.name for spec in plan([name])}]
@@ -132,7 +136,9 @@ def unsupported(folder: Path, cause: str) -> Permanent:
         FaultCode.UNSUPPORTED_ARCHITECTURE,
         OPERATION,
         cause,
-        f"leave the onnx variants out; these still work: {', '.join(others)}",
+        f"leave the onnx variants out; these still work: {', '.join(others[:_NAMED])} and {len(others) - _NAMED} more"
+        if len(others) > _NAMED
+        else f"leave the onnx variants out; these still work: {', '.join(others)}",
         path=folder,
     )
 

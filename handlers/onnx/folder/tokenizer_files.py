@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 from transformers import AutoTokenizer
 
+from handlers.child import foreign
 from handlers.models.files import copy_tokenizer
 from handlers.onnx.folder import examples, tokenizers
 from handlers.onnx.folder.hard_texts import TEXTS
@@ -49,8 +50,7 @@ def complete(folder: Path) -> Completed:
         if isinstance(tokenizer, transformers.MarianTokenizer):
             return _marian(tokenizer, folder)
     except Exception as error:  # whatever is wrong with files of somebody else's making, the graphs are sound without them
-        lines = str(error).strip().splitlines()
-        return _unread(f"its files can't be read ({lines[0][:200] if lines else type(error).__name__})")
+        return _unread(f"its files can't be read ({foreign.in_words(error)})")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return _unread(f"transformers' {type(tokenizer).__name__} can't be written as a tokenizer.json")

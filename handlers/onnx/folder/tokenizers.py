@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from daemon.contract.advice import quoted
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child import foreign
 
 MARIAN = ("source.spm", "vocab.json")
 """Files of a tokenizer that has no tokenizer.json."""
@@ -106,8 +107,9 @@ def load(folder: Path, operation: str = "load the tokenizer") -> FolderTokenizer
             path=folder,
         ) from error
     except Exception as error:  # tokenizers and sentencepiece raise types of their own, all of them about the folder's files
-        lines = str(error).strip().splitlines()
-        cause = f"its files can't be read: {lines[0] if lines else type(error).__name__}".rstrip(".")
+        if foreign.of_machine(error):
+            raise
+        cause = f"its files can't be read: {foreign.in_words(error)}"
         raise Permanent(
             FaultCode.TOKENIZER_UNREADABLE, operation, cause, "restore the tokenizer's files from their source", path=folder
         ) from error

@@ -24,6 +24,7 @@ from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
+from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
@@ -123,8 +124,9 @@ def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: B
     except NotImplementedError as error:
         raise unsupported(source, f"onnxruntime-genai's builder does not build it: {error}") from error
     except Exception as error:
-        words = (str(error).strip().splitlines() or ["no message"])[0]
-        cause = f"onnxruntime-genai's builder failed: {type(error).__name__}: {words}"
+        if foreign.of_machine(error):
+            raise
+        cause = f"onnxruntime-genai's builder failed: {foreign.in_words(error)}"
         raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, cause, AGAIN, path=source, details=printed.getvalue()[-2000:]) from error
     finally:
         quiet.setLevel(level)

@@ -46,11 +46,6 @@ class Commands:
         self._engine: Any = None
         self._driver: Any = None
 
-    @property
-    def runs_models(self) -> bool:
-        """Whether what runs is a model as its author left it, by the libraries that read such models."""
-        return self._engines.runs_models(self._spec.engine)
-
     def load(self, request: protocol.Load) -> protocol.Loaded:
         started = time.perf_counter()
         self._engine = self._engines.load(self._spec)
@@ -181,7 +176,7 @@ def answer(commands: Commands, line: Json) -> Json:
 
 def _of_library(error: BaseException, commands: Commands) -> protocol.Failure | None:
     """The failure of a library that can't work with a model's files; None for other errors, and for artifacts of our formats."""
-    if foreign.of_machine(error) or foreign.library_of(error) is None or not commands.runs_models:
+    if foreign.of_machine(error) or foreign.library_of(error) is None or not commands._engines.runs_models(commands._spec.engine):
         return None
     fault = foreign.refusal(error, "run the model", None).fault
     return protocol.Failure(code=fault.code, cause=fault.cause, remedy=fault.remedy, details=_traceback())

@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, DynamicCache
 
+from handlers.child import foreign
 from handlers.models.files import read_json
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION
@@ -116,7 +117,7 @@ def obstacle(folder: Path, task: Task) -> str:
             torch.manual_seed(5)
             model: Any = getattr(transformers, task.auto).from_config(small, dtype=torch.float32, attn_implementation="eager").eval()
     except Exception as error:  # whatever a configuration of an unknown kind raises
-        return f"no small model of its configuration can be built to test the division ({type(error).__name__}: {error})"
+        return f"no small model of its configuration can be built to test the division ({foreign.in_words(error)})"
     stack = getattr(model, "model", None)
     lost = [name for name in _PARTS if not hasattr(stack, name)] + [name for name in ("lm_head",) if not hasattr(model, name)]
     if lost:
@@ -124,7 +125,7 @@ def obstacle(folder: Path, task: Task) -> str:
     try:
         return _unequal(model)
     except Exception as error:  # a model whose forward expects what a part of it does not have
-        return f"its layers do not run by themselves ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
+        return f"its layers do not run by themselves ({foreign.in_words(error)})"
 
 
 @torch.inference_mode()
