@@ -317,7 +317,8 @@ class LogSettings(Section):
     @field_validator("level", mode="before")
     @classmethod
     def _level_in_any_case(cls, value: Any) -> Any:
-        return value.lower() if isinstance(value, str) else value
+        # Another value stays as it is: in lower case a token would look like a word, and be shown in the error.
+        return value.lower() if isinstance(value, str) and value.lower() in ("debug", "info", "warning", "error") else value
 
 
 class MetricsSettings(Section):

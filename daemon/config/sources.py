@@ -189,7 +189,7 @@ def short_names(environment: dict[str, str]) -> dict[str, Any]:
         values["output"] = {"directory": str(Path(directory).absolute())}
     export: dict[str, Any] = {}
     if level := environment.get("EXPORT_QUANTIZATION_LEVEL"):
-        export["quantization"] = level.lower()
+        export["quantization"] = level if may_be_secret(level) else level.lower()
     if enabled := environment.get("EXPORT_ENABLE_ONNX"):
         word = enabled.strip().lower()
         if word not in (*_YES, *_NO):
@@ -203,5 +203,5 @@ def short_names(environment: dict[str, str]) -> dict[str, Any]:
     if export:
         values["export"] = export
     if level := environment.get("EXPORT_LOG_LEVEL"):
-        values["log"] = {"level": level.lower()}
+        values["log"] = {"level": level}
     return values

@@ -256,6 +256,11 @@ class Jobs:
 
         return self._database.write("finish-job", finish)
 
+    def move(self, job: str, target: Path) -> None:
+        """Give a running job another folder for its export."""
+        row = (str(target), job)
+        self._database.write("move-job", lambda c: c.execute("UPDATE job SET target = ? WHERE id = ? AND state = 'running'", row))
+
     def supersede(self, job: str, reason: str) -> None:
         """An open job ends without a report, since its checkpoint is no longer what it was; the directory is looked at again."""
 

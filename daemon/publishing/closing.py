@@ -28,6 +28,7 @@ from daemon.publishing.access import Access, access_of
 from daemon.publishing.beneath import Spot, held_below
 from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
 from daemon.publishing.links import ByQuality, move_links
+from daemon.publishing.moving import move_elsewhere
 from daemon.publishing.ours import forget, look, remember
 from daemon.publishing.owners import owned, refusal
 from daemon.publishing.publication import ExportPart, assemble, put_in
@@ -181,9 +182,11 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         select = settings.select
         by_quality = ByQuality(select.best_variant, published_of(journal, job)) if select.best_by == "quality" else None
         facts = facts_of(journal, job)
-        published = publish_job(job, facts, stages, paths, keep_rejected=rejected, access=access, by_quality=by_quality)
+        published = publish_job(current, facts, stages, paths, keep_rejected=rejected, access=access, by_quality=by_quality)
     except CkptdError as error:
         if isinstance(error, Permanent) and error.fault.code == FaultCode.TARGET_TAKEN:
+            if move_elsewhere(current, journal, paths):
+                return close_job(job, stages, journal, paths, settings)
             _end_refused(job, error.fault, journal, settings)
             return None
         return error.fault
@@ -215,7 +218,7 @@ def refuse_early(job: JobRow, journal: Journal, paths: Paths, settings: Settings
     """End a running job at its start where another ckptd has its run's folder: hours of work would end so. Says whether it did."""
     folder, run = job.target.parent, job.checkpoint.run
     owner = owner_of(folder, run)
-    if owner is None or not is_anothers(owner, paths, job.checkpoint):
+    if owner is None or not is_anothers(owner, paths, job.checkpoint) or move_elsewhere(job, journal, paths):
         return False
     fault = refusal(owner, folder / record_of(run)).fault
     for stage in journal.stages.of(job.id).values():

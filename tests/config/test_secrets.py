@@ -135,6 +135,11 @@ def test_no_message_about_a_configuration_shows_a_secret_of_it(write: Callable[[
 
 
 @pytest.mark.usefixtures("without_net")
+def test_a_token_in_the_place_of_a_word_is_not_shown_in_lower_case_either(write: Callable[[str], Path]) -> None:
+    refuse_leaks(write, ['[log]\nlevel = "S3CRETA1b2C3d4E5f6G7h8"\n'])
+
+
+@pytest.mark.usefixtures("without_net")
 @pytest.mark.parametrize("part", some(range(8), 8))
 def test_no_message_about_the_environment_or_an_option_shows_a_secret_of_it(
     write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, part: int

@@ -93,6 +93,25 @@ def test_other_trainings_have_folders_of_their_own_also_where_they_have_the_same
     assert all(at(job.target) == job.id for job in exports)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_other_trainings_of_the_same_name_that_were_taken_before_one_was_published_have_folders_of_their_own_too(
+    daemons: Callable[..., Daemon], early: bool
+) -> None:
+    first, second = daemons("first"), daemons("second")
+    mine, theirs = first.take("run", 2, root=ROOT), second.take("run", 2, root="/other")
+    assert mine.target == theirs.target, "neither could know of the other one"
+    for one, job in ((first, mine), (second, theirs)):
+        one.make(job)
+    assert first.end(mine).state == "succeeded"
+    if early:
+        assert not refuse_early(theirs, second.journal, second.paths, second.settings)
+        assert second.row(theirs.id).target != theirs.target
+    ended = second.end(theirs)
+    assert ended.state == "succeeded" and at(ended.target) == theirs.id and verify(ended.target).sound
+    assert at(mine.target) == mine.id and verify(mine.target).sound
+    assert second.publish("run", 4, root="/other").target.parent == ended.target.parent != mine.target.parent
+
+
 @pytest.mark.parametrize("naming", ["{run}-{step}", "{run}/step-{step}"])
 def test_whoever_comes_between_look_and_exchange_is_never_replaced(
     daemons: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch, naming: str

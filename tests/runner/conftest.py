@@ -84,12 +84,17 @@ def artifacts(target: Path) -> dict[str, str]:
 
 def copied(checkpoint: Path, service: Service, run: str = "run", step: int = 4) -> Path:
     """A checkpoint of its own content below a service's root, there all at once."""
-    hidden = copy_of(checkpoint, service.folder / f"incoming-{run}-{step}", step=step)
+    return arrived(checkpoint, service.root / run, step, service.folder / f"incoming-{run}-{step}", own=[run, step])
+
+
+def arrived(checkpoint: Path, run: Path, step: int, hidden: Path, own: list[str | int]) -> Path:
+    """A checkpoint in a run's folder, there all at once; made in `hidden`, with a content that follows from `own`."""
+    copy_of(checkpoint, hidden, step=step)
     weights = hidden / "adapter_model.safetensors"
-    own = struct.pack("<f", 1 + int(digest_of([run, step])[:6], 16) / 2**24)
-    weights.write_bytes(weights.read_bytes()[:-4] + own)
-    target = service.root / run / f"checkpoint-{step}"
-    target.parent.mkdir(exist_ok=True)
+    last = struct.pack("<f", 1 + int(digest_of(own)[:6], 16) / 2**24)
+    weights.write_bytes(weights.read_bytes()[:-4] + last)
+    target = run / f"checkpoint-{step}"
+    target.parent.mkdir(parents=True, exist_ok=True)
     return hidden.rename(target)
 
 

@@ -27,8 +27,8 @@ def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExec
     if longest := os.environ.get("TOY_LONGEST_PAUSE"):
         disk_watch.FIRST_PAUSE = disk_watch.LONGEST_PAUSE = float(longest)
     settings = load(config, need_roots=True)
-    logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
     try:
+        logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
         serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
         print(f"ckptd: {error}", file=sys.stderr)
