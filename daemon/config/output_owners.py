@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,6 +24,11 @@ from daemon.contract.version import __version__
 RECORD = ".ckptd-owner-"
 """Beginning of a record's name."""
 _LIMIT = 1 << 16
+_MACHINE, _BOOT = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
+_MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_CLOCK_SECONDS = 2.0
+"""By which times of files and of records may differ: whole seconds, and the clock of a file server."""
 
 
 class Owner(Frozen):
@@ -36,6 +43,12 @@ class Owner(Frozen):
     run: str
     since: str
     """ISO 8601, UTC."""
+    machine: str = ""
+    """The machine's id (machine-id(5)); "" where it has none."""
+    boot: str = ""
+    """Id of the machine's boot; "" where nobody knows, as in records of older versions."""
+    place: str = ""
+    """Device, root and mount point of the mount with the state directory, as they were during that boot."""
     ckptd: str = __version__
 
 
@@ -82,11 +95,50 @@ def is_other_training(owner: Owner, seen: CheckpointRef) -> bool:
 def may_take_over(owner: Owner, seen: CheckpointRef) -> bool:
     """Whether the owner of this very training is gone for good: its state directory, on this machine, has another journal by now.
 
-    One that is missing may be on a disk that is away.
+    One that is missing may be on a disk that is away. A container, or a copy of a machine, may have the same host name and the same paths:
+    there another state directory was not made in the place of the owner's.
     """
-    if is_other_training(owner, seen):
+    if is_other_training(owner, seen) or not _is_here(owner):
         return False
+    file = Path(owner.state) / INSTANCE
     try:
-        return (Path(owner.state) / INSTANCE).read_text(encoding="utf-8").strip() != owner.instance
+        if file.read_text(encoding="utf-8").strip() == owner.instance:
+            return False
+        claimed = datetime.fromisoformat(owner.since).timestamp()
+        return file.stat().st_mtime > claimed - _CLOCK_SECONDS  # else it was there beside the owner's
     except (OSError, ValueError):
         return False
+
+
+def origin_of(state: Path) -> dict[str, str]:
+    """`machine`, `boot` and `place` of a record by the ckptd with this state directory."""
+    return {"machine": _first_line(_MACHINE), "boot": _first_line(_BOOT), "place": _place_of(state)}
+
+
+def _is_here(owner: Owner) -> bool:
+    """Whether the path that a record names leads, here, to where it led for the one who made the record."""
+    if owner.boot and owner.boot == _first_line(_BOOT):
+        return bool(owner.place) and owner.place == _place_of(Path(owner.state))
+    return bool(owner.machine) and owner.machine == _first_line(_MACHINE)
+
+
+def _place_of(state: Path) -> str:
+    """Device, root and mount point of the mount that a state directory lies on, from mountinfo (proc(5)); "" where it can't be read."""
+    path, best = Path(os.path.realpath(state)), ("", Path("/"))
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        device, root, point = line.split(" ", 5)[2:5]
+        at = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), point))
+        if (at == path or at in path.parents) and len(at.parts) >= len(best[1].parts):  # of several at one place the last is seen
+            best = (f"{device} {root} {point}", at)
+    return best[0]
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""

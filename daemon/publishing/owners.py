@@ -30,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.output_owners import RECORD, Owner, may_take_over, parsed, record_of
+from daemon.config.output_owners import RECORD, Owner, may_take_over, origin_of, parsed, record_of
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
 from daemon.contract.errors import Permanent, Retryable
@@ -69,7 +69,7 @@ def owned(around: Held, seen: CheckpointRef, paths: Paths, scratch: Path) -> Ite
     """
     mine = Owner(
         instance=paths.owner, host=socket.gethostname(), state=str(paths.outer), root=seen.root, run=seen.run,
-        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **origin_of(paths.outer),
     )  # fmt: skip
     name = record_of(seen.run)
     make_folders(scratch)

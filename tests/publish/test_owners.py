@@ -217,6 +217,30 @@ def test_the_run_of_a_state_that_was_made_anew_in_the_same_place_is_taken_over(d
     assert owner is not None and owner.instance == new.paths.owner
 
 
+@pytest.mark.parametrize("known", ["another boot", "another machine", "an older record", "the other one was there before"])
+def test_a_copy_of_a_machine_with_the_same_names_and_paths_takes_no_run_over(
+    daemons: Callable[..., Daemon], tmp_path: Path, known: str
+) -> None:
+    """What tells the places apart is in the record: two containers see different folders by one path, with one host name."""
+    job = daemons("first").publish("run", 2, root=ROOT)
+    record = job.target.parent / record_of("run")
+    content = json.loads(record.read_bytes())
+    assert content["boot"] and content["place"]
+    if known == "another boot":
+        content |= {"boot": "of another kernel", "machine": "of another machine"}
+    elif known == "another machine":
+        content |= {"place": "1:1"}
+    elif known == "an older record":
+        content = {key: value for key, value in content.items() if key not in ("machine", "boot", "place")}
+    else:
+        content |= {"since": "2999-01-01T00:00:00Z"}
+    record.write_text(json.dumps(content))
+    shutil.rmtree(tmp_path / "first")
+    copy = daemons("first").publish("run", 2, root=ROOT)
+    assert copy.state == "failed" and "another ckptd publishes the run run there" in str(copy.reason)
+    assert at(job.target) == job.id and verify(job.target).sound
+
+
 def test_a_state_that_is_away_keeps_its_runs(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     first, second = daemons("first"), daemons("second")
     first.publish("run", 2, root=ROOT)

@@ -61,6 +61,12 @@ class Sharing(Toy):
     def lives(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def serves(self) -> bool:
+        """Whether the process that was started last has come to its work."""
+        daemon = self.status()["daemon"]
+        return bool(self.process is not None and daemon["running"] and daemon["pid"] == self.process.pid)
+
 
 class Storm:
     """A world of two daemons below `folder`; `blow` plays it, `problems` holds what was violated meanwhile."""
@@ -90,7 +96,7 @@ class Storm:
     def blow(self, kills: int, every: int, longest: float) -> None:
         """Kill daemons so often, while checkpoints arrive and troubles come; then let everything end.
 
-        `every`: rounds from one trouble to the next. `longest`: seconds that daemons live at most from one round to the next.
+        `every`: rounds from one trouble to the next. `longest`: seconds that daemons work at most from one round to the next.
         """
         troubles = [self._take_the_base_away, self._plant_a_link, self._fill_the_disk]
         number = 0
@@ -102,7 +108,9 @@ class Storm:
             if number % every == 0:
                 troubles[number // every % len(troubles)]()
                 self._start_the_dead()
-            time.sleep(self._rng.uniform(0.2, longest))
+            if self._rng.random() < 0.7:
+                self._wait_until_they_serve()
+            time.sleep(self._rng.uniform(0.1, longest))
             for name in self._rng.choice([NAMES[:1], NAMES[1:], NAMES[:1], NAMES[1:], NAMES]):
                 self._kill(name)
             self._look()
@@ -142,6 +150,13 @@ class Storm:
                 if toy.process is not None and toy.process.returncode != -signal.SIGKILL:
                     self.problems.append(f"{name} ended by itself with {toy.process.returncode}: {toy.log()[-1500:]}")
                 toy.start()
+
+    def _wait_until_they_serve(self) -> None:
+        """On a busy box too most daemons come to their work before they die."""
+        for toy in self.toys.values():
+            end = time.monotonic() + 30
+            while toy.lives and time.monotonic() < end and not toy.serves:
+                time.sleep(0.05)
 
     def _kill(self, name: str) -> None:
         toy = self.toys[name]
