@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.border import stage_refusals
-from tests.border.hostile_sources import Source, make_sources
+from tests.border.hostile_sources import Case, Source, make_sources
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,14 @@ def test_hostile_files_are_refused_for_good_with_a_code_and_a_sentence(hostile: 
     assert found.findings == []
     assert found.cases == found.taken + found.refused
     assert min(found.taken, found.refused) > 3
+
+
+def test_what_a_library_alone_refuses_has_a_code(hostile: list[Source], tmp_path: Path) -> None:
+    (llama,) = (one for one in hostile if one.name == "llama")
+    case = Case(llama, "checkpoint", "generation_config.json", "cache_implementation", "", "reference")
+    outcome, code, sentence = stage_refusals.run_apart(case, tmp_path)
+    assert (outcome, code) == ("permanent", "library-refuses"), sentence
+    assert "transformers" in sentence and "ValueError" not in sentence
 
 
 @pytest.mark.slow
