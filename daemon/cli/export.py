@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,7 +239,8 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         _refuse_loss(parts.settings, candidate, target)
     if existing:
         if not ended:  # it is begun again, in another output or of another base
-            clear_staging(earlier, earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
+            with suppress(FileNotFoundError):  # the folder that it was begun in is gone, with what was staged in it
+                clear_staging(earlier, earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.enter(candidate)
     return candidate.job, False

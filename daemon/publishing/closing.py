@@ -249,10 +249,14 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
 
 def clear_staging(output: Path, staging: Path) -> None:
     """Remove the staging folder of a job that needs it no more. What a publication that was cut off left in it may be people's: that is
-    set aside first. Raises OSError, Permanent where it is not ours."""
-    with contextlib.suppress(FileNotFoundError), own(output, staging.parent) as around:
-        complete_swap(around / staging.name / PUBLISH)
-        remove_tree(around / staging.name)
+    set aside first. Raises OSError, also where the whole output is away, Permanent where it is not ours."""
+    try:
+        with own(output, staging.parent) as around:
+            complete_swap(around / staging.name / PUBLISH)
+            remove_tree(around / staging.name)
+    except FileNotFoundError:
+        if not output.is_dir():  # what is in it comes back with it
+            raise
 
 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:

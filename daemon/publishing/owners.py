@@ -69,8 +69,8 @@ def owned(around: Held, seen: CheckpointRef, paths: Paths, scratch: Path) -> Ite
     """
     mine = Owner(
         instance=paths.owner, host=socket.gethostname(), state=str(paths.outer), root=seen.root, run=seen.run,
-        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **origin_of(paths.outer),
-    )  # fmt: skip
+        since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    ).model_copy(update=origin_of(paths.outer))  # fmt: skip
     name = record_of(seen.run)
     make_folders(scratch)
     deadline = time.monotonic() + PATIENCE_SECONDS

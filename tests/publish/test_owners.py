@@ -20,7 +20,7 @@ from daemon.contract.export_layout import manifest_of
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing import owners
 from daemon.publishing.beneath import held_below
-from daemon.publishing.closing import refuse_early
+from daemon.publishing.closing import refuse_early, tidy_job
 from daemon.publishing.owners import owned
 from daemon.publishing.verification import verify
 from tests.publish.two import Daemon
@@ -246,6 +246,19 @@ def test_a_state_that_is_away_keeps_its_runs(daemons: Callable[..., Daemon], tmp
     first.publish("run", 2, root=ROOT)
     (tmp_path / "first").rename(tmp_path / "unmounted")
     assert second.publish("run", 2, root=ROOT).state == "failed"
+
+
+def test_what_a_job_leaves_in_an_output_that_is_away_is_removed_when_that_is_back(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    first = daemons("first")
+    job = first.publish("run", 2, root=ROOT)
+    left = first.paths.staging / job.id
+    assert left.is_dir()
+    first.output.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        tidy_job(job, first.journal, first.paths)
+    (tmp_path / "away").rename(first.output)
+    assert tidy_job(job, first.journal, first.paths) and not left.exists()
+    assert tidy_job(job, first.journal, first.paths), "again, where nothing is left"
 
 
 def test_an_export_in_the_foreground_publishes_in_the_name_of_its_daemon(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
