@@ -434,7 +434,9 @@ class Runner:
         if refuse_early(job, self.journal, self.paths, self.settings):
             self._left[job.id] = job
             self._forget(job.id)
+            self.wake()  # the next one need not wait for the end of a pause
             self.changed()
+            self._tidy_left()  # not in the next round: the daemon may be told to stop before that
             return None
         log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
         waiting = [stage.name for stage in self.journal.stages.of(job.id).values() if stage.state == "waiting"]
