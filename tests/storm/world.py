@@ -100,10 +100,12 @@ class Storm:
         """
         troubles = [self._take_the_base_away, self._plant_a_link, self._fill_the_disk]
         number = 0
+        for name in self.roots:
+            self._arrive(name)
         while self.counts["kills"] < kills:
             number += 1
-            if number % 3 == 1:
-                self._arrive()
+            if number % 3 == 0:
+                self._arrive(self._rng.choice([SHARED, SHARED, *NAMES]))
             self._start_the_dead()
             if number % every == 0:
                 troubles[number // every % len(troubles)]()
@@ -129,9 +131,8 @@ class Storm:
 
     # What happens
 
-    def _arrive(self) -> None:
-        """A checkpoint comes to a run, or one that is there is written again with another content."""
-        name = self._rng.choice([SHARED, SHARED, *NAMES])
+    def _arrive(self, name: str) -> None:
+        """A checkpoint comes to the run below a root, or one that is there is written again with another content."""
         root, steps = self.roots[name], self._steps[name]
         run = root / (SHARED if name == SHARED else ALONE)
         self.counts["checkpoints"] += 1
