@@ -226,7 +226,7 @@ class Storm:
 
     def _look(self) -> None:
         """Each run's folder keeps its owner."""
-        for record in self.output.glob(f"**/{RECORD}*"):
+        for record in self.output.glob(f"*/{RECORD}*"):
             instance = json.loads(record.read_bytes())["instance"]
             if self._owners.setdefault(record, instance) != instance:
                 self.problems.append(f"{record.parent} had the owner {self._owners[record]}, and then {instance}")
