@@ -123,6 +123,7 @@ def weather(storm: Storm, kills: int, *, every: int, longest: float) -> None:
     assert exports
 
 
+@pytest.mark.slow
 def test_a_few_kills_of_two_daemons_with_one_output_lose_nothing_and_replace_nothing(storm: Storm) -> None:  # R6.5
     weather(storm, 4, every=3, longest=0.5)
 
