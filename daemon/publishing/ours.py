@@ -11,6 +11,7 @@ nothing; digests are taken only where the state does not know the export, since 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -39,6 +40,10 @@ Mark: TypeAlias = tuple[int, int, int]
 """Inode, size in bytes, time of the last change in ns: what tells a file from one that was put in its place or written into."""
 Known: TypeAlias = Mapping[str, Mark]
 """Path below a folder → the mark of a file there that is ours."""
+
+
+_PASSING = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about whose a file is: it is read again."""
 
 
 class _Remembered(Frozen):
@@ -79,6 +84,9 @@ def known_files(place: Path, name: Path, records: Path | None) -> Known | None:
     if remembered is not None and remembered.get(MANIFEST) == marks[MANIFEST]:
         return remembered
     proof = verify(place)
+    passing = {os.strerror(number) for number in _PASSING}
+    if unread := next((problem for problem in proof.problems if problem.code == "unreadable" and problem.text in passing), None):
+        raise OSError(errno.EIO, unread.text, str(place / unread.path))
     if proof.files == 0 or any(problem.code not in BESIDE_OURS for problem in proof.problems):
         return None
     manifest = read_manifest(place)
@@ -126,7 +134,7 @@ def _record(records: Path, target: Path) -> Path:
 def _read(records: Path, target: Path) -> Known | None:
     try:
         found = _Remembered.model_validate_json(_record(records, target).read_bytes())
-    except (OSError, ValidationError):
+    except (FileNotFoundError, ValidationError):
         return None
     return found.files if found.target == str(target) else None
 
@@ -171,8 +179,10 @@ def _parents(path: str) -> list[str]:
 def _is_removed(name: str, handle: int) -> bool:
     try:
         os.rmdir(name, dir_fd=handle)
-    except OSError:  # it holds something, or is a link
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # it holds something, or is a link
+            return False
+        raise
     return True
 
 

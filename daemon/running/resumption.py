@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract import away
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
@@ -105,8 +106,12 @@ class Resumption:
         """The job as it is to be done now. Raises OSError."""
         if job.id in self._ready:
             return job
-        with contextlib.suppress(FileNotFoundError), own(self._staging.parent.parent, self._staging / job.id) as staging:
-            take_back(staging)  # a publication that a full disk cut off may not have been able to
+        try:
+            with own(self._staging.parent.parent, self._staging / job.id) as staging:
+                take_back(staging)  # a publication that a full disk cut off may not have been able to
+        except OSError as error:
+            if not away.is_away(error):  # an output that is away is waited for before the next stage
+                raise
         return self._adopt(job)
 
     def prepare(self, job: JobRow, sources: Sources | None) -> bool:

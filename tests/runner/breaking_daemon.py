@@ -26,6 +26,7 @@ from typing import Any
 from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service
 from daemon.publishing import notifier, untold
@@ -145,10 +146,10 @@ class Told:
 
     wait_handle = None
 
-    def __init__(self, url: str, message: Message) -> None:
+    def __init__(self, url: SecretUrl, message: Message) -> None:
         if file := os.environ.get("BREAK_TOLD"):
             with open(file, "a") as stream:
-                stream.write(f"{url} {message.title}\n")
+                stream.write(f"{url.get_secret_value()} {message.title}\n")
 
     def poll(self) -> Outcome:
         return Outcome(None)

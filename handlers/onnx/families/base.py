@@ -159,6 +159,8 @@ def has_experts(folder: Path) -> bool:
 
 _ATTENTION = re.compile(r"attention implementation|attn_implementation|scaled_dot_product|flash")
 """In transformers' errors about an implementation of attention that an architecture does not have."""
+_NO_CLASS = "Unrecognized configuration class"
+"""In transformers' error about a model that its loader for the task has no class for."""
 UNREAD = "_ckptd_unread_weights"
 """Attribute of a model that `load_model` gives: names of tensors in its files that it does not read."""
 
@@ -174,7 +176,8 @@ def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") 
             folder, dtype=torch.float32, attn_implementation=tracing.attention, local_files_only=True, output_loading_info=True
         )
     except Exception as error:
-        if isinstance(error, KeyError | ImportError) and not foreign.of_machine(error):
+        unknown = isinstance(error, KeyError | ImportError) or _NO_CLASS in str(error)
+        if unknown and not foreign.of_machine(error):
             raise unsupported(folder, f"transformers can't load it: {foreign.in_words(error)}") from error
         # Another strategy may ask for another implementation of attention; what is wrong with the files is wrong for all.
         if isinstance(error, CkptdError) or foreign.of_machine(error) or _ATTENTION.search(str(error)):
