@@ -85,7 +85,7 @@ def known_files(place: Path, name: Path, records: Path | None) -> Known | None:
         return remembered
     proof = verify(place)
     passing = {os.strerror(number) for number in _PASSING}
-    if unread := next((problem for problem in proof.problems if problem.code == "unreadable" and problem.text in passing), None):
+    if unread := next((problem for problem in proof.problems if problem.text in passing), None):
         raise OSError(errno.EIO, unread.text, str(place / unread.path))
     if proof.files == 0 or any(problem.code not in BESIDE_OURS for problem in proof.problems):
         return None
