@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_a_second_export_of_the_same_checkpoint_is_told_to_wait(pico_checkpoint:
         assert first.stderr is not None
         while "running" not in first.stderr.readline():
             assert first.poll() is None
+        first.send_signal(signal.SIGSTOP)  # it must not end while the other one starts
         second = export("two")
         _, said = second.communicate(timeout=60)
     finally:
