@@ -42,8 +42,8 @@ Known: TypeAlias = Mapping[str, Mark]
 """Path below a folder → the mark of a file there that is ours."""
 
 
-_PASSING = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about whose a file is: it is read again."""
+_PASSING = {os.strerror(number): number for number in (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)}
+"""Text and number of errors that say nothing about whose a file is: it is read again."""
 
 
 class _Remembered(Frozen):
@@ -84,9 +84,8 @@ def known_files(place: Path, name: Path, records: Path | None) -> Known | None:
     if remembered is not None and remembered.get(MANIFEST) == marks[MANIFEST]:
         return remembered
     proof = verify(place)
-    passing = {os.strerror(number) for number in _PASSING}
-    if unread := next((problem for problem in proof.problems if problem.text in passing), None):
-        raise OSError(errno.EIO, unread.text, str(place / unread.path))
+    if unread := next((problem for problem in proof.problems if problem.text in _PASSING), None):
+        raise OSError(_PASSING[unread.text], unread.text, str(place / unread.path))
     if proof.files == 0 or any(problem.code not in BESIDE_OURS for problem in proof.problems):
         return None
     manifest = read_manifest(place)

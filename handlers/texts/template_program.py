@@ -24,7 +24,7 @@ from handlers.child.bounded import serve
 TODAY = datetime(2026, 1, 1)
 """The date that some templates write: the same data gives the same texts on every day."""
 LARGEST = 1 << 20
-"""Characters of a template, and of what it writes."""
+"""Characters of what a template writes."""
 
 
 class Refused(Exception):
