@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Iterator
 
 MOST_OF_SENTENCE = 600
 """Characters of a message in one line."""
@@ -73,9 +74,20 @@ def whole_clauses(remedy: str, room: int) -> str:
     """As many of a remedy's alternatives as fit; a command is there as a whole or not at all."""
     if len(remedy) <= room:
         return remedy
-    end, place = 0, remedy.find("; ", 0, room + 1)
-    while place != -1:
-        if remedy.count("`", 0, place) % 2 == 0:
-            end = place
-        place = remedy.find("; ", place + 1, room + 2)
-    return remedy[:end] or f"{remedy[: room - 1].partition('`')[0].rstrip(' :')}…"
+    fitting = [end for end in _ends(remedy) if end <= room]
+    return remedy[: fitting[-1]] if fitting else f"{remedy[: room - 1].partition('`')[0].rstrip(' :')}…"
+
+
+def first_clause(remedy: str) -> str:
+    """The first of a remedy's alternatives."""
+    return remedy[: next(_ends(remedy), len(remedy))]
+
+
+def _ends(remedy: str) -> Iterator[int]:
+    """Where its alternatives end, but for the last; a semicolon within a command ends none."""
+    marks = 0
+    for found in re.finditer("`|; ", remedy):
+        if found[0] == "`":
+            marks += 1
+        elif marks % 2 == 0:
+            yield found.start()

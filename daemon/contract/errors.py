@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from daemon.contract.advice import MOST_OF_SENTENCE, MOST_OF_TEXT, bounded_list, shortened, whole_clauses, without_advice
+from daemon.contract.advice import MOST_OF_SENTENCE, MOST_OF_TEXT, bounded_list, first_clause, shortened, whole_clauses, without_advice
 from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.secrets import censored
 from daemon.contract.text import printable, printable_lines
@@ -88,9 +88,10 @@ class Fault(BaseModel):
         whole = _joined(operation, path, cause, remedy)
         if len(whole) <= MOST_OF_SENTENCE:
             return whole
-        operation, path = shortened(operation, _MOST_OF_PART), shortened(path, _MOST_OF_PART)
+        operation, path = shortened(operation, _MOST_OF_PART), "" if path in cause else shortened(path, _MOST_OF_PART)  # once is enough
         room = MOST_OF_SENTENCE - len(_joined(operation, path, "", ""))
-        remedy = whole_clauses(remedy, max(room // 2, room - len(cause)))
+        needed = min(len(first_clause(remedy)), room - _LEAST_OF_CAUSE)
+        remedy = whole_clauses(remedy, max(room // 2, room - len(cause), needed))
         return _joined(operation, path, f"{_ended(shortened(cause.rstrip(' .'), room - len(remedy) - 2))} ", remedy)
 
 
@@ -98,6 +99,8 @@ _MOST_READ = 1 << 16
 """Characters of a text that are looked at; the rest of a longer one would not be kept."""
 _MOST_OF_PART = 160
 """Characters of what was done, and of the path, in a sentence that would be too long."""
+_LEAST_OF_CAUSE = 90
+"""Characters of a cause that a long command does not take from it."""
 
 
 def _joined(operation: str, path: str, cause: str, remedy: str) -> str:

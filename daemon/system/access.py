@@ -129,7 +129,7 @@ def remedy(found: Denial, below: Path) -> str:
         )
     later = f"sudo setfacl -R -d -m u:{shlex.quote(found.user)}:rX {folder}"
     return (
-        f"give that user access to existing and new files: `{now} && {later}`; or use a group that both users are in:"
+        f"give that user access: `{now}`; to new files also: `{later}`; or use a group that both users are in:"
         f" `sudo chgrp -R GROUP {folder} && sudo chmod -R g+rXs {folder}`, and run the training with"
         f" umask 0027; or {as_owner}"
     )

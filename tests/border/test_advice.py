@@ -13,10 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints import unsupported
+from daemon.checkpoints import readable, unsupported
 from daemon.checkpoints.base_models import find_base
 from daemon.checkpoints.inspection import refusal_of
-from daemon.contract.advice import MOST_OF_SENTENCE, MOST_OF_TEXT, in_command, quoted, shortened, whole_clauses, without_advice
+from daemon.contract.advice import (
+    MOST_IN_COMMAND,
+    MOST_OF_SENTENCE,
+    MOST_OF_TEXT,
+    in_command,
+    quoted,
+    shortened,
+    whole_clauses,
+    without_advice,
+)
 from daemon.contract.errors import Fault, Permanent, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.system import access
@@ -122,6 +131,22 @@ def test_a_command_has_a_path_in_quotes_or_not_at_all(name: str, right: access.R
         return
     for line in access.commands(Denial(str(path), right, "ckptd", owner, "users", 0o700), path):
         assert shlex.split(line)[-1] == str(path) and len(shlex.split(line)) in (4, 5)
+
+
+@pytest.mark.parametrize("right", ["enter", "list", "read"])
+@pytest.mark.parametrize("user", ["ckptd", "service-of-the-training-boxes-01"])
+def test_the_sentence_has_the_first_command_whole_whatever_the_length_of_the_path(
+    right: access.Right, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for length in range(12, MOST_IN_COMMAND + 40, 3):
+        run = Path("/data") / ("r" * (length - len("/data/") - len("/checkpoint-5")) or "r")
+        found = Denial(str(run if right == "enter" else run / "checkpoint-5"), right, user, "trainer", "users", 0o700)
+        monkeypatch.setattr(readable, "_denial", lambda path, found=found: found)
+        fault = readable.closed(run / "checkpoint-5")
+        assert fault is not None and len(fault.sentence()) <= MOST_OF_SENTENCE + 1
+        assert fault.sentence().count("`") % 2 == 0, "a command is there as a whole or not at all"
+        for line in access.commands(found, run):
+            assert f"`sudo {line}`" in fault.sentence()
 
 
 def test_a_pickle_that_runs_code_is_not_answered_with_a_program_of_its_folder(tmp_path: Path) -> None:
