@@ -17,14 +17,16 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.files import open_plain, read_bounded
+from daemon.contract.files import check_values, open_plain, read_bounded
 from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
 from daemon.contract.sharded.archives import BoundedReader
 from daemon.contract.text import printable
 from daemon.contract.values import Json
 
-MOST_JSON = 128 << 20
-"""Bytes of a JSON file that is read: Trainer's state of half a million logged steps has less."""
+MOST_JSON = 32 << 20
+"""Bytes of a JSON file that is read: an index of 200,000 tensors has less. (Trainer's state is read in pieces.)"""
+MOST_VALUES = 1_000_000
+"""Values of such a file: such an index has fewer."""
 _WHOLE_JSON = 1 << 20
 """JSON files up to this many bytes are parsed; of larger ones only the end is looked at."""
 MODULES = "modules.json"
@@ -69,7 +71,9 @@ def _what_it_is(file: Path, mode: int) -> str:
 
 def read_json(path: Path) -> Any:
     """The JSON value in a file. OSError; ValueError or RecursionError for what is no JSON, no regular file, or too long."""
-    return json.loads(read_bounded(path, MOST_JSON))
+    text = read_bounded(path, MOST_JSON)
+    check_values(text, MOST_VALUES)
+    return json.loads(text)
 
 
 def read_object(path: Path, name: str, missing: list[str], read: Callable[[Path], Any] = read_json) -> Json | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.files import open_plain
+from daemon.contract.files import check_values, open_plain
 
 HISTORY = "log_history"
 LOSSES = 500
@@ -26,6 +27,10 @@ WHOLE = 1 << 20
 """Bytes of a file that is parsed as a whole."""
 _WINDOW = 1 << 20
 _MOST_VALUE = 8 << 20
+_MOST_KEPT, _MOST_KEYS = 16 << 20, 10_000
+_LONGEST_TEXT = 4096
+MOST_VALUES = 1_000_000
+"""Values in one value of the object: a row of the log has some dozens."""
 _LONGEST_NUMBER = 32
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
@@ -49,6 +54,7 @@ def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> 
     if text.next() != "{":
         raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}
+    kept = 0
     text.take("{")
     while text.next() != "}":
         if found:
@@ -57,7 +63,13 @@ def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> 
         if not isinstance(key, str):
             raise ValueError("a key is not a string")
         text.take(":")
-        found[key] = _end_of(text) if key == HISTORY and text.next() == "[" else text.value()
+        if key == HISTORY and text.next() == "[":
+            found[key] = _end_of(text)
+            continue
+        found[key] = text.value()
+        kept += len(key) + text.length
+        if kept > _MOST_KEPT or len(found) > _MOST_KEYS:
+            raise ValueError(f"beside its {HISTORY} it holds more than {_MOST_KEPT:,} characters or {_MOST_KEYS:,} names")
     text.take("}")
     if text.next():
         raise ValueError("there is more text after the object")
@@ -74,6 +86,7 @@ def _end_of(text: _Text) -> list[Any]:
             text.take(",")
         row = text.value()
         if isinstance(row, dict):
+            row = _scalars(row)
             if "loss" in row:
                 losses.append((place, row))
             if any(key.startswith("eval_") for key in row):
@@ -83,6 +96,12 @@ def _end_of(text: _Text) -> list[Any]:
     return [row for _, row in sorted({place: (place, row) for place, row in (*losses, *evaluation)}.values(), key=lambda one: one[0])]
 
 
+def _scalars(row: dict[str, Any]) -> dict[str, Any]:
+    """Of a row what takes little memory, since hundreds are kept: numbers, and short texts."""
+    pairs = ((key, value) for key, value in row.items() if len(key) <= _LONGEST_TEXT and not isinstance(value, list | dict))
+    return dict(itertools.islice(((key, value) for key, value in pairs if not isinstance(value, str) or len(value) <= _LONGEST_TEXT), 1000))
+
+
 class _Text:
     """A text of which a part is in memory."""
 
@@ -90,6 +109,8 @@ class _Text:
         self._stream, self._window = stream, window
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at, self._ended = "", 0, False
+        self.length = 0
+        """Characters of the last value."""
 
     def next(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -112,6 +133,8 @@ class _Text:
         """The next value."""
         self.next()
         while True:
+            if len(self._text) - self._at > self._window:
+                check_values(self._text[self._at :].encode(errors="surrogatepass"), MOST_VALUES)
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError:
@@ -123,7 +146,7 @@ class _Text:
             if len(self._text) - end < _LONGEST_NUMBER and not self._ended:
                 self._more()
                 continue  # a number may go on
-            self._at = end
+            self._at, self.length = end, end - self._at
             return value
 
     def _more(self) -> bool:

@@ -1,4 +1,7 @@
-"""The box of a soak: the daemon, what happens to it, and what must hold all along and at the end."""
+"""The box of a soak: the daemon, what happens to it, and what must hold all along and at the end.
+
+A second daemon, the neighbour, has the same output and a root of its own; it is killed and stopped too, but its disk does not fail.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,15 @@ from tests.clock.shift import Shift
 from tests.faults.layer import Faults, Rule
 from tests.runner.conftest import Toy
 from tests.service import ENDED, stray_handlers
+from tests.soak.receiver import Receiver
 from tests.soak.trainers import Trainers, make_hostile
+from tests.storm.world import Sharing, at_rest
 
 SETTINGS = '[limits]\njobs = 2\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\npriority = "normal"\n'
 MOST_CHILDREN = 2
 """Stages that may run at once: toys are light, and each job has one at a time."""
-MOST_GROWTH = 64 << 20
-"""Bytes that the daemon may grow by after its first minute, hostile directories included."""
+MOST_GROWTH, MOST_AT_WORK = 64 << 20, 384 << 20
+"""Bytes that the daemon may have grown by at the end, and at any time since its first minute: it reads headers of hostile length too."""
 VERBS: list[tuple[str, ...]] = [
     ("status",), ("status", "--json"), ("list",), ("check",), ("explain", "ROOT"), ("logs",), ("pause",), ("reload",),
     ("fsck",), ("retry", "JOB"), ("cancel", "JOB"), ("show", "JOB"), ("prune", "--dry-run"),
@@ -56,7 +61,12 @@ class Box:
         )
         self._toy.environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[2])
         self._faults = Faults(kinds=("write", "fsync", "open", "rename", "mkdir"))
+        self._base, self._aside = folder / "base", folder / "base-aside"
+        self._receiver = Receiver(folder)
+        self._toy.environment["CKPTD_NOTIFY__URLS_FILE"] = str(self._receiver.urls_file)
+        self._neighbour = Sharing(folder / "neighbour", [folder / "runs-of-neighbour"], self._toy.exports, "")
         self._trainers = Trainers(source, self._toy.root, self._rng)
+        self._others = Trainers(source, self._neighbour.root, random.Random(seed + 1), "other")
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._first_size = 0
@@ -68,19 +78,26 @@ class Box:
         events: list[tuple[int, Callable[[], None]]] = [
             (30, self._train), (10, self._use), (5, self._kill_child), (4, self._kill), (2, self._restart), (6, self._fail),
             (3, self._jump), (5, self._hostile), (20, lambda: None),
+            (4, self._take_the_base_away), (6, self._train_next_door), (3, self._disturb_the_neighbour),
         ]  # fmt: skip
         weights = [weight for weight, _ in events]
-        with self._faults:
+        with self._faults, self._receiver:
             self._start()
+            self._neighbour.start()
             while time.monotonic() < self._began + seconds:
                 ((_, event),) = self._rng.choices(events, weights)
                 event()
                 self._look(self._rng.uniform(0.1, 1.5))
             self._trainers.end()
+            self._others.end()
             self._settle()
+            self._look(5)
+            self._weigh(psutil.Process(self._process().pid).memory_info().rss, at_rest=True)
             self._toy.stop()
+            self._settle_the_neighbour()
         self._judge()
         self.counts.update(self._trainers.counts)
+        self.counts.update({f"neighbour's {name}": count for name, count in self._others.counts.items()})
         return self.problems
 
     def remove(self) -> None:
@@ -105,6 +122,31 @@ class Box:
         self.counts["daemons killed"] += 1
         self._sleep(1)
         self._start()
+
+    def _take_the_base_away(self) -> None:
+        """The base's folder has another name for a while; nothing fails for it."""
+        self._base.rename(self._aside)
+        self.counts["times that the base was away"] += 1
+        self._look(self._rng.uniform(0.5, 5))
+        if self._rng.random() < 0.3:
+            self._kill()
+        self._aside.rename(self._base)
+
+    def _train_next_door(self) -> None:
+        if sum(job.state not in ENDED for job in self._neighbour.jobs()) < MOST_OPEN:
+            self._others.begin()
+
+    def _disturb_the_neighbour(self) -> None:
+        """It dies or is stopped, and starts again; a trouble of this box is none of its own, and it does not end by itself."""
+        if not self._neighbour.lives:
+            self.problems.append(f"the neighbour ended by itself: {self._neighbour.log()[-1500:]}")
+        elif self._rng.random() < 0.7:
+            self._neighbour.kill()
+            self.counts["neighbour killed"] += 1
+        elif (code := self._neighbour.stop()) != 0:
+            self.problems.append(f"the neighbour ended with {code} after SIGTERM")
+        self._sleep(1)
+        self._neighbour.start()
 
     def _restart(self) -> None:
         process = self._process()
@@ -166,6 +208,8 @@ class Box:
         if words == ("pause",):
             self._look(self._rng.uniform(0.2, 3))
             self._toy.run_verb("resume")
+        if self._receiver.secret in self._toy.said:
+            self.problems.append(f"`ckptd {' '.join(words)}` says the notifications' secret")
         if "Traceback" in self._toy.said:
             self.problems.append(f"`ckptd {' '.join(words)}` ended in a traceback: {self._toy.said[-1500:]}")
 
@@ -190,11 +234,12 @@ class Box:
                 self._weigh(psutil.Process(process.pid).memory_info().rss)
             time.sleep(0.1)
 
-    def _weigh(self, size: int) -> None:
+    def _weigh(self, size: int, *, at_rest: bool = False) -> None:
         if time.monotonic() > self._began + 60 and not self._first_size:
             self._first_size = size
         self.counts["largest daemon, MiB"] = max(self.counts["largest daemon, MiB"], size >> 20)
-        if self._first_size and size > self._first_size + MOST_GROWTH and not any("grew" in problem for problem in self.problems):
+        most = MOST_GROWTH if at_rest else MOST_AT_WORK
+        if self._first_size and size > self._first_size + most and not any("grew" in problem for problem in self.problems):
             self.problems.append(f"the daemon grew from {self._first_size >> 20} to {size >> 20} MiB")
 
     def _settle(self) -> None:
@@ -217,6 +262,19 @@ class Box:
                 return
             self.counts["taken up again at the end"] += len(retried)
 
+    def _settle_the_neighbour(self) -> None:
+        wanted = {str(path): identify(path) for path in self._others.expected}
+        end = time.monotonic() + FINAL_SECONDS
+        while not at_rest(self._neighbour, wanted) and time.monotonic() < end:
+            time.sleep(0.2)
+        if (code := self._neighbour.stop()) != 0:
+            self.problems.append(f"the neighbour ended with {code} after SIGTERM")
+        taken = [(job.checkpoint.path, job.checkpoint.digest, job.state) for job in self._neighbour.jobs()]
+        self.counts["neighbour's checkpoints that stay"] = len(wanted)
+        for path, digest in wanted.items():
+            if (states := [state for *which, state in taken if which == [path, digest]]) != ["succeeded"]:
+                self.problems.append(f"the neighbour's {path} ended {states}")
+
     def _is_at_rest(self) -> bool:
         rows = self._rows()
         taken = {(path, digest) for path, digest, _ in rows}
@@ -224,8 +282,11 @@ class Box:
         return wanted <= taken and all(state in ENDED for _, _, state in rows)
 
     def _judge(self) -> None:
-        findings = examine(self._toy.state, self._toy.exports, quiescent=True, deep=True)
-        self.problems += [f"fsck: {finding}" for finding in findings.findings]
+        for toy in (self._toy, self._neighbour):
+            findings = examine(toy.state, toy.exports, quiescent=True, deep=True)
+            self.problems += [f"fsck of {toy.state}: {finding}" for finding in findings.findings]
+        self.problems += [f"the notifications' secret stands in {path}" for path in self._receiver.leaks()]
+        self.counts["notifications"] = self._receiver.count
         self.problems += [f"a child was left: {child}" for child in stray_handlers(self.folder)]
         if "Traceback" in self._toy.log():
             self.problems.append("a traceback in the log: " + self._toy.log().split("Traceback", 1)[1][:1500])

@@ -25,8 +25,8 @@ WEIGHTS = "adapter_model.safetensors"
 class Trainers:
     """Threads that write checkpoints; `expected`: the directories that stay as they are."""
 
-    def __init__(self, source: Path, root: Path, rng: random.Random) -> None:
-        self.source, self.root, self._rng = source, root, rng
+    def __init__(self, source: Path, root: Path, rng: random.Random, name: str = "run") -> None:
+        self.source, self.root, self._rng, self._name = source, root, rng, name
         self.counts: Counter[str] = Counter()
         self._expected: list[Path] = []
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Trainers:
         kind: Callable[[Path, random.Random], None] = self._rng.choice(KINDS_OF_TRAINER)(self)
         self._number += 1
         rng = random.Random(self._rng.random())
-        run = self.root / rng.choice(["", "team/"]) / f"run-{self._number:04}"
+        run = self.root / rng.choice(["", "team/"]) / f"{self._name}-{self._number:04}"
         thread = threading.Thread(target=kind, args=(run, rng), name=run.name)
         self._threads.append(thread)
         thread.start()
@@ -135,13 +135,35 @@ def make_hostile(root: Path, source: Path, rng: random.Random, number: int) -> s
     target = root / f"hostile-{number:04}" / "checkpoint-1"
     target.mkdir(parents=True)
     config = json.loads((source / "adapter_config.json").read_text())
-    kind = rng.choice(["pipe", "wrong fields", "links in a circle", "many entries", "deep", "endless", "odd names", "no rights", "pattern"])
+    kind = rng.choice(
+        [
+            "pipe",
+            "wrong fields",
+            "links in a circle",
+            "many entries",
+            "deep",
+            "endless",
+            "odd names",
+            "no rights",
+            "pattern",
+            "long state",
+            "long header",
+        ]
+    )
     if kind in ("wrong fields", "pattern"):
         shutil.copytree(source, target, dirs_exist_ok=True)
         wrong = {"r": rng.choice(["four", 0, -1, None, True]), "lora_alpha": rng.choice(["NaN", [], 8])}
         if kind == "pattern":
             wrong = {"target_modules": "(a*)*b", "rank_pattern": {f"layer.{place}": 4 for place in range(20_000)}}
         (target / "adapter_config.json").write_text(json.dumps({**config, **wrong, "base_model_name_or_path": rng.choice([5, "../x", ""])}))
+    elif kind == "long state":  # a file that takes a minute to parse
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        entry = b'{"loss": [' + b"[0.5, {}], " * (rng.choice([20, 200]) * 10_000) + b"0]},"
+        (target / "trainer_state.json").write_bytes(b'{"global_step": "x", "log_history": [' + entry * 8 + b"0]}")
+    elif kind == "long header":  # of millions of tensors
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        header = b"{" + b",".join(b'"a%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % place for place in range(400_000)) + b"}"
+        (target / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
     elif kind == "pipe":
         os.mkfifo(target / "adapter_config.json")
         os.mkfifo(target / WEIGHTS)
