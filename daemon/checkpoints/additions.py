@@ -12,6 +12,7 @@ import filecmp
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from daemon.contract.errors import Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory
 from daemon.contract.jobs.messages import ADDITIONS, Addition
+from daemon.system.episodes import Away
 
 _OPERATION = "merge an adapter beside the checkpoint's own"
 FULL = "full"
@@ -55,16 +57,18 @@ class Settling:
     PATIENCE_SECONDS. So a checkpoint waits no longer than that for an adapter that nobody writes.
     """
 
+    gone: Away | None = None
+    """What of them is missing or unreadable, since when; None where nothing waits for that."""
     _seen: dict[Path, tuple[Fingerprint | None, float]] = field(default_factory=dict)
     """Addition → the state in which it was seen last, None where it can't be read, and since when, by the monotonic clock."""
-    _away: dict[Path, float] = field(default_factory=dict)
-    """Addition that is missing or unreadable → since when."""
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+    """Each mount has a thread that takes checkpoints in."""
 
-    def check(self, wanted: Sequence[AddedAdapter], patience: float = 0.0) -> None:
-        """Raise Retryable where one may still be written, or is away for less than `patience` seconds."""
+    def check(self, wanted: Sequence[AddedAdapter]) -> None:
+        """Raise Retryable where one may still be written, or is away and waited for."""
         for one in wanted:
-            if patience:
-                self._wait_for(one.path, patience)
+            if self.gone is not None:
+                self._wait_for(one.path, self.gone)
             (state, old), now = _state(one.path), time.monotonic()
             if one.path not in self._seen or self._seen[one.path][0] != state:
                 self._seen[one.path] = (state, now)
@@ -74,14 +78,18 @@ class Settling:
                     f"nothing; the export starts when that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
                 )  # fmt: skip
 
-    def _wait_for(self, path: Path, patience: float) -> None:
-        """Raise Retryable where an addition is missing or unreadable, for less than `patience` seconds."""
-        problem = _problem(path)
-        if problem is None:
-            self._away.pop(path, None)
-        elif time.monotonic() - self._away.setdefault(path, time.monotonic()) < patience:
+    def _wait_for(self, path: Path, gone: Away) -> None:
+        """Raise Retryable where an addition is missing or unreadable and is waited for."""
+        problem, name = _problem(path), str(path)
+        with self._asking:
+            if problem is None:
+                gone.there(name, only=(name,))
+                gone.ended(name)
+                return
             remedy = f"{away.REMEDY} (limits.away_hours; the checkpoint is taken then, so keep it; or correct the path in merge.add)"
-            raise Retryable(FaultCode.SOURCE_AWAY, _OPERATION, away.cause_of(problem), remedy, path=problem.filename or path)
+            absent = Retryable(FaultCode.SOURCE_AWAY, _OPERATION, away.cause_of(problem), remedy, path=problem.filename or path)
+            if gone.waits(name, name, absent.fault) is not None:
+                raise absent
 
 
 def _problem(path: Path) -> OSError | None:
@@ -94,7 +102,8 @@ def _problem(path: Path) -> OSError | None:
 
 def _problem_of(path: Path) -> OSError | None:
     names = [name for name in ("adapter_config.json", *ADAPTERS) if os.path.lexists(path / name)]
-    return next(filter(None, map(away.problem_of, [path, *(path / name for name in names)])), None)
+    whole = away.problem_of_whole(path)
+    return whole or next(filter(None, map(away.problem_of, (path / name for name in names))), None)
 
 
 def _state(path: Path) -> tuple[Fingerprint | None, bool]:

@@ -72,6 +72,11 @@ class StatePaths:
         return self.state / "away.json"
 
     @property
+    def away_additions(self) -> Path:
+        """The same of the adapters that checkpoints wait for before they are taken."""
+        return self.state / "away-additions.json"
+
+    @property
     def log(self) -> Path:
         """The JSON-lines log."""
         return self.state / "ckptd.log"
@@ -200,7 +205,7 @@ def _make_own(top: Path, folder: Path) -> None:
 
 
 OURS = re.compile(
-    r"""journal\..*|lock|live\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|published|backups|foreground|toolchains.*|\..*"""
+    r"""journal\..*|lock|(live|away|away-additions|disks|ended)\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|published|backups|foreground|toolchains.*|\..*"""
 )
 """What lies in a state directory, and nowhere else beside it."""
 

@@ -57,6 +57,18 @@ def problem_of(path: str | Path) -> OSError | None:
     return None
 
 
+def problem_of_whole(path: str | Path) -> OSError | None:
+    """The same of what never is an empty folder, as a model, an adapter or a toolchain: that is the mount point of what is not mounted."""
+    if (problem := problem_of(path)) is not None:
+        return problem
+    try:
+        with os.scandir(path) as entries:
+            empty = next(entries, None) is None
+    except (OSError, ValueError):
+        return None
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) if empty else None
+
+
 def cause_of(error: BaseException) -> str:
     """Why something is away, as a clause."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):

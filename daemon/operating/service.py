@@ -159,6 +159,7 @@ class Daemon:
         self._maintenance = JournalMaintenance(
             parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
         )  # fmt: skip
+        parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._tell_away)
         self._watcher = self._make_watcher()
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
@@ -434,7 +435,7 @@ class Daemon:
         self._watcher.stop()
         self._ticks.stop()
         parts = self._parts
-        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths, tell=self._tell_away)
         self._disks.settings = found
         logs.set_up(found.log, parts.paths.log)
         parts.runner.adopt(found)

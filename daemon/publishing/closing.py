@@ -13,6 +13,7 @@ from daemon.checkpoints.pins import held
 from daemon.config.output_owners import is_anothers, owner_of, record_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
+from daemon.contract import away
 from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
@@ -191,7 +192,8 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
             return None
         return error.fault
     except OSError as error:
-        return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}", str(paths.output)).fault
+        operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
+        return _away(error, paths.output, operation) or from_oserror(error, operation, str(paths.output)).fault
     wanted = published.state in settings.notify.on and settings.notify.receivers
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
@@ -203,6 +205,15 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
     _prune(job, published.target, journal, paths, settings)
     return None
+
+
+def _away(error: OSError, output: Path, operation: str) -> Fault | None:
+    """What is away, the output as a whole or something in it, where that keeps an export from being published."""
+    if not away.is_away(error):
+        return None
+    if (problem := away.problem_of(output)) is not None:
+        return away.fault_of(output, problem, operation)
+    return None if isinstance(error, PermissionError) else away.fault_of(error.filename or output, error, operation)
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:

@@ -203,7 +203,8 @@ class Children:
             folder.mkdir(parents=True)
             inode = self._make_staging(spec, staging, same=ready.row.key == ready.key)
         except OSError as error:
-            return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
+            operation = f"make the folders of stage {spec.name}"
+            return _away(error, operation) or from_oserror(error, operation).fault, False
         except Permanent as error:
             return error.fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
@@ -316,9 +317,16 @@ class Children:
         return StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
 
 
-def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
-    if away.is_away(error) and isinstance(error, OSError) and error.filename:
+def _away(error: BaseException, operation: str) -> Fault | None:
+    """What is away where an attempt could not be begun; None for every other error."""
+    if isinstance(error, OSError) and away.is_away(error) and error.filename:
         return away.fault_of(error.filename, error, operation)
+    return None
+
+
+def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
+    if (fault := _away(error, operation)) is not None:
+        return fault
     if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
         return from_oserror(error, operation).fault
     cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"

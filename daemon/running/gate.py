@@ -6,7 +6,7 @@ not answer holds up no other job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from daemon.checkpoints.base_models import Bases
@@ -17,10 +17,11 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running import outside
-from daemon.running.away import Away
-from daemon.running.outside import Absent, Place, Seen
+from daemon.running.outside import Absent, Place, Seen, key_of
+from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.resume_keys import Sources, texts_of
 from daemon.running.waits import Waits
+from daemon.system.episodes import Away
 from daemon.system.looks import Looks, NotYet
 from daemon.toolchains.registry import Toolchains
 
@@ -35,10 +36,12 @@ class Gate:
     """The looks at what jobs read, by one configuration."""
 
     def __init__(
-        self, bases: Bases, places: Sequence[Place], gone: Away, waits: Waits, answered: Callable[[], object], *, at_once: bool = False,
+        self, bases: Bases, places: Sequence[Place], gone: Away, waits: Waits, answered: Callable[[], object], toolchains: Path, *,
+        at_once: bool = False,
     ) -> None:  # fmt: skip
         """`at_once`: a person waits, so what is missing at the start is an error and not waited for. `answered`: called when a file system
-        that was silent has answered."""
+        that was silent has answered. `toolchains`: the folder of all of them."""
+        self.toolchains = toolchains
         self._bases, self._places, self._away, self._waits, self._at_once = bases, places, gone, waits, at_once
         self._looks = Looks(answered)
         self._known: set[str] = set()
@@ -61,7 +64,7 @@ class Gate:
             return value not in done_with and (not self._at_once or value in known)
 
         def question() -> Seen:
-            seen = outside.look(job, stages, self._bases, self._places, required, whole=not self._at_once)
+            seen = outside.look(job, stages, self._bases, self._places, required, self.toolchains, whole=not self._at_once)
             if before is not None and seen.sources is not None and job.base is not None:
                 outside.check_vanished(job.base, before["base"], seen.sources["base"])
             return seen
@@ -71,6 +74,17 @@ class Gate:
             found = texts_of(job, stages)
             self._known |= {value for path, value in found.items() if (rows := seen.sources.get(path)) and rows[0][0] != ""}
         return seen
+
+    def places(self, job: JobRow, sources: Sources) -> Seen | None:
+        """That the places of a job of which no stage is left are there, so that it can be published; None where it waits for that."""
+
+        def question() -> Seen:
+            for place in self._places:
+                place.check()
+            return Seen(job.base, sources)
+
+        mine = {name for place in self._places for name in (place.mount, str(place.folder))}
+        return self._ask(job, f"places {job.id}", question, patience=True, only=mine)
 
     def _done_with(self, job: JobRow, stages: Mapping[str, StageRow]) -> set[str]:
         """Texts that the job has waited for long enough: the stages that read them say so, and the others go on."""
@@ -84,7 +98,7 @@ class Gate:
 
         def question() -> Fault | None:
             if name in chains.known and (problem := chains.gone(name, cache)) is not None:
-                raise Absent(str(problem.filename), away.fault_of(problem.filename, problem, operation))
+                raise Absent(str(chains.folder(name)), away.fault_of(problem.filename, problem, operation))
             return chains.lacking(name, operation)
 
         try:
@@ -98,7 +112,7 @@ class Gate:
         else:
             self._away.there(job.id, TOOLCHAIN)
             return True, fault
-        seen = self._absent(job, absent.key, absent.fault, patience=True, kind=TOOLCHAIN)
+        seen = self._absent(job, absent.key, absent.fault, patience=True)
         return seen is not None, None if seen is None else seen.fault
 
     def offer(self, chains: Toolchains, cache: Path) -> bool:
@@ -109,7 +123,9 @@ class Gate:
             return False
         return True
 
-    def _ask(self, job: JobRow, key: str, question: Callable[[], Seen], *, patience: bool) -> Seen | None:
+    def _ask(
+        self, job: JobRow, key: str, question: Callable[[], Seen], *, patience: bool, only: Collection[str] | None = None
+    ) -> Seen | None:
         try:
             seen = self._looks.ask(key, question)
         except NotYet as error:
@@ -120,18 +136,40 @@ class Gate:
             return self._absent(job, place, fault, patience=True)
         except Absent as error:
             return self._absent(job, error.key, error.fault, patience=patience)
-        self._away.there(job.id)
+        self._away.there(job.id, only=only)
         return seen
 
-    def _absent(self, job: JobRow, key: str, fault: Fault, *, patience: bool, kind: str = "") -> Seen | None:
+    def _absent(self, job: JobRow, key: str, fault: Fault, *, patience: bool) -> Seen | None:
         if not patience:
             return Seen(None, None, fault)
         told = self.told(fault)
-        pause = self._away.waits(job.id, key, told, kind)
+        pause = self.waits(job, key, told)
         if pause is None:
             return Seen(job.base, None, self.given_up(fault))
         self._waits.add(job.id, told, pause, said=True)
         return None
+
+    def waits(self, job: JobRow, key: str, fault: Fault) -> float | None:
+        """As `Away.waits`, by the kind of look that can find this there again."""
+        return self._away.waits(job.id, key, fault, TOOLCHAIN if self.toolchains in (Path(key), *Path(key).parents) else "")
+
+    def place_away(self) -> Fault | None:
+        """What of the places is away right before something is made there: what lies in a mount point is hidden once it is mounted."""
+        try:
+            for place in self._places:
+                place.check()
+        except Absent as error:
+            return error.fault
+        return None
+
+    def refused(self, job: JobRow, fault: Fault) -> None:
+        """A job could not go on for `fault`, and waits: what is away is told as the looks tell it, however short it was."""
+        if fault.code == FaultCode.SOURCE_AWAY:
+            seen = self._absent(job, key_of(job, fault.path or job.id, self.toolchains), fault, patience=True)
+            if seen is None:
+                return
+            fault = seen.fault or fault
+        self._waits.add(job.id, fault, WAIT_SECONDS)
 
     def is_away(self, fault: Fault) -> bool:
         """Whether an attempt ended for what is away: by its own word, or since texts were missing that the gate had seen before."""

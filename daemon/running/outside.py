@@ -80,7 +80,8 @@ class Place:
 
 
 def look(
-    job: JobRow, stages: Mapping[str, StageRow], bases: Bases, places: Sequence[Place], required: Callable[[str], bool], *, whole: bool,
+    job: JobRow, stages: Mapping[str, StageRow], bases: Bases, places: Sequence[Place], required: Callable[[str], bool],
+    toolchains: Path, *, whole: bool,
 ) -> Seen:  # fmt: skip
     """Look at a job that runs. `required`: whether texts that are away are waited for; `whole`: whether all files that a base's index names
     have to be there. Raises Absent, and OSError for what is no absence."""
@@ -90,7 +91,7 @@ def look(
         _there(job.pin, "read the pin of the checkpoint")
     for stage in stages.values():
         if stage.state == "waiting" and stage.fault is not None and stage.fault.code == FaultCode.SOURCE_AWAY and stage.fault.path:
-            _named(job, stage.fault, places)
+            _named(job, stage.fault, places, toolchains)
     if job.base is not None:
         check_base(job.base, whole=whole)
         bases.size(job.base)  # so that the runner finds it without asking
@@ -112,8 +113,10 @@ def look_for_base(job: JobRow, bases: Bases, *, whole: bool) -> Seen:
     return Seen(folder, None, fault)
 
 
-def key_of(job: JobRow, path: str) -> str:
-    """What is waited for where a path is away: the folder of the base or of the pin that it lies in, or the path itself."""
+def key_of(job: JobRow, path: str, toolchains: Path) -> str:
+    """What is waited for where a path is away: the folder of the base, the pin or the toolchain that it lies in, or the path itself."""
+    if toolchains in Path(path).parents:
+        return str(toolchains / Path(path).relative_to(toolchains).parts[0])
     around = (str(folder) for folder in (job.base, job.pin) if folder is not None and folder in (Path(path), *Path(path).parents))
     return next(around, path)
 
@@ -172,13 +175,13 @@ def _names_in(index: str, size: int, modified: int) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if "/" not in name and _READ.fullmatch(name)))
 
 
-def _named(job: JobRow, fault: Fault, places: Sequence[Place]) -> None:
+def _named(job: JobRow, fault: Fault, places: Sequence[Place], toolchains: Path) -> None:
     """Raise Absent while what an attempt found to be away is so still. A folder of ours is made again."""
     path = str(fault.path)
     if job.base is not None and job.base in Path(path).parents and not os.path.lexists(path):
         return  # whether all of the base is there is asked of the base: it may be stored in other files by now
     if path not in {str(place.folder) for place in places} and (problem := away.problem_of(path)) is not None:
-        raise Absent(key_of(job, path), fault.model_copy(update={"cause": away.cause_of(problem)}))
+        raise Absent(key_of(job, path, toolchains), fault.model_copy(update={"cause": away.cause_of(problem)}))
 
 
 def _there(path: Path, operation: str) -> None:

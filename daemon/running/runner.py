@@ -35,7 +35,6 @@ from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.journal.sqlite_errors import OF_ALL
 from daemon.publishing.closing import close_job, refuse_early, tidy_job
-from daemon.running.away import Away
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
 from daemon.running.fallbacks import take_steps_down
@@ -53,7 +52,9 @@ from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.running.rules.suitable import unsuited, useless
 from daemon.running.starter import Starter, sized_by
 from daemon.running.waits import FOR_ROOM, Waits
+from daemon.system.episodes import Away
 from daemon.system.rounds import Complaints
+from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
 
@@ -125,7 +126,9 @@ class Runner:
             if folder not in self._places:  # once: by a later look its mount may be away
                 self._places[folder] = Place.of(folder, key)
         places = [self._places[folder] for folder, _ in folders]
-        self._gate = Gate(self._bases, places, self.away, self.waits, self.wake, at_once=self.at_once)
+        self._gate = Gate(
+            self._bases, places, self.away, self.waits, self.wake, Toolchains.home_of(settings.state_directory), at_once=self.at_once
+        )
         self._unfound |= {job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES}
         self._starter = Starter(
             settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases, self.installing, self._gate
@@ -396,10 +399,11 @@ class Runner:
             self.changed()
 
     def _look(self, job: JobRow) -> Seen | None:
-        """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, nothing is asked."""
+        """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, only the places that it
+        is published to and cleared away from are looked at."""
         stages, known = self.journal.stages.of(job.id), self._resumption.known(job.id)
         if known is not None and all(stage.state != "waiting" for stage in stages.values()):
-            return Seen(job.base, known)
+            return self._gate.places(job, known)
         return self._gate.look(job, stages, known)
 
     def _look_at_new(self) -> None:
@@ -491,7 +495,7 @@ class Runner:
             return result
         fault = fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})
         told = self._gate.told(fault)
-        pause = self.away.waits(job.id, key_of(job, fault.path or job.id), told)
+        pause = self._gate.waits(job, key_of(job, fault.path or job.id, self._gate.toolchains), told)
         if pause is None:
             return result.model_copy(update={"outcome": Outcome.PERMANENT, "fault": self._gate.given_up(fault)})
         return result.model_copy(update={"outcome": Outcome.RETRYABLE, "fault": told, "retry_after": pause})
@@ -509,7 +513,7 @@ class Runner:
         if fault:
             self._resumption.forget(job.id)  # what was finished may be what is gone
             self.waits.refused(fault)
-            self.waits.add(job.id, fault, WAIT_SECONDS)
+            self._gate.refused(job, fault)
             return
         self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
         try:

@@ -190,11 +190,12 @@ class Starter:
         if self._children.getting_ready(one, grant, limits):
             self._waits.add(job.id, loading(spec), LOADING_LOOK_SECONDS)
             return False
-        fault, claimed = self._children.start(one, grant, limits)
+        absent = self._gate.place_away()
+        fault, claimed = (absent, False) if absent is not None else self._children.start(one, grant, limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and not claimed:
-            self._waits.add(job.id, fault, WAIT_SECONDS)  # since when, is known of the tries before
+            self._gate.refused(job, fault)  # since when, is known of the tries before
             return False
         self._waits.end(job.id)
         if fault:

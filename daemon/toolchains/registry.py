@@ -138,8 +138,13 @@ class Toolchains:
     """The toolchains below one state directory. `known`: what could be installed."""
 
     def __init__(self, state: Path, known: dict[str, Definition] | None = None) -> None:
-        self.home = state / "toolchains"
+        self.home = self.home_of(state)
         self.known = definitions() if known is None else known
+
+    @staticmethod
+    def home_of(state: Path) -> Path:
+        """The folder of all toolchains of a state directory."""
+        return state / "toolchains"
 
     def definition(self, name: str) -> Definition:
         """Raises UsageError for a name that is not known."""

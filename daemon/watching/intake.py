@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import now
+from daemon.system.episodes import Away
 from daemon.watching.places import Places
 
 log = structlog.get_logger("intake")
@@ -79,7 +81,15 @@ class Intake:
     _said: set[str] = field(default_factory=set)
     _entering: threading.Lock = field(default_factory=threading.Lock)
     """Two threads must not be given one place."""
+    tell: Callable[[Fault, bool], object] = lambda fault, over: None
+    """Called with an adapter to add that is away as checkpoints begin to wait for it, and (True) as it is back."""
     _settling: Settling = field(default_factory=Settling)
+
+    def __post_init__(self) -> None:
+        if self._settling.gone is None and self.settings.merge.add:
+            gone = Away(self.paths.away_additions, HOUR * self.settings.limits.away_hours)
+            gone.tell = self.tell
+            object.__setattr__(self, "_settling", Settling(gone))
 
     @property
     def pins(self) -> Path:
@@ -111,7 +121,7 @@ class Intake:
         if best_step(later) == inspection.step:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
-        self._settling.check(self.settings.merge.add, HOUR * self.settings.limits.away_hours)
+        self._settling.check(self.settings.merge.add)
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
         if self._is_known(candidate):
             return None

@@ -22,6 +22,7 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
+from daemon.contract.away import problem_of_whole
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
@@ -326,7 +327,8 @@ class Tracker:
             if isinstance(error, MemoryError):
                 error = _no_memory()
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
-            self._unpinned = {**self._unpinned, path: _why(fault)}
+            where = f"{fault.path}: " if fault.path and fault.path != str(path) else ""
+            self._unpinned = {**self._unpinned, path: f"{where}{_why(fault)}"}
             self.refused(fault)
             self.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
@@ -366,9 +368,10 @@ class Tracker:
         sighting.last, sighting.marks = told, marks
 
     def _note_gone(self, path: Path, now: float) -> None:
-        """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
+        """A directory is gone: say so where it was never decided upon. A root that went as a whole, and perhaps left its empty mount
+        point, is no loss of one."""
         entry = self._sighted.get(path)
-        if entry is None or path in self._runs or not any(root in path.parents and os.path.isdir(root) for root in self._settings.roots):
+        if entry is None or path in self._runs or all(root not in path.parents or problem_of_whole(root) for root in self._settings.roots):
             return
         if (elsewhere := self._renamed(path, entry.marks)) is not None:
             known = self._sighted.setdefault(elsewhere, entry)

@@ -31,8 +31,10 @@ class Outside:
         self._operation = f"run the stage {context.stage}"
         self._staging = Path(context.staging)
         self._output = next((one for one in self._staging.parents if one.name == STAGING), self._staging).parent
-        seen = [Path(one) for one in (context.pin, context.base) if one]  # by the daemon, right before
-        self._there = [root for root in (*seen, *_roots(context)) if away.problem_of(root) is None]
+        self._links = dict(_toolchain_of(context))
+        seen = [*(Path(one) for one in (context.pin, context.base) if one), *self._links.values()]  # by the daemon, right before
+        self._texts = [*_texts_of(context)]
+        self._there = [root for root in (*seen, *self._texts) if away.problem_of_whole(root) is None]
         """What was there as a whole when the attempt began."""
         self._roots = {root: _real(root) for root in (*seen, *self._there)}
         """What counts as having been there → where its links led."""
@@ -50,7 +52,7 @@ class Outside:
     def gone(self) -> Fault | None:
         """What was there when the attempt began and is away now."""
         for path in (*self._there, *self._files):
-            if (problem := away.problem_of(path)) is not None:
+            if (problem := away.problem_of_whole(path) if path in self._there else away.problem_of(path)) is not None:
                 return away.fault_of(path, problem, self._operation)
         return None
 
@@ -64,10 +66,21 @@ class Outside:
         if isinstance(name, str | bytes):
             path = Path(os.path.abspath(os.fsdecode(name)))
             if self._output == path or self._output in path.parents:
-                # A file that a stage looks for in vain in its own folder is the stage's fault.
-                return None if isinstance(error, FileNotFoundError) and away.problem_of(self._staging) is None else self._output
-            return path if self._was_there(path) else None
+                # A file that a stage looks for in vain in its own folder is the stage's fault, unless it is there again by now.
+                in_vain = isinstance(error, FileNotFoundError) and away.problem_of(path) is not None
+                return None if in_vain and away.problem_of(self._staging) is None else self._output
+            path = self._by_place(path)
+            return path if self._was_there(path) or self._is_text_away(path, error) else None
         return self._named_in(str(error))
+
+    def _is_text_away(self, path: Path, error: BaseException) -> bool:
+        """Whether texts that were not there when the attempt began are there by now, or are there and can't be read."""
+        named = any(text in (path, *path.parents) for text in self._texts)
+        return named and (not isinstance(error, FileNotFoundError) or away.problem_of(path) is None)
+
+    def _by_place(self, path: Path) -> Path:
+        """A path in a toolchain by where that lies, and not by the link that led to it."""
+        return next((place / path.relative_to(link) for link, place in self._links.items() if link in (path, *path.parents)), path)
 
     def _was_there(self, path: Path) -> bool:
         """Whether a path was there when the attempt began, or is there now, or lies in what is away as a whole."""
@@ -76,12 +89,12 @@ class Outside:
         if any(path in (one, where) or real in (one, where) for one, where in known):
             return True
         inside = [root for root, where in self._roots.items() if root in path.parents or where in real.parents]
-        return bool(inside) and (away.problem_of(path) is None or any(away.problem_of(root) for root in inside))
+        return bool(inside) and (away.problem_of(path) is None or any(away.problem_of_whole(root) for root in inside))
 
     def _named_in(self, text: str) -> Path | None:
         """The path in a text that was there; a folder only where it is away as a whole, since a file in it may never have been there."""
         found = next((path for path in self._files if str(path) in text), None)
-        return found or next((root for root in self._roots if str(root) in text and away.problem_of(root) is not None), None)
+        return found or next((root for root in self._roots if str(root) in text and away.problem_of_whole(root) is not None), None)
 
     def _told(self, fault: Fault) -> Path | None:
         """The path that a fault in words is about, as it comes from a process of the stage's own: a line of its traceback names it."""
@@ -91,16 +104,21 @@ class Outside:
         return None
 
 
-def _roots(context: StageContext) -> Iterator[Path]:
-    """What of the rest may be read."""
+def _toolchain_of(context: StageContext) -> Iterator[tuple[Path, Path]]:
+    """The link to the toolchain that a stage uses, and where it leads."""
+    link = Path(context.cache, "toolchains", context.toolchain)
+    if context.toolchain:
+        yield link, Path(os.readlink(link)) if link.is_symlink() else link
+
+
+def _texts_of(context: StageContext) -> Iterator[Path]:
+    """The files or folders with texts that a stage may read."""
     for value in (context.work.validation.prompts, context.work.validation.data):
         if value:
             try:
                 yield Path(DataPlace.of(value).shown)
             except ValueError:
                 continue
-    if context.toolchain:
-        yield Path(context.cache, "toolchains", context.toolchain)
 
 
 def _files_of(root: Path) -> list[Path]:

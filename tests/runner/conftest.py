@@ -18,9 +18,8 @@ from daemon.contract.export_layout import README
 from daemon.contract.files import sha256_file
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
-from daemon.running import away
 from daemon.running.runner import Runner
-from daemon.system import looks
+from daemon.system import episodes, looks
 from tests.detection.helpers import copy_of
 from tests.runner.desk import Desk, FakeExecutor
 from tests.runner.outside_world import World, make_world
@@ -130,7 +129,7 @@ def make_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 @pytest.fixture
 def world(make_desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A job and what it reads; what is away is looked at in each round."""
-    monkeypatch.setattr(away, "FIRST_LOOKS", 0.0)
+    monkeypatch.setattr(episodes, "FIRST_LOOKS", 0.0)
     return make_world(make_desk, tmp_path)
 
 

@@ -14,6 +14,7 @@ from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.rules.reads import END, TABLE, Moment, Outside, put_into
+from daemon.system.episodes import Away
 from handlers.__main__ import _failed
 from handlers.child.outside import Outside as OfAttempt
 from tests.runner.absences import WAYS, come_back, leave, without_override
@@ -89,16 +90,16 @@ def _an_addition_is_waited_for(home: Path, way: str) -> None:
     adapter = home / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    settling, wanted = Settling(), [AddedAdapter(path=adapter)]
+    settling, wanted = Settling(Away(home / "away.json", 3600)), [AddedAdapter(path=adapter)]
     with without_override():
         leave(adapter, way)
         for _ in range(2):
             with pytest.raises(Retryable) as refused:
-                settling.check(wanted, 3600)
+                settling.check(wanted)
             assert refused.value.fault.code == FaultCode.SOURCE_AWAY and refused.value.fault.path == str(adapter)
         come_back(adapter, way)
         with pytest.raises(Retryable) as refused:
-            settling.check(wanted, 3600)
+            settling.check(wanted)
         assert refused.value.fault.code == FaultCode.STILL_WRITTEN, "it is there, and may still be written"
 
 

@@ -14,8 +14,8 @@ from daemon.contract import away as absence
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
-from daemon.running import away, outside, resumption
-from daemon.system import looks
+from daemon.running import outside, resumption
+from daemon.system import episodes, looks
 from daemon.toolchains.install import remove
 from daemon.toolchains.registry import Toolchains
 from handlers.__main__ import _failed
@@ -107,14 +107,14 @@ def test_over_a_restart_it_is_told_once_and_the_time_goes_on(tmp_path: Path) -> 
     told, moment = [], [1000.0]
     fault = absence.fault_of("/models/base", FileNotFoundError(), "read the base model")
     for _ in range(3):
-        episodes = away.Away(tmp_path / "away.json", 100.0, lambda: moment[0])
-        episodes.tell = lambda fault, over: told.append(over)
-        assert episodes.waits("run-1", "/models/base", fault) == away.FIRST_LOOKS
+        waited = episodes.Away(tmp_path / "away.json", 100.0, lambda: moment[0])
+        waited.tell = lambda fault, over: told.append(over)
+        assert waited.waits("run-1", "/models/base", fault) == episodes.FIRST_LOOKS
         moment[0] += 10
     assert told == [False]
     moment[0] = 1100.0
-    assert episodes.waits("run-1", "/models/base", fault) is None and episodes.waits("run-2", "/models/base", fault) is not None
-    assert away.Away(tmp_path / "away.json", 3 * 3600.0, lambda: 1000.0 + 2 * 3600).waits("run-1", "/models/base", fault) == 60.0
+    assert waited.waits("run-1", "/models/base", fault) is None and waited.waits("run-2", "/models/base", fault) is not None
+    assert episodes.Away(tmp_path / "away.json", 3 * 3600.0, lambda: 1000.0 + 2 * 3600).waits("run-1", "/models/base", fault) == 60.0
 
 
 def test_an_attempt_that_says_so_again_and_again_is_tried_ever_more_seldom_and_given_up_in_the_end(world: World) -> None:

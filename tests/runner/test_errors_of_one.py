@@ -15,14 +15,15 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.journal.rows import JobRow
 from daemon.publishing import closing
-from daemon.running import away, recovery
+from daemon.running import recovery
 from daemon.running.output_cache import OutputCache
 from daemon.running.runner import Runner
+from daemon.system import episodes
 from tests.runner.desk import Desks, done
 
 
 def test_a_base_that_can_not_be_read_now_is_waited_for(make_desk: Desks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "FIRST_LOOKS", 0.0)
+    monkeypatch.setattr(episodes, "FIRST_LOOKS", 0.0)
     base = tmp_path / "base"
     base.mkdir()
     desk = make_desk(base={"map": {"org/base": base}})

@@ -17,6 +17,7 @@ from daemon.checkpoints.inspection import identify, inspect
 from daemon.config.settings import AddedAdapter, MergeSettings
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.operating.integrity.maintenance import open_journal
+from daemon.system import episodes
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import change_weights, copy_of, plain_adapter
@@ -38,7 +39,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     one = Clock()
-    monkeypatch.setattr(additions, "time", SimpleNamespace(monotonic=one.monotonic, time=time.time))
+    for module in (additions, episodes):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=one.monotonic, time=time.time))
     return one
 
 

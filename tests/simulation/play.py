@@ -25,12 +25,17 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     failed: dict[int, list[str]] = field(default_factory=dict)
     """Seed → what was violated."""
+    kind: str = ""
+    """The option of the command line that plays such worlds."""
 
     def report(self) -> str:
         """What a failing test prints."""
         lines = [f"{dict(self.counts)}"]
         for seed, said in self.failed.items():
-            lines += [f"seed {seed} (replay: python -m tests.simulation --seed {seed} --trace):", *(f"    {line}" for line in said[:5])]
+            lines += [
+                f"seed {seed} (replay: python -m tests.simulation {self.kind}--seed {seed} --trace):",
+                *(f"    {line}" for line in said[:5]),
+            ]
         return "\n".join(lines)
 
 

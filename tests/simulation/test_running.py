@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import structlog
@@ -215,8 +216,9 @@ class History:
 
 
 @contextmanager
-def virtual_time() -> Iterator[Clock]:
-    """A clock of one's own for the running rules, a shorter patience, and a box on which memory is never short."""
+def virtual_time(*more: ModuleType) -> Iterator[Clock]:
+    """A clock of one's own for the running rules and for `more` modules, a shorter patience, and a box on which memory is never short."""
+    modules = (*MODULES, *more)
     clock, patience, memory, rechecks = Clock(), starter.ALONE_SECONDS, box.memory, resumption.Rechecks
     silent = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False)
@@ -225,7 +227,7 @@ def virtual_time() -> Iterator[Clock]:
         journal_rows.datetime = calendar_of(clock)  # type: ignore[attr-defined]
         resumption.Rechecks = Rechecks  # type: ignore[assignment, misc]
         box.memory = lambda: (1 << 40, 1 << 40)
-        for module in MODULES:
+        for module in modules:
             module.time = clock  # type: ignore[attr-defined]
         yield clock
     finally:
@@ -233,7 +235,7 @@ def virtual_time() -> Iterator[Clock]:
         journal_rows.datetime = datetime  # type: ignore[attr-defined]
         resumption.Rechecks = rechecks  # type: ignore[misc]
         box.memory = memory
-        for module in MODULES:
+        for module in modules:
             module.time = time  # type: ignore[attr-defined]
         structlog.configure(**silent)
 

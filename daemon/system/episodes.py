@@ -1,14 +1,14 @@
-"""What exports wait for because it is away: since when, for which exports, and what was told of it.
+"""What exports, and checkpoints on their way in, wait for because it is away: since when, for which of them, and what was told of it.
 
-A part of the runner and used by its thread alone. Remembered over restarts in a small file, so that a restart neither tells it again nor
-begins the time anew for which an export waits (`limits.away_hours`).
+The runner has one, used by its thread alone, and the intake another for the adapters that it adds. Remembered over restarts in a small
+file, so that a restart neither tells it again nor begins the time anew for which an export waits (`limits.away_hours`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import structlog
@@ -36,6 +36,10 @@ class Episode(BaseModel):
     """When it was there again; it is forgotten a while later."""
     jobs: dict[str, float] = {}
     """Export that waits for it → since when."""
+    kind: str = ""
+    """Of the looks that can find it there."""
+    others: set[str] = set()
+    """Exports that waited for it, have not found it there since, and wait for something else first, or have come further meanwhile."""
 
 
 class Away:
@@ -49,7 +53,6 @@ class Away:
         """Called with what is waited for as that begins, and (True) as it is over."""
         self.episodes: dict[str, Episode] = {}
         self._faults: dict[str, Fault] = {}
-        self._kinds: dict[str, str] = {}
         with contextlib.suppress(OSError, ValidationError):
             self.episodes = _READER.validate_json(file.read_bytes())
 
@@ -62,11 +65,12 @@ class Away:
             return None
         now, before = self._clock(), self.episodes.get(key)
         episode = self.episodes.setdefault(key, Episode(since=now))
-        episode.back, self._kinds[key] = None, kind
+        episode.back, episode.kind = None, kind
         self._faults.setdefault(key, fault)  # as it was told, so that its end is told of the same path
         known = job in episode.jobs
         since = min(now, episode.jobs.setdefault(job, now))  # a clock that was set back does not let it wait longer
-        self._leave(job, but=key)
+        episode.others.discard(job)
+        self._put_off(job, [other for other in self.episodes if other != key])
         if before is None:
             log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code, path=fault.path)
             self.tell(fault, False)
@@ -76,14 +80,15 @@ class Away:
             return None
         return min(LONGEST_PAUSE, max(FIRST_LOOKS, (now - since) / LOOKS))
 
-    def there(self, job: str, kind: str = "") -> None:
-        """All that a kind of look asks for is there: whatever the export waited for is back. Its time goes on where the next attempt says
-        otherwise."""
-        for key in [key for key, one in self.episodes.items() if job in one.jobs and one.back is None]:
-            if self._kinds.get(key, kind) != kind:
-                continue
+    def there(self, job: str, kind: str = "", only: Collection[str] | None = None) -> None:
+        """All that a kind of look asks for is there (`only`: these of it): whatever the export waited for is back. Its time goes on where
+        the next attempt says otherwise."""
+        for key in [key for key, one in self.episodes.items() if (job in one.jobs or job in one.others) and one.back is None]:
             episode = self.episodes[key]
-            episode.back = self._clock()
+            # By a look at all, what was waited for long enough counts as there: nothing is waited for any more.
+            if episode.kind != kind or (self.is_over(job, key) if only is None else key not in only):
+                continue
+            episode.back, episode.others = self._clock(), set()
             fault = self._faults.pop(key, None)
             log.info("what exports waited for is there again", event_id=Event.SOURCE_BACK, what=key, since=round(episode.since))
             if fault is not None:
@@ -100,26 +105,30 @@ class Away:
 
     def further(self, job: str) -> None:
         """An export has come further: its time begins anew, but for what it waits for no longer."""
-        for key in [key for key, one in self.episodes.items() if job in one.jobs and not self.is_over(job, key)]:
-            del self.episodes[key].jobs[job]
-            self._keep()
+        self._put_off(job, [key for key in self.episodes if not self.is_over(job, key)])
         self._forget()
 
     def ended(self, job: str) -> None:
         """An export is over: it waits for nothing."""
-        self._leave(job)
-
-    def _leave(self, job: str, but: str = "") -> None:
-        for key in [key for key, one in self.episodes.items() if key != but and job in one.jobs]:
-            del self.episodes[key].jobs[job]
-            self._keep()
+        for episode in self.episodes.values():
+            if episode.jobs.pop(job, None) is not None or job in episode.others:
+                episode.others.discard(job)
+                self._keep()
         self._forget()
+
+    def _put_off(self, job: str, keys: Sequence[str]) -> None:
+        """An export waits for these no longer, and its time with them is over; whether they are back it will find out later."""
+        for episode in [self.episodes[key] for key in keys if job in self.episodes[key].jobs]:
+            del episode.jobs[job]
+            if episode.back is None:
+                episode.others.add(job)
+            self._keep()
 
     def _forget(self) -> None:
         """Nobody waits any more, or it has been back for long."""
         now = self._clock()
         for key, one in list(self.episodes.items()):
-            if not one.jobs and (one.back is None or abs(now - one.back) > SAME_SECONDS):
+            if not one.jobs and not one.others and (one.back is None or abs(now - one.back) > SAME_SECONDS):
                 del self.episodes[key]
                 self._faults.pop(key, None)
                 self._keep()
