@@ -221,6 +221,12 @@ def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured
     return found
 
 
+def bases_used(connection: sqlite3.Connection) -> set[str]:
+    """Names of the bases with which exports have begun, as their checkpoints give them ("" where they name none)."""
+    rows = connection.execute("SELECT DISTINCT json_extract(checkpoint, '$.base_name') FROM job WHERE base IS NOT NULL")
+    return {str(row[0] or "") for row in rows}
+
+
 def open_ids(connection: sqlite3.Connection) -> set[str]:
     """Ids of the jobs that are not finished."""
     return {str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state IN ('pending', 'running')")}

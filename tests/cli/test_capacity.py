@@ -18,11 +18,15 @@ from typing import Any
 import pytest
 
 from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.formats.stages import ModelSize
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal import overview
 from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
+from daemon.journal.jobs import NewJob
+from daemon.journal.journal import Journal
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.diagnosis import capacity, readability
 from daemon.operating.diagnosis.readability import ModelFound
@@ -79,6 +83,22 @@ def test_a_base_that_is_nowhere_is_told_before_any_export_fails(tmp_path: Path, 
     (problem,) = [one for one in told["problems"] if one.startswith("base:")]
     assert problem.startswith("base: 1 checkpoint needs the base model made/up: no folder with its config.json and weights exists")
     assert 'set base.map."made/up"' in problem
+
+
+def test_a_base_that_earlier_exports_had_is_only_away(tmp_path: Path, pico_checkpoint: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    journal = Journal(prepare(tmp_path / "state", tmp_path / "exports").journal)
+    reference = CheckpointRef(
+        root="/r", run="run", step=1, path="/r/run/checkpoint-1", layout="trainer-adapter", digest="d", method="LORA", base_name="made/up"
+    )  # fmt: skip
+    work = Settings().work
+    journal.jobs.add(NewJob("earlier", reference, work, ["merge"], tmp_path / "pin", tmp_path / "out" / "run", "f"))
+    assert journal.jobs.start("earlier", tmp_path / "bases" / "made" / "up")
+    journal.close()
+    told = check(tmp_path, pico_checkpoint, bases=tmp_path / "bases")
+    assert not [one for one in told["problems"] if one.startswith("base:")]
+    (warning,) = [one for one in told["warnings"] if one.startswith("base:")]
+    assert "earlier exports had it, so exports wait 24 h for it (limits.away_hours)" in warning
 
 
 def test_a_model_that_fits_is_said_with_what_an_export_takes(tmp_path: Path, pico_checkpoint: Path) -> None:

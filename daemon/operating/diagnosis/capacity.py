@@ -15,7 +15,7 @@ from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.plan import plan
 from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
-from daemon.journal.overview import measured_by_stage
+from daemon.journal.overview import bases_used, measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
 from daemon.system.box import free_disk, human, memory
@@ -27,7 +27,7 @@ class Capacity:
 
     facts: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """Variants that no checkpoint would get, and bases that are nowhere while no other one is needed."""
+    """Variants that no checkpoint would get, and bases that are nowhere, and never were, while no other one is needed."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -35,9 +35,14 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
     """Compare what exports of these models need with the box's memory and the room at the output."""
     answer = Capacity()
     missing = [one for one in models if one.missing]
+    used = _used(settings) if missing and settings.limits.away_hours else set()
     for one in missing:
         sentence = f"base: {_checkpoints(one)} the base model {one.name or 'that they do not name'}: {one.missing}"
-        (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
+        if one.name in used:
+            hours = f"{settings.limits.away_hours:g} h"
+            answer.warnings.append(f"{sentence}; earlier exports had it, so exports wait {hours} for it (limits.away_hours)")
+        else:
+            (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
     known = [one for one in models if not one.missing]
     stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
     measured = _measured(settings)
@@ -70,6 +75,15 @@ def _measured(settings: Settings) -> Mapping[str, Sequence[Measured]]:
             return measured_by_stage(connection)
     except (FileNotFoundError, PermissionError, CkptdError):
         return {}
+
+
+def _used(settings: Settings) -> set[str]:
+    """The bases that earlier exports had: one of them that is missing is away, and no mistake of the configuration."""
+    try:
+        with reading(StatePaths(settings.state_directory).journal) as connection:
+            return bases_used(connection)
+    except (FileNotFoundError, PermissionError, CkptdError):
+        return set()
 
 
 def _needs(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from daemon.contract.errors import Fault
-from daemon.running import children, gate, outside
+from daemon.publishing import closing
+from daemon.running import gate, outside
 from daemon.running.resumption import Resumption
 from daemon.system.episodes import Away
 from daemon.watching import tracker
@@ -45,13 +46,13 @@ def violations(count: int = 12) -> str:
     [
         (Outside, "fault", lambda self, error: None, "at most"),
         (Resumption, "changed", lambda self, job, now: None, "beside each other"),
-        (children, "_away", lambda error, operation: None, "as if something were wrong"),
+        (closing, "_away", lambda error, output, operation: None, "as if something were wrong"),
         (outside.Place, "check", lambda self: None, "written into the empty mount point"),
         (Away, "_put_off", lambda self, job, keys: [self.episodes[key].jobs.pop(job, None) for key in keys], "that was told"),
         (tracker, "problem_of_whole", lambda path: None, "was called lost"),
         (gate.Gate, "places", lambda self, job, sources: outside.Seen(job.base, sources), "was never told"),
     ],
-    ids=["an error is an error", "a base is mixed", "no folder", "any mount point", "told again", "lost with its root", "not told"],
+    ids=["an error is an error", "a base is mixed", "no publication", "any mount point", "told again", "lost with its root", "not told"],
 )
 def test_a_product_that_takes_absence_for_something_else_is_found_out(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, instead: Callable[..., Fault | None], words: str
