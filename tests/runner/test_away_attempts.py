@@ -138,3 +138,16 @@ def test_an_output_that_went_away_under_a_stage_is_no_error_of_the_stage(context
     assert told(context, FileNotFoundError(errno.ENOENT, "x", str(file)), known)[:2] == ("permanent", "os-error"), "its own fault"
     (tmp_path / "out").rename(tmp_path / "aside")
     assert told(context, FileNotFoundError(errno.ENOENT, "x", str(file)), known) == ("retryable", "source-away", str(tmp_path / "out"))
+
+
+def test_what_was_away_as_the_attempt_began_and_is_there_again_was_away(context: StageContext, tmp_path: Path) -> None:
+    base, prompts = Path(context.base or ""), tmp_path / "prompts.txt"
+    base.rename(tmp_path / "aside")
+    base.mkdir()  # its empty mount point
+    validation = context.work.validation.model_copy(update={"prompts": str(prompts)})
+    asked = context.model_copy(update={"work": context.work.model_copy(update={"validation": validation})})
+    known = Outside(asked)
+    missing = FileNotFoundError(errno.ENOENT, "x", str(base / "config.json"))
+    assert told(asked, missing, known) == ("retryable", "source-away", str(base / "config.json"))
+    prompts.write_text("a prompt")
+    assert told(asked, PermissionError(errno.EACCES, "x", str(prompts)), known) == ("retryable", "source-away", str(prompts))

@@ -117,6 +117,31 @@ def test_over_a_restart_it_is_told_once_and_the_time_goes_on(tmp_path: Path) -> 
     assert episodes.Away(tmp_path / "away.json", 3 * 3600.0, lambda: 1000.0 + 2 * 3600).waits("run-1", "/models/base", fault) == 60.0
 
 
+def test_what_is_away_is_told_once_though_its_export_waits_for_something_else_first_and_comes_further(tmp_path: Path) -> None:
+    told: list[tuple[str | None, bool]] = []
+    waited = episodes.Away(tmp_path / "away.json", 100.0, lambda: 1000.0)
+    waited.tell = lambda fault, over: told.append((fault.path, over))
+    base, texts = (absence.fault_of(path, FileNotFoundError(), "read it") for path in ("/base", "/texts"))
+    for fault in (base, texts, base):
+        assert waited.waits("run-1", str(fault.path), fault) is not None
+    waited.further("run-1")
+    assert waited.waits("run-1", "/base", base) is not None
+    assert told == [("/base", False), ("/texts", False)]
+    waited.there("run-1")
+    assert sorted(told[2:]) == [("/base", True), ("/texts", True)]
+
+
+def test_what_was_waited_for_long_enough_is_not_called_back_by_a_look_that_no_longer_asks_for_it(tmp_path: Path) -> None:
+    told, moment = [], [1000.0]
+    waited = episodes.Away(tmp_path / "away.json", 100.0, lambda: moment[0])
+    waited.tell = lambda fault, over: told.append(over)
+    texts = absence.fault_of("/texts", FileNotFoundError(), "read it")
+    waited.waits("run-1", "/texts", texts)
+    moment[0] = 1200.0
+    waited.there("run-1")
+    assert told == [False]
+
+
 def test_an_attempt_that_says_so_again_and_again_is_tried_ever_more_seldom_and_given_up_in_the_end(world: World) -> None:
     base, shift = world.paths["base"], [0.0]
     world.desk.runner.away._clock = lambda: time.time() + shift[0]
