@@ -190,7 +190,8 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
                 return close_job(job, stages, journal, paths, settings)
             _end_refused(job, error.fault, journal, settings)
             return None
-        return error.fault
+        problem = away.problem_of_whole(paths.output)  # whatever is said of a file in it then
+        return error.fault if problem is None else away.fault_of(paths.output, problem, error.fault.operation)
     except OSError as error:
         operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
         return _away(error, paths.output, operation) or from_oserror(error, operation, str(paths.output)).fault
@@ -211,7 +212,7 @@ def _away(error: OSError, output: Path, operation: str) -> Fault | None:
     """What is away, the output as a whole or something in it, where that keeps an export from being published."""
     if not away.is_away(error):
         return None
-    if (problem := away.problem_of(output)) is not None:
+    if (problem := away.problem_of_whole(output)) is not None:
         return away.fault_of(output, problem, operation)
     return None if isinstance(error, PermissionError) else away.fault_of(error.filename or output, error, operation)
 
