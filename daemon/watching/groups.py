@@ -21,7 +21,7 @@ from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.system.mounts import mount_of, mounts
 from daemon.watching.intake import INCOMING, Intake
-from daemon.watching.tracker import Incomplete
+from daemon.watching.resting import Incomplete
 from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("watch")

@@ -33,32 +33,15 @@ from daemon.journal.sqlite_errors import OF_ALL
 from daemon.system.births import Identity, identity_of
 from daemon.watching.apart import Apart, AtOnce, Pending
 from daemon.watching.intake import Intake, digest_of_fingerprint
+from daemon.watching.resting import Incomplete, State, state_of
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
 
 log = structlog.get_logger("watch")
 
-MAPPED_SECONDS = 60.0
-"""So long after a change more may have been written through a mapping than a file's time tells: until the kernel has written its pages."""
 _INSPECT, _TAKE = "inspect", "take"
 MANY_FILES, MUCH_PARSED, MUCH_READ = 300, 8 << 20, 1 << 30
 """Files of a directory, bytes of its JSON, and bytes of all its files, above which it takes a second and more."""
-LOOK_AGAIN_SECONDS = 600.0
-"""How often scans have a directory that is incomplete looked at though nothing in it seems to have changed."""
-
-
-@dataclass
-class Incomplete:
-    """A quiet directory that is not whole."""
-
-    missing: tuple[str, ...]
-    since: float
-    reported: bool = False
-    state: int | None = None
-    """What its files looked like at the last scan; None where that can't be known."""
-    state_since: float = 0.0
-    look_again: float = 0.0
-    """When a scan has it looked at though its files look the same."""
 
 
 @dataclass
@@ -169,15 +152,11 @@ class Tracker:
         entry = self.incomplete.get(path)
         if entry is None or (not entry.reported and now - entry.since >= self._settings.stale_seconds):
             return False
-        state = _state_of(path)
-        if state is None or state != entry.state:
-            entry.state, entry.state_since = state, now
-        elif now - entry.state_since >= MAPPED_SECONDS and now < entry.look_again:
-            if path in self._sighted:
-                self._sighted[path].last = told
-            return True
-        entry.look_again = now + LOOK_AGAIN_SECONDS * (0.75 + (hash(path) % 1024) / 2048)  # not all in one scan
-        return False
+        if not entry.is_at_rest(path, now):
+            return False
+        if path in self._sighted:
+            self._sighted[path].last = told
+        return True
 
     def _list_refused(self, path: Path) -> None:
         """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
@@ -274,7 +253,7 @@ class Tracker:
             self._note_taken(path, answer[0], now)
             return
         self._taken_in.discard(path)
-        found = self._apart.do(root, path, _INSPECT, seen, lambda number: inspect(path), large=_is_large(seen))
+        state, found = self._apart.do(root, path, _INSPECT, seen, lambda number: _inspect(path), large=_is_large(seen))
         self._open(path)
         if not found.complete:
             self._unlist(path)
@@ -284,7 +263,7 @@ class Tracker:
             return
         self._runs.discard(path)
         if not found.complete:
-            self._note_incomplete(root, found, seen, now)
+            self._note_incomplete(root, found, seen, state, now)
             return
         if found.refusal is not None:
             log.warning(
@@ -340,12 +319,13 @@ class Tracker:
         """What kept a directory from being taken does so no longer."""
         self._refused = {other: why for other, why in self._refused.items() if other != path}
 
-    def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, now: float) -> None:
+    def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, state: State | None, now: float) -> None:
         path = found.path
         entry = self.incomplete.get(path)
         if entry is None or entry.missing != found.missing:
             entry = self.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
             log.debug("quiet, but not complete", event_id=Event.CHECKPOINT_QUIET, path=str(path), missing=list(found.missing))
+        entry.note(path, state, now)
         if entry.reported or now - entry.since < self._settings.stale_seconds:
             return
         entry.reported = True
@@ -469,30 +449,9 @@ class Tracker:
         self._said.discard(key)
 
 
-def _state_of(path: Path) -> int | None:
-    """A digest of all that can be known of a directory's entries without reading them, permissions included.
-
-    None where a part of it can't be known: something in it is no plain file, or can't be asked.
-    """
-    rows, run = [], run_of(path)
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if not entry.is_file(follow_symlinks=False):
-                    return None
-                rows.append(_row(entry.name, entry.stat(follow_symlinks=False)))
-        # What it lacks may be put into its run's directory.
-        rows += [_row(str(folder), os.stat(folder)) for folder in (path, run)]
-        for name in ("adapter_config.json", "config.json"):
-            with suppress(FileNotFoundError):
-                rows.append(_row(name, os.lstat(run / name)))
-    except OSError:
-        return None
-    return hash(tuple(sorted(rows)))
-
-
-def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
-    return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _inspect(path: Path) -> tuple[State | None, Inspection]:
+    """What a look into a directory finds, and the state of the directory before it."""
+    return state_of(path), inspect(path)
 
 
 def _marks(path: Path, itself: Identity | None, seen: Fingerprint) -> frozenset[Identity]:

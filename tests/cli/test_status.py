@@ -28,7 +28,7 @@ from daemon.operating.monitoring.live import (
 )
 from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked
-from daemon.watching.tracker import Incomplete
+from daemon.watching.resting import Incomplete
 from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import Toy
 

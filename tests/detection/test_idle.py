@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.watching import resting
 from daemon.watching import tracker as module
-from daemon.watching.tracker import LOOK_AGAIN_SECONDS, MAPPED_SECONDS
+from daemon.watching.resting import LOOK_AGAIN_SECONDS, MAPPED_SECONDS
 from tests.detection.bench import Bench
 from tests.detection.helpers import copy_of
 
@@ -81,6 +84,37 @@ def test_whatever_changes_in_it_has_the_next_scan_look_through_it(
     CHANGES[change](folder)
     bench.pass_time(RESCAN, RESCAN)
     assert looks["checkpoint-4"] == before + 1
+
+
+@pytest.fixture
+def hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the files' times is hours ahead, so that whatever lies there has rested for long."""
+    monkeypatch.setattr(resting, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 4 * 3600 * 10**9))
+
+
+@pytest.mark.usefixtures("hours_later")
+def test_what_had_rested_for_long_when_it_was_looked_through_first_is_passed_over_by_the_next_scan(
+    bench: Bench, pico_checkpoint: Path, looks: Counter[str]
+) -> None:
+    incomplete(bench, pico_checkpoint, 4)
+    bench.pass_time(RESCAN, RESCAN)
+    before = looks["checkpoint-4"]
+    bench.pass_time(10 * RESCAN, RESCAN)
+    assert before == looks["checkpoint-4"] == 1
+
+
+@pytest.mark.usefixtures("hours_later")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_after_the_first_look_is_seen_by_the_next_scan_whatever_the_clock_of_its_times_says(
+    bench: Bench, pico_checkpoint: Path, looks: Counter[str], change: str
+) -> None:
+    folder = incomplete(bench, pico_checkpoint, 4)
+    bench.pass_time(RESCAN, RESCAN)
+    CHANGES[change](folder)
+    bench.pass_time(RESCAN, RESCAN)
+    first = looks["checkpoint-4"]
+    bench.pass_time(2 * MAPPED_SECONDS, RESCAN)
+    assert first == 2 and looks["checkpoint-4"] >= 3, "a mapping may still have been written through after that"
 
 
 def test_it_is_reported_when_it_has_been_incomplete_for_long_and_taken_when_its_last_file_comes(
