@@ -18,6 +18,14 @@ SALT = "notify-salt"
 """Row of the table `control` that holds the random key of the targets' digests, in hexadecimal."""
 _UNADDRESSED = "state = 'pending' AND NOT EXISTS (SELECT 1 FROM delivery WHERE delivery.message = outbox.id)"
 
+_FIRST = (
+    "SELECT t.digest, t.failures, d.attempts, o.id, o.job, o.kind, o.title, o.body,"
+    " COALESCE(CAST(strftime('%s', o.created) AS INTEGER), 0) created FROM target t CROSS JOIN delivery d ON d.target = t.digest"
+    " AND d.state = 'pending' AND d.message = (SELECT min(message) FROM delivery WHERE target = t.digest AND state = 'pending')"
+    " JOIN outbox o ON o.id = d.message"
+)
+"""The oldest message that waits for each target. CROSS JOIN: SQLite would go through all that waits and ask each row for its target."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -98,20 +106,9 @@ class Outbox:
         A wall clock that was set back by more than the longest pause does not hold a target up.
         """
         rows = self._database.read(
-            "SELECT t.digest, t.failures, d.attempts, o.id, o.job, o.kind, o.title, o.body,"
-            " COALESCE(CAST(strftime('%s', o.created) AS INTEGER), 0) created FROM target t"
-            " JOIN delivery d ON d.target = t.digest AND d.state = 'pending' JOIN outbox o ON o.id = d.message"
-            " WHERE (t.next_at <= ?1 OR t.next_at > ?1 + ?2)"
-            " AND d.message = (SELECT min(message) FROM delivery WHERE target = t.digest AND state = 'pending')"
-            " ORDER BY t.failures, o.id", clock, longest_pause,
+            f"{_FIRST} WHERE (t.next_at <= ?1 OR t.next_at > ?1 + ?2) ORDER BY t.failures, o.id", clock, longest_pause
         )  # fmt: skip
-        return [
-            Due(
-                row["digest"], Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["created"]),
-                row["attempts"], row["failures"],
-            )
-            for row in rows
-        ]  # fmt: skip
+        return [_due(row) for row in rows]
 
     def next_due(self) -> float | None:
         """When the next target's time comes; None where nothing waits."""
@@ -126,18 +123,22 @@ class Outbox:
 
     def claim(self, message: int, target: str) -> None:
         """An attempt to send a message to a target begins."""
-        self._database.write("claim-delivery", lambda c: c.execute(
-            "UPDATE delivery SET attempts = attempts + 1 WHERE message = ? AND target = ?", (message, target),
-        ))  # fmt: skip
+        self._database.write("claim-delivery", lambda c: _claim(c, message, target))
 
-    def delivered(self, message: int, target: str) -> None:
-        """A target has taken a message."""
+    def delivered(self, message: int, target: str, *, go_on: bool = False) -> Due | None:
+        """A target has taken a message. `go_on`: an attempt at the next one that waits for it begins, in the same transaction; gives it."""
 
-        def end(c: sqlite3.Connection) -> None:
+        def end(c: sqlite3.Connection) -> Due | None:
             c.execute("UPDATE target SET failures = 0, next_at = 0, last_error = NULL WHERE digest = ?", (target,))
             _end(c, message, target, "delivered")
+            row = c.execute(f"{_FIRST} WHERE t.digest = ?", (target,)).fetchone() if go_on else None
+            if row is None:
+                return None
+            following = _due(row)
+            _claim(c, following.message.id, target)
+            return following
 
-        self._database.write("delivered", end)
+        return self._database.write("delivered", end)
 
     def undelivered(self, target: str, error: str, next_at: float) -> None:
         """An attempt at a target failed; what waits for it is tried again at `next_at`."""
@@ -183,6 +184,15 @@ def enter_message(c: sqlite3.Connection, job: str, kind: str, title: str, body: 
         "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, kind, title, body, now())
     ).lastrowid
     c.execute("INSERT INTO delivery (message, target) SELECT ?, digest FROM target", (message,))
+
+
+def _due(row: sqlite3.Row) -> Due:
+    message = Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["created"])
+    return Due(row["digest"], message, row["attempts"], row["failures"])
+
+
+def _claim(c: sqlite3.Connection, message: int, target: str) -> None:
+    c.execute("UPDATE delivery SET attempts = attempts + 1 WHERE message = ? AND target = ?", (message, target))
 
 
 def _end(c: sqlite3.Connection, message: int, target: str, state: str) -> None:

@@ -41,8 +41,8 @@ PATIENCE = 10
 """Attempts that a message of any age has."""
 REJECTIONS = 3
 """Attempts at a message that a service answers and does not take: it holds up the next ones."""
-AT_ONCE = 4
-"""Services that are told at the same time."""
+AT_ONCE = 16
+"""Services that are told at the same time, each of them one message: those that do not answer keep no place from the others."""
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 """Pause between looks at what is being sent; its end wakes the thread at once."""
@@ -189,8 +189,10 @@ class Notifier:
         for digest, flight in list(self._flights.items()):
             outcome = flight.attempt.poll()
             if outcome is not None:
-                self._record(flight.due, outcome)
+                following = self._record(flight.due, outcome)
                 del self._flights[digest]
+                if following is not None:
+                    self._begin_claimed(following)
 
     def _begin_due(self) -> None:
         for due in self._journal.outbox.due(self._clock(), LONGEST_PAUSE) if self._targets else ():
@@ -205,17 +207,22 @@ class Notifier:
 
     def _send(self, due: Due) -> None:
         self._journal.outbox.claim(due.message.id, due.target)
+        self._begin_claimed(due)
+
+    def _begin_claimed(self, due: Due) -> None:
         try:
             self._flights[due.target] = _Flight(due, self._begin(self._targets[due.target][1], due.message))
         except OSError as error:
             self._record(due, Outcome(f"no process could be started to send it: {error.strerror}"))
 
-    def _record(self, due: Due, outcome: Outcome) -> None:
+    def _record(self, due: Due, outcome: Outcome) -> Due | None:
+        """Let the journal know how an attempt ended; gives the next one for that service, where it has been claimed already."""
         outbox, message, place = self._journal.outbox, due.message, self._targets[due.target][0].place
         if outcome.error is None:
-            outbox.delivered(message.id, due.target)
+            # One commit for both, since a disk takes longer for it than many a service for a message; not where others wait for a place.
+            following = outbox.delivered(message.id, due.target, go_on=not self._stopping and len(self._targets) <= AT_ONCE)
             log.info("notified", event_id=Event.NOTIFY_SENT, job=message.job, title=message.title, target=place)
-            return
+            return following
         now, attempts, failures = self._clock(), due.attempts + 1, due.failures + 1
         pause = 0.0 if outcome.rejected and attempts >= REJECTIONS else pause_after(failures)
         if outcome.unknown:
@@ -243,6 +250,7 @@ class Notifier:
                 retry_in=pause,
                 remedy=f"check {place.split()[0]} and the service",
             )
+        return None
 
     def _give_up_unknown(self, due: Due, error: str) -> None:
         """A URL that is no service takes nothing, and disables itself alone."""

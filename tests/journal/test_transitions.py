@@ -207,6 +207,20 @@ def test_the_outbox_gives_each_target_its_messages_in_order_whatever_becomes_of_
     assert (outbox.due(1e12, 3600.0), outbox.next_due(), outbox.pending()) == ([], None, 0)
 
 
+def test_a_delivery_that_goes_on_claims_the_next_message_of_that_target_alone(journal: Journal) -> None:
+    outbox = journal.outbox
+    outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")])
+    for title in ("first", "second"):
+        outbox.announce(title, "failed", title, "body")
+    outbox.claim(1, "a")
+    following = outbox.delivered(1, "a", go_on=True)
+    assert following is not None
+    assert (following.target, following.message.title, following.attempts, following.failures) == ("a", "second", 0, 0)
+    assert [(one.target, one.message.title, one.attempts) for one in outbox.due(1000.0, 3600.0)] == [("b", "first", 0), ("a", "second", 1)]
+    assert outbox.delivered(2, "a", go_on=True) is None
+    assert outbox.delivered(1, "b") is None and [one.attempts for one in outbox.due(1000.0, 3600.0)] == [0]
+
+
 def test_a_clock_that_was_set_back_does_not_hold_up_a_target(journal: Journal) -> None:
     journal.outbox.adopt([Target("a", "notify.urls.0")])
     journal.outbox.announce("occasion", "failed", "title", "body")

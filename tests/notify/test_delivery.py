@@ -305,6 +305,74 @@ def reading_targets(journal: Journal) -> tuple[TargetState, ...]:
         return overview(connection, 50).targets
 
 
+class Silent:
+    """A message that a service neither takes nor refuses."""
+
+    wait_handle = None
+
+    def poll(self) -> None:
+        return None
+
+    def end(self) -> None:
+        return None
+
+
+class Arrived(Silent):
+    """A message that a service has taken."""
+
+    def poll(self) -> Any:
+        return Outcome(None)
+
+
+def test_a_dozen_services_that_never_answer_keep_no_message_from_the_others_and_each_message_costs_one_transaction(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, count, told = [f"json://silent-{number}/" for number in range(12)], 20, list[str]()
+
+    def begin(url: SecretUrl, message: Message) -> Any:
+        if url.get_secret_value() in hanging:
+            return Silent()
+        told.append(message.title)
+        return Arrived()
+
+    notifier = Notifier(NotifySettings(urls=(*hanging, "json://quick/")), journal, begin=begin)
+    notifier.know_targets()
+    for number in range(count):
+        journal.outbox.announce(f"occasion {number}", "failed", f"title {number}", "body")
+    notifier.tick()
+    written, write = list[str](), journal.database.write
+
+    def counting(name: str, function: Any) -> Any:
+        written.append(name)
+        return write(name, function)
+
+    monkeypatch.setattr(journal.database, "write", counting)
+    for _ in range(count):
+        notifier.tick()
+    assert told == [f"title {number}" for number in range(count)]
+    assert written == ["delivered"] * count
+
+
+def test_where_more_services_wait_than_are_told_at_once_one_with_many_messages_makes_room_after_each(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "AT_ONCE", 1)
+    told = list[str]()
+
+    def begin(url: SecretUrl, message: Message) -> Any:
+        told.append(url.get_secret_value())
+        return Arrived()
+
+    urls = tuple(f"json://host-{number}/" for number in range(3))
+    notifier = Notifier(NotifySettings(urls=urls), journal, begin=begin)
+    notifier.know_targets()
+    for number in range(4):
+        journal.outbox.announce(f"occasion {number}", "failed", f"title {number}", "body")
+    for _ in range(6):
+        notifier.tick()
+    assert sorted(told[:3]) == sorted(told[3:6]) == sorted(urls)
+
+
 @pytest.mark.parametrize("status", [302, 307, 304, 204])
 def test_an_answer_that_leads_elsewhere_is_no_delivery_and_is_not_followed(
     journal: Journal, service: Service, file: Path, status: int
@@ -340,7 +408,7 @@ def test_what_a_service_took_is_recorded_later_where_the_journal_can_not_take_it
     finish(journal, "job", "succeeded", "run step 4")
     notifier = Notifier(NotifySettings(urls=(service.url,)), journal)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write to the journal", "the disk is full", "free space")
 
     def refused() -> bool:
@@ -461,7 +529,7 @@ def test_where_the_journal_can_take_nothing_a_message_that_arrived_is_not_sent_a
     assert (taken(service), service.asked, journal.outbox.pending()) == (["title"], 1, 0)
 
 
-def failing(*_: object) -> None:
+def failing(*_: object, **__: object) -> None:
     raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write", "the disk is full", "free space")
 
 
