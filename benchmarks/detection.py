@@ -47,17 +47,19 @@ def write_checkpoints(way: str, folder: Path, count: int, seconds: float) -> lis
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def latency(folder: Path, writers: int, seconds: float, bombs: int = 0) -> dict[str, list[float]]:
+def latency(folder: Path, writers: int, seconds: float, bombs: int = 0, *, watched: bool = True) -> dict[str, list[float]]:
     """For each of the writers' checkpoints, in ms beyond the settle time: until it was quiet and complete, and until its job stood.
 
-    `bombs`: runs beside them whose checkpoints take long to read or to pin.
+    `bombs`: runs beside them whose checkpoints take long to read or to pin, `watched` or beside the root: to write them keeps the disk
+    busy too.
     """
     (folder / "runs").mkdir(parents=True)
     ckptd = _watchers.Ckptd(folder / "home", folder / "runs", SETTLE)
     try:
         time.sleep(1)
-        for number in range(bombs):
-            plant(folder / "runs" / f"bomb-{number}" / "checkpoint-1", number)
+        place = folder / ("runs" if watched else "beside")
+        for number in range(bombs):  # by another process: to make them up takes seconds of this one's interpreter
+            subprocess.run(_common.python(__file__, "--plant", str(place / f"bomb-{number}" / "checkpoint-1"), str(number)), check=True)
         truth = write_checkpoints("steady", folder, writers, seconds)
         end = time.monotonic() + SETTLE + 60
         while not {line["path"] for line in truth} <= ckptd.intake.times.keys() and time.monotonic() < end:
@@ -91,13 +93,13 @@ def plant(target: Path, number: int) -> None:
         files["adapter_config.json"] = json.dumps({"peft_type": "LORA", "r": 8, "rank_pattern": ranks}).encode()
     for name, content in files.items():
         (made / name).write_bytes(content)
-    target.parent.mkdir()
+    target.parent.mkdir(parents=True)
     made.rename(target)
 
 
 def beside_bombs(folder: Path) -> dict[str, Any]:
-    """What six such runs add to the time until the jobs of 60 others stand, which save within 20 seconds."""
-    alone, beside = latency(folder / "alone", 60, 20.0), latency(folder / "beside", 60, 20.0, bombs=6)
+    """What six such runs add to the time until the jobs of 60 others stand, which save within 20 seconds: watched, or beside the root."""
+    alone, beside = latency(folder / "alone", 60, 20.0, bombs=6, watched=False), latency(folder / "beside", 60, 20.0, bombs=6)
     figures: dict[str, Any] = {}
     for label, taken in (("alone", alone), ("beside_bombs", beside)):
         figures[f"{label}_p50_ms"], figures[f"{label}_missed"] = round(percentile(taken["entered"], 0.5), 1), len(taken["lost"])
@@ -257,7 +259,10 @@ def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("How fast, how surely and how cheaply checkpoints are found.")
     parser.add_argument("--only", choices=("latency", "bombs", "sureness", "scans"), help="a part of it")
+    parser.add_argument("--plant", nargs=2, metavar=("PATH", "NUMBER"), help="only write one checkpoint that takes long there")
     options = parser.parse_args()
+    if options.plant:
+        return plant(Path(options.plant[0]), int(options.plant[1]))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     warnings.filterwarnings("ignore", "Callback with id")  # watchdog says so when it registers a new directory twice
     machine, figures = _common.machine(), dict[str, Any]()

@@ -8,6 +8,7 @@ runs of a root. Of what is known to be large one piece is done at a time; what t
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,9 @@ from daemon.checkpoints.names import run_of
 THREADS, MOST_THREADS = 3, 16
 """Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more."""
 LONG_SECONDS = 1.0
+SWITCH_SECONDS = 0.0005
+"""So long a thread that computes keeps the interpreter from one that asks for it. Python's own 5 ms are waited for after every call that
+writes or reads a file: an ordinary checkpoint makes dozens of them, and took half a second beside one whose log was being parsed."""
 IDLE_SECONDS = 30.0
 """A thread that has had nothing to do for so long ends."""
 
@@ -42,6 +46,9 @@ class Apart(Protocol):
     def is_busy(self, path: Path) -> bool:
         """Whether work on a directory waits or is being done, in whatever state it was."""
 
+    def forget(self, path: Path) -> None:
+        """Nobody will ask for what was found out about a directory: it is gone, or decided upon."""
+
 
 class AtOnce:
     """Does all work when it is asked for: for commands and simulations, which have one thread."""
@@ -57,6 +64,9 @@ class AtOnce:
     def is_busy(self, path: Path) -> bool:
         """See `Apart.is_busy`."""
         return False
+
+    def forget(self, path: Path) -> None:
+        """See `Apart.forget`."""
 
 
 @dataclass
@@ -148,6 +158,13 @@ class Hands:
         with self._changed:
             return any(task.path == path for task in (*self._waiting, *self._running.values()))
 
+    def forget(self, path: Path) -> None:
+        """See `Apart.forget`."""
+        with self._changed:
+            task = self._latest.get(path)
+            if task is not None and task.ended:
+                del self._latest[path]
+
     def at(self) -> dict[Path, float]:
         """Directory that is being worked on → since when, by the monotonic clock. May be asked by any thread."""
         with self._changed:
@@ -166,6 +183,7 @@ class Hands:
         return not any(thread.is_alive() for thread in threads)
 
     def _serve(self, number: int) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)  # the whole process's: nothing of ours needs it longer
         while (task := self._next(number)) is not None:
             try:
                 task.result = task.work(number)

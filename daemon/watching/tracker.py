@@ -393,6 +393,7 @@ class Tracker:
             self._unpinned = {other: why for other, why in self._unpinned.items() if other != path}
         self._open(path)
         self._settler.forget(str(path))
+        self._apart.forget(path)
         self._undecided.discard(str(path))
         self._sighted.pop(path, None)
         self.incomplete.pop(path, None)
