@@ -33,6 +33,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.overview import TargetState, overview
 from daemon.journal.rows import Message
 from daemon.publishing import notifier as notify
+from daemon.publishing import sender as senders
 from daemon.publishing import sending, untold
 from daemon.publishing.notifier import Notifier, pause_after
 from daemon.publishing.sending import Outcome, without_secrets
@@ -272,7 +273,7 @@ def taken(service: Service) -> list[str]:
 def test_a_dead_an_unknown_and_a_hanging_service_keep_no_message_from_the_others_and_nobody_is_told_twice(
     journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "LIMIT_SECONDS", 20.0)  # what a busy box may need to begin a process
+    monkeypatch.setattr(senders, "LIMIT_SECONDS", 20.0)  # what a busy box may need to begin a process
     monkeypatch.setattr(notify, "FIRST_PAUSE", 0.3)
     hanging, second = Trickle(), Service()
     urls = (hanging.url, "slak://xoxb/S3CRET", "json://127.0.0.1:9/dead", service.url, second.url)
