@@ -135,7 +135,7 @@ def main() -> None:
     parser = _common.parser("How long many notifications take.")
     parser.add_argument("--messages", type=int, default=200, help="messages to the slow service")
     parser.add_argument("--answer", type=float, default=0.25, help="seconds that it takes for each")
-    parser.add_argument("--beside", type=int, default=1000, help="messages beside a service that never answers; 0: leave that out")
+    parser.add_argument("--beside", type=int, default=300, help="messages beside a service that never answers; 0: leave that out")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     machine, figures = _common.machine(), dict[str, Any]()
