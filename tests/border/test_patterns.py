@@ -113,7 +113,7 @@ def test_a_pattern_that_never_comes_to_an_end_is_given_up(
     value: Any = CATASTROPHIC if field == "target_modules" else {CATASTROPHIC: 4}
     (adapter / "adapter_config.json").write_text(json.dumps({**config, field: value}))
     (tmp_path / "out").mkdir()
-    with pytest.raises(Permanent, match=f"the patterns in {field} take more than 1 s to be matched") as caught:
+    with pytest.raises(Permanent, match=f"matching the patterns in {field} takes more than 1 s") as caught:
         merge_adapter(adapter, pico_base, tmp_path / "out")
     assert caught.value.fault.code == "patterns-too-slow"
     assert list((tmp_path / "out").iterdir()) == []
@@ -141,6 +141,12 @@ def test_nothing_that_peft_would_hang_at_reaches_it(field: str, value: Any, monk
         options["layers_to_transform"] = [0]
     with pytest.raises(Permanent, match=field):
         bound(LoraConfig(**options), MODULES, FOLDER)
+
+
+def test_a_pattern_that_takes_all_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MEMORY", 64 << 20)
+    with pytest.raises(Permanent, match="matching the patterns in rank_pattern takes more than 64 MiB of memory"):
+        first_keys(["(a)?" * 300_000], MODULES, "rank_pattern", FOLDER)
 
 
 def test_what_peft_gets_is_short_and_makes_the_same_ranks() -> None:

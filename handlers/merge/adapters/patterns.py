@@ -4,19 +4,15 @@ Called by the merge's planning, and before PEFT itself matches anything, in a me
 those of `check_target_module_exists` and `get_pattern_key` of PEFT (0.21): the first key of rank_pattern for which
 `re.match(rf"(.*\\.)?({key})$", module)` holds, `re.fullmatch` of a target. They are Python's regular expressions, so only Python's own
 engine gives PEFT's answers: RE2 lacks look-around and back-references, and the `regex` package, which has a time limit, differs in
-corners (nested sets, case folding, version 1 behaviour). So expressions are matched by `re` in a process of its own, which the kernel
-ends when its CPU seconds are used up. Names without an operator, which nearly all are, need no expression: they are looked up, in a time
-that grows with their number and not with that of the modules.
+corners (nested sets, case folding, version 1 behaviour). So expressions are matched by `re` in a process of its own (`pattern_program`),
+which the kernel ends when its CPU seconds are used up. Names without an operator, which nearly all are, need no expression: they are
+looked up, in a time that grows with their number and not with that of the modules.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +21,7 @@ from typing import Any
 from daemon.contract.configs import shown
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child.bounded import BoundedProcess, TooMuch
 
 OPERATION = "match the adapter's patterns"
 CPU_SECONDS = 10
@@ -39,32 +36,6 @@ MOVED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"
 """Layers of experts that transformers 5 no longer builds: PEFT still takes their names, and targets what became of them."""
 _PLAIN = re.compile(r"[\w.-]+")
 """Keys that hold no operator but the dot."""
-
-# Runs with the modules of the standard library alone. A question is a list of [expression, whole, names, limits]: the answer for each is
-# the positions of the names that match; an expression is only compiled when there is a name left to match, as PEFT does.
-_HELPER = """
-import json, re, resource, sys
-cpu, memory, questions = json.load(sys.stdin)
-resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-answers = []
-for expressions, whole, names, limits in questions:
-    found, open_names = {}, list(range(len(names)))
-    for place, expression in expressions:
-        asked = [one for one in open_names if place < limits[one]]
-        if not asked:
-            continue
-        try:
-            compiled = re.compile(expression)
-            match = compiled.fullmatch if whole else compiled.match
-            found.update((one, place) for one in asked if match(names[one]))
-        except (re.error, OverflowError, RecursionError, ValueError) as error:
-            print(json.dumps({"wrong": place, "why": str(error)[:200], "question": len(answers)}))
-            sys.exit(0)
-        open_names = [one for one in open_names if one not in found]
-    answers.append(found)
-print(json.dumps({"answers": answers}))
-"""
 
 
 @dataclass(frozen=True)
@@ -82,13 +53,14 @@ def _ask(questions: Sequence[_Question], folder: Path) -> list[dict[str, int]]:
     """For each question: name → place of the first expression that matches it. Permanent where that takes too long, or one is none."""
     if not any(one.expressions and one.names for one in questions):
         return [{} for _ in questions]
-    asked = [(one.expressions, one.whole, one.names, one.limits) for one in questions]
-    command, text = [sys.executable, "-I", "-S", "-c", _HELPER], json.dumps([CPU_SECONDS, MEMORY, asked])
-    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     path = folder / "adapter_config.json"
-    if done.returncode:
-        raise _too_slow(sorted({one.field for one in questions if one.expressions}), done.returncode, path)
-    said = json.loads(done.stdout)
+    process = BoundedProcess("handlers.merge.adapters.pattern_program", cpu_seconds=CPU_SECONDS, memory=MEMORY)
+    try:
+        said = process.ask([(one.expressions, one.whole, one.names, one.limits) for one in questions])
+    except TooMuch as error:
+        raise _too_slow(sorted({one.field for one in questions if one.expressions}), str(error), path) from None
+    finally:
+        process.close()
     if "wrong" in said:
         one = questions[said["question"]]
         pattern = dict(one.expressions)[said["wrong"]]
@@ -100,13 +72,10 @@ def _ask(questions: Sequence[_Question], folder: Path) -> list[dict[str, int]]:
     return [{one.names[int(name)]: place for name, place in found.items()} for one, found in zip(questions, said["answers"], strict=True)]
 
 
-def _too_slow(fields: list[str], code: int, path: Path) -> Permanent:
-    over = code in (-signal.SIGXCPU, -signal.SIGKILL)
-    cause = f"the patterns in {' and '.join(fields)} take more than {CPU_SECONDS} s to be matched" if over else (
-        f"the patterns in {' and '.join(fields)} take more than {MEMORY >> 20} MiB of memory to be matched"
-    )  # fmt: skip
+def _too_slow(fields: list[str], why: str, path: Path) -> Permanent:
+    """`why`: what the matching does, as a clause: "takes more than 10 s"."""
     return Permanent(
-        FaultCode.PATTERNS_TOO_SLOW, OPERATION, cause,
+        FaultCode.PATTERNS_TOO_SLOW, OPERATION, f"matching the patterns in {' and '.join(fields)} {why}",
         "name the modules in plain text, or write the pattern without nested repetitions; PEFT would hang on it too",
         path=path,
     )  # fmt: skip
@@ -196,7 +165,7 @@ def _plain_places(keys: Sequence[str], modules: Collection[str], field: str, fol
             for module in owners:
                 found.setdefault(module, place)
         if dotted.work > MOST_WORK:
-            raise _too_slow([field], -signal.SIGXCPU, folder / "adapter_config.json")
+            raise _too_slow([field], f"takes more than {CPU_SECONDS} s", folder / "adapter_config.json")
     return found
 
 
