@@ -32,7 +32,8 @@ def checkpoint_at(path: Path) -> Inspection:
     if (barred := closed_to_me(path)) is not None:
         raise UsageError(**barred.model_copy(update={"operation": _OPERATION}).model_dump())
     if not path.exists():
-        raise UsageError(FaultCode.NO_SUCH_PATH, _OPERATION, "there is no such directory", "check the path", path=path)
+        cause = "it is a link that leads nowhere, or back to itself" if path.is_symlink() else "there is no such directory"
+        raise UsageError(FaultCode.NO_SUCH_PATH, _OPERATION, cause, "check the path", path=path)
     if not path.is_dir():
         return _of_file(path)
     found = inspect(path)

@@ -25,7 +25,7 @@ def place(source: Path, target: Path) -> str:
     Returns how: "hard link", "reflink" or "copy". A hard link shares the inode: use it only where nobody rewrites either side in place. A
     file of a published export is never hard-linked, also where `source` leads there by a symlink: it has one name.
     """
-    real = source.resolve(strict=True)
+    real = Path(os.path.realpath(source, strict=True))
     if not is_published(real) and hard_link(real, target):
         return "hard link"
     return duplicate(real, target)

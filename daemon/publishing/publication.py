@@ -90,7 +90,7 @@ def assemble(
 
 def _place(part: ExportPart, entry: FileEntry, target: Path, replaced: Path | None) -> None:
     try:
-        real = (part.there / entry.path).resolve(strict=True)
+        real = Path(os.path.realpath(part.there / entry.path, strict=True))
         if replaced is not None and Path(os.path.realpath(replaced)) in real.parents:
             if not hard_link(real, target):
                 duplicate(real, target)

@@ -90,10 +90,16 @@ def denial_below(folder: Path, names: Iterable[str]) -> Denial | None:
 
 
 def _may(path: Path, right: Right) -> bool:
+    """Whether nothing is denied: a link that leads nowhere, or back to itself, is no matter of rights."""
     try:
-        return os.access(path, _MODES[right], effective_ids=True) or not os.path.lexists(path)
-    except ValueError:  # a name that no file system takes
+        if os.access(path, _MODES[right], effective_ids=True):
+            return True
+        os.stat(path)
+    except PermissionError:
+        return not os.path.lexists(path)
+    except (OSError, ValueError):  # ValueError: a name that no file system takes
         return True
+    return False
 
 
 def _denial(path: Path, right: Right) -> Denial:

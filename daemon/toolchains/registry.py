@@ -265,4 +265,4 @@ def command_of(context: StageContext) -> tuple[str, ...]:
     that is gone."""
     if not context.toolchain:
         return HANDLERS
-    return command_in((Path(context.cache) / OFFERED / context.toolchain).resolve(strict=True), "handlers")
+    return command_in(Path(os.path.realpath(Path(context.cache) / OFFERED / context.toolchain, strict=True)), "handlers")

@@ -59,7 +59,7 @@ def convert(source: Path, target: Path, said: Said) -> Conversion:
     done, converted, holds = 0, list[ConvertedFile](), dict[Path, set[str]]()
     for path in plain:
         said(done / total, f"copying {path}")
-        duplicate((source / path).resolve(), target / path)
+        duplicate(Path(os.path.realpath(source / path)), target / path)
         done += (source / path).stat().st_size
     for path, new in targets.items():
         said(done / total, f"converting {path}")

@@ -10,6 +10,7 @@ resumed file by file like one; the conversion of `.bin` weights starts again.
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 import zipfile
@@ -110,7 +111,7 @@ OPERATION = "convert the weights to safetensors"
 
 def _place_or_copy(source: Path, target: Path) -> None:
     """Bring the contents of `source` to `target`: by a hard link only where no other link to the file exists."""
-    real = source.resolve()
+    real = Path(os.path.realpath(source))
     if real.stat().st_nlink == 1:
         place(real, target)
     else:

@@ -25,7 +25,7 @@ def readable_copy(source: Path, target: Path) -> Path:
     target.mkdir(parents=True)
     for path in source.iterdir():
         if path.name.endswith(_WEIGHTS) or path.name == "generation_config.json":
-            os.symlink(path.resolve(), target / path.name)
+            os.symlink(os.path.realpath(path), target / path.name)
     config = translated(json.loads((source / "config.json").read_text(encoding="utf-8")))
     (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return target

@@ -37,7 +37,7 @@ class ToolchainFailedError(Exception):
 
 def find(context: StageContext, name: str) -> Path | None:
     """Folder of the installed toolchain; None where it is not installed, or its Python is gone."""
-    folder = (Path(context.cache) / "toolchains" / name).resolve()
+    folder = Path(os.path.realpath(Path(context.cache) / "toolchains" / name))
     return folder if (folder / MANIFEST).is_file() and os.access(_python(folder), os.X_OK) else None
 
 

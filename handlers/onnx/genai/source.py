@@ -8,6 +8,7 @@ wide as the vocabulary), so the table below names only what agreed with torch, a
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def prepare(context: StageContext) -> Path:
     """
     source, folder = Path(context.inputs["merge"]), fresh_folder(Path(context.temporary) / "model")
     for name in ModelFolder(source).weight_names:
-        (folder / name).symlink_to((source / name).resolve())
+        (folder / name).symlink_to(os.path.realpath(source / name))
     config = read_json(source / "config.json", OPERATION)
     (folder / "config.json").write_text(json.dumps(edited(config, _edits(config)), indent=2), encoding="utf-8")
     if (source / "generation_config.json").is_file():

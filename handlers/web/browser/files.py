@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mimetypes
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ class Files:
 def _inside(folder: Path, name: str) -> Path | None:
     """The regular file `name` of a folder; None where there is none, or where the name or a link leads out of it."""
     with contextlib.suppress(OSError, ValueError):
-        path = (folder / name).resolve()
-        if path.is_relative_to(folder.resolve()) and path.is_file():
+        path = Path(os.path.realpath(folder / name))
+        if path.is_relative_to(os.path.realpath(folder)) and path.is_file():
             return path
     return None
