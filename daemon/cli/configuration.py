@@ -14,7 +14,7 @@ from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_s
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.secrets import SECTIONS, shown
+from daemon.contract.secrets import SECTIONS, is_credential, shown
 from daemon.operating.wrapping import width_of, wrap
 
 app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
@@ -49,9 +49,11 @@ def set_values(given: list[str] | None) -> None:
 def _refuse_secret(key: str, value: str) -> None:
     """Raise UsageError for a secret on the command line, which every user of the machine can read while the command runs."""
     section, _, name = key.partition(".")
-    if section in SECTIONS and name not in ("on", "urls_file") and value not in ("", "[]"):
+    is_secret = section in SECTIONS and name not in ("on", "urls_file") and value not in ("", "[]")
+    if is_secret or is_credential(key) or is_credential(value):
+        what = f"a value of [{section}] may hold a secret" if is_secret else "an address of a service, or a key of one, is a secret"
         raise UsageError(
-            FaultCode.CONFIG_INVALID, "use --set", f"a value of [{section}] may hold a secret, and others can see a command line",
+            FaultCode.CONFIG_INVALID, "use --set", f"{what}, and others can see a command line",
             "write it into the configuration or the file of notify.urls_file, or set the variable CKPTD_NOTIFY__URLS",
         )  # fmt: skip
 

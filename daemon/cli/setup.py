@@ -17,6 +17,7 @@ from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.secrets import is_credential
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action
@@ -57,44 +58,77 @@ def init(
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     variant: Annotated[list[str] | None, typer.Option("--variant", help="Variant to make; `ckptd formats` lists them. Repeatable.")] = None,
     notify: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
             "--notify",
-            help="Apprise URL of a service that gets notifications. Others can see a command line; on a terminal, init asks. Repeatable.",
+            metavar="FILE",
+            help="File with the Apprise URLs of services that get notifications, one a line; - reads them from standard input. They hold"
+            " keys, which a command line would show to others.",
         ),
-    ] = None,
+    ] = "",
     yes: YesOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration, with *** for secrets, instead of writing it.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
 ) -> None:
     """Write a first configuration with what is found on this machine. On a terminal, ask for values that no option gives."""
+    from daemon.config import receivers
     from daemon.installing import first_config
 
     target = (file or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
+    secret = target.parent / receivers.CREDENTIAL
     if not dry_run:
         first_config.refuse_existing(target, force=force)
+    services = _services(notify)
     found = None if root and base else _look()
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     system = target == SYSTEM_CONFIG
     given: dict[str, Any] = {
         "watch.roots": _paths(root or ()), "base.search": _paths(base or ()), "output.directory": output and _paths([output])[0],
-        "export.variants": list(variant or ()), "notify.urls": list(notify or ()),
+        "export.variants": list(variant or ()), **services,
     }  # fmt: skip
     chosen = _asked(given, found, system=system) if asks else _proposed(given, found, system=system, yes=yes)
-    roots, folder, urls = chosen["watch"]["roots"], chosen["output"]["directory"], chosen.get("notify")
+    roots, folder = chosen["watch"]["roots"], chosen["output"]["directory"]
+    first_config.refuse_unusable(first_config.text(chosen), chosen)
+    if urls := chosen.get("notify", {}).pop("urls", ()):
+        chosen["notify"]["urls_file"] = secret
     content = first_config.text(chosen)
-    first_config.refuse_unusable(content, chosen)
     if dry_run:
         say_lines(content.rstrip("\n"))
         return
-    first_config.write(target, content, force=force, private=bool(urls))
+    if urls:
+        first_config.write(secret, "".join(f"{url}\n" for url in urls), force=force, private=True)
+    first_config.write(target, content, force=force)
     named = () if target in (SYSTEM_CONFIG, own_config()) else ("--config", str(target))
     say(f"{target} is written: {len(roots)} root{'s' if len(roots) != 1 else ''}, exports go to {folder}.")
+    if urls:
+        say(f"{secret} is written, for you alone: the URL{'s' if len(urls) != 1 else ''} of notifications.")
     service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
     check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
     say(f"Next: `{check}`, then `{run}`, or as a service: `{made}`.")
+
+
+def _services(notify: str) -> dict[str, Any]:
+    """What `--notify` says: the URLs of standard input, or the path of a file that stays where it is. Raises UsageError."""
+    from daemon.config import receivers
+
+    if not notify:
+        return {"notify.urls": [], "notify.urls_file": None}
+    if "://" in notify or is_credential(notify):
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "use --notify", "it is a URL, and others can see a command line",
+            "write the URL into a file that only you may read and give its path, or give - and write the URL to standard input",
+        )  # fmt: skip
+    if notify != "-":
+        return {"notify.urls": [], "notify.urls_file": _paths([notify])[0]}
+    try:
+        urls = receivers.urls_in(sys.stdin.buffer.read(receivers.MOST_BYTES).decode("utf-8-sig"))
+    except ValueError as error:
+        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).partition(";")[0]
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "read the URLs of --notify - from standard input", said,
+            "write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org",
+        ) from None  # fmt: skip
+    return {"notify.urls": [url.get_secret_value() for url in urls], "notify.urls_file": None}
 
 
 def _look() -> Proposal:
@@ -156,7 +190,7 @@ def _sections(values: dict[str, Any], found: Proposal | None) -> dict[str, dict[
     chosen: dict[str, dict[str, Any]] = {"base": {"map": dict(found.mapped)} if found and found.mapped else {}}
     for name, value in values.items():
         section, _, key = name.partition(".")
-        if value or name != "notify.urls":
+        if value or section != "notify":
             chosen.setdefault(section, {})[key] = value
     return chosen
 
@@ -173,9 +207,9 @@ def _asked(given: dict[str, Any], found: Proposal | None, *, system: bool) -> di
 
     refuse_unusable({"watch.roots": given["watch.roots"] or [_ANY_ROOT]})  # else every answer would be refused for an option's sake
     say_error("Give several values with spaces between them, and put quotes around a value that has spaces.")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"notify.urls_file": given["notify.urls_file"]}
     for key, question in _QUESTIONS.items():
-        if given[key]:
+        if given[key] or (key == "notify.urls" and given["notify.urls_file"]):
             values[key] = given[key]
             continue
         proposed = _default(key, values, found, system=system)

@@ -6,6 +6,7 @@ Called when a configuration is loaded. The file keeps the URLs out of the config
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ CREDENTIAL = "notify-urls"
 MOST_BYTES = 1 << 16
 """Of a file with URLs."""
 MOST_URLS = 100
+_URL = re.compile(r"[A-Za-z0-9+.-]{1,32}://.+")
+"""What every URL of a service looks like to Apprise; whether there is such a service, only Apprise knows (`ckptd check`)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,23 @@ def credential() -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def file_of(configured: Path | None) -> Path | None:
+    """Where the URLs are read from: the file of the configuration, or what the service manager gives this process where there is none, or
+    where this process may not read it: such a file stays its owner's. None: from nowhere."""
+    given = credential()
+    return given if configured is None or (given is not None and _is_closed(configured)) else configured
+
+
+def _is_closed(path: Path) -> bool:
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.R_OK)
+
+
 def read(path: Path) -> tuple[SecretUrl, ...]:
     """The URLs of a file, one a line; empty lines and those that begin with # are left out.
 
@@ -56,8 +76,15 @@ def read(path: Path) -> tuple[SecretUrl, ...]:
         raise ValueError(f"the file can't be read ({error.strerror or 'it is no plain file'}); let the daemon's user read it") from None
     except ValueError:
         raise ValueError(f"the file is no plain file of at most {MOST_BYTES >> 10} KiB; write one Apprise URL a line") from None
-    lines = [line.strip() for line in text.splitlines()]
-    urls = tuple(SecretUrl(line) for line in lines if line and not line.startswith("#"))
-    if len(urls) > MOST_URLS:
-        raise ValueError(f"the file has {len(urls)} URLs; at most {MOST_URLS} can be used")
-    return urls
+    return urls_in(text)
+
+
+def urls_in(text: str) -> tuple[SecretUrl, ...]:
+    """The URLs of such a text. Raises ValueError as `read`: with the number of the first line that is none."""
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    lines = {number: line for number, line in lines.items() if line and not line.startswith("#")}
+    if len(lines) > MOST_URLS:
+        raise ValueError(f"the file has {len(lines)} URLs; at most {MOST_URLS} can be used")
+    if wrong := [number for number, line in lines.items() if not _URL.fullmatch(line)]:
+        raise ValueError(f"line {wrong[0]} is no URL; write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org")
+    return tuple(map(SecretUrl, lines.values()))

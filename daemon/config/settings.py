@@ -32,7 +32,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from daemon.config import windows
 from daemon.config.presets import PRESETS, values_of
-from daemon.config.receivers import Receiver, credential, place_of
+from daemon.config.receivers import Receiver, file_of, place_of
 from daemon.config.receivers import read as read_urls
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
@@ -291,8 +291,8 @@ class NotifySettings(Section):
         return tuple(Receiver(place_of(key, number, url), url) for key, urls in keys.items() for number, url in enumerate(urls))
 
     def with_file(self) -> Self:
-        """The same with the URLs of `urls_file`, else of the service manager's credential. Raises ValueError where it can't be used."""
-        file = self.urls_file or credential()
+        """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used."""
+        file = file_of(self.urls_file)
         complete = self.model_copy()
         complete._of_file = () if file is None else read_urls(file)
         return complete

@@ -16,11 +16,10 @@ from typing import Any
 
 from daemon.config import loading, template
 from daemon.config.paths import file_on_the_way, refuse_file
-from daemon.config.receivers import place_of
+from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
-from daemon.contract.secrets import SecretUrl
 from daemon.publishing.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
@@ -69,12 +68,12 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def validated(content: str) -> str:
-    """The text, if it is a valid configuration of a daemon. Raises UsageError with all that is wrong with the values that were chosen."""
+def validated(content: str) -> Settings:
+    """The text as a valid configuration of a daemon. Raises UsageError with all that is wrong with the values that were chosen."""
     with tempfile.TemporaryDirectory(prefix="ckptd-init-") as folder:
         try:
             (Path(folder) / "config.toml").write_text(content, "utf-8")
-            loading.load(Path(folder) / "config.toml", need_roots=True)
+            return loading.load(Path(folder) / "config.toml", need_roots=True)
         except UsageError as error:
             fault = error.fault
             raise UsageError(fault.code, "make a configuration of that", fault.cause, "use other values") from None
@@ -82,12 +81,11 @@ def validated(content: str) -> str:
             raise UsageError(
                 FaultCode.CONFIG_INVALID, "make a configuration of that", "a path is not UTF-8, which a TOML file must be", "rename it"
             ) from None
-    return content
 
 
 def refuse_unusable(content: str, chosen: Chosen) -> None:
     """Raise UsageError with the first thing that keeps a daemon from using the values that were chosen. `content`: the file with them."""
-    validated(content)
+    settings = validated(content)
     for key, folders in (
         ("watch.roots", chosen.get("watch", {}).get("roots", ())),
         ("base.search", chosen.get("base", {}).get("search", ())),
@@ -95,14 +93,14 @@ def refuse_unusable(content: str, chosen: Chosen) -> None:
     ):
         for folder in folders:
             refuse_file(folder, f"use it for {key}", "give a directory")
-    for number, url in enumerate(map(SecretUrl, chosen.get("notify", {}).get("urls", ()))):
-        if (said := fault_of(url)) is not None:
+    for receiver in settings.notify.receivers:
+        if (said := fault_of(receiver.url)) is not None:
             remedy = "give an Apprise URL, for example mailto://USER:PASSWORD@example.org, or none"
-            raise UsageError(FaultCode.CONFIG_INVALID, f"use {place_of('urls', number, url)}", said, remedy)
+            raise UsageError(FaultCode.CONFIG_INVALID, f"use {receiver.place}", said, remedy)
 
 
-def write(path: Path, content: str, *, force: bool, private: bool) -> None:
-    """Write the file, and the folder around it. `private`: it holds secrets, so that its owner alone may read it.
+def write(path: Path, content: str, *, force: bool, private: bool = False) -> None:
+    """Write a file, and the folder around it. `private`: it holds secrets, so that its owner alone may read it.
 
     Raises UsageError where a file is there already and `force` does not say to replace it.
     """

@@ -6,12 +6,14 @@ that root opened, since one that is closed would hide those below it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from daemon.installing.actions import Action, Undo
 
@@ -37,9 +39,27 @@ class Lack:
 def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[Lack]:
     """What keeps a user with these groups (the first is its own) from reading the folders. Only root can ask; folders that do not exist
     lack nothing."""
-    reading, writing = os.pipe()
     wanted = [Path(os.path.realpath(one)) for one in folders if os.path.isdir(one)]
     opened = [[os.open(one, os.O_PATH | os.O_DIRECTORY) for one in (*reversed(folder.parents), folder)] for folder in wanted]
+    try:
+        answer = _asked(
+            lambda: [asdict(_tried(folder, descriptors)) for folder, descriptors in zip(wanted, opened, strict=True)], user, groups
+        )
+    finally:
+        for number in itertools.chain.from_iterable(opened):
+            os.close(number)
+    found = [Lack(**{**one, "above": tuple(one["above"])}) for one in answer]
+    return [replace(one, private_of=_private_of(one.folder, user) if one.below else "") for one in found if one.above or one.below]
+
+
+def may_read(file: Path, user: int, groups: Sequence[int]) -> bool:
+    """Whether a user with these groups (the first is its own) may read a file. Only root can ask."""
+    return bool(_asked(lambda: os.access(file, os.R_OK, effective_ids=True), user, groups))
+
+
+def _asked(question: Callable[[], Any], user: int, groups: Sequence[int]) -> Any:
+    """What a child process that is that user answers, a JSON value. Raises OSError where it can't be that user."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
@@ -48,23 +68,18 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
             os.setgroups(list(groups))
             os.setgid(groups[0])
             os.setuid(user)
-            found = [_tried(folder, descriptors) for folder, descriptors in zip(wanted, opened, strict=True)]
             with os.fdopen(writing, "w", encoding="utf-8") as stream:
-                json.dump([asdict(one) for one in found], stream)
+                json.dump(question(), stream)
             status = 0
         finally:
             os._exit(status)  # nothing of the parent's is to be flushed or cleaned up twice
     os.close(writing)
-    for descriptors in opened:
-        for number in descriptors:
-            os.close(number)
     with os.fdopen(reading, encoding="utf-8") as stream:
         answer = stream.read()
     _, code = os.waitpid(child, 0)
     if code:
         raise OSError(f"the user with the number {user} could not be tested")
-    found = [Lack(**{**one, "above": tuple(one["above"])}) for one in json.loads(answer)]
-    return [replace(one, private_of=_private_of(one.folder, user) if one.below else "") for one in found if one.above or one.below]
+    return json.loads(answer)
 
 
 def _private_of(folder: str, user: int) -> str:

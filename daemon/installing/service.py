@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.config.receivers import CREDENTIAL
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
@@ -122,13 +123,16 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     for folder in outside:
         _writable(plan, box.at(folder), owner, number)
     _readable(plan, box, settings, name, number, groups, wishes)
+    secret = _closed_urls(plan, box, settings, name, number, groups)
     for folder in (PAGE.parent, LINK.parent):
         plan.actions += make_folders(box.at(folder))
     _file(plan, record, box.at(PAGE), page, wishes)
     _link(plan, box, unit_texts.command())
     units = Path("/etc/systemd/system")
     files = {units / unit_texts.SERVICE: unit_texts.service(config), units / unit_texts.SLICE: unit_texts.slice_()}
-    files |= {units / f"{unit_texts.SERVICE}.d" / f"{one}.conf": text for one, text in _drop_ins(settings, wishes, outside, group).items()}
+    files |= {
+        units / f"{unit_texts.SERVICE}.d" / f"{one}.conf": text for one, text in _drop_ins(settings, wishes, outside, group, secret).items()
+    }
     _units(plan, box, record, {box.at(path): text for path, text in files.items()}, wishes, user=False)
     return plan
 
@@ -258,7 +262,19 @@ def _readable(
     plan.actions += rights.granting(lacks, name)
 
 
-def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: str) -> dict[str, str]:
+def _closed_urls(plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...]) -> Path | None:
+    """The file of `notify.urls_file` where the service's user may not read it, so that systemd has to give it to the service."""
+    file = settings.notify.urls_file
+    if file is None:
+        return None
+    if os.geteuid() != 0:
+        plan.notes.append(f"only root can test whether {name} can read {file} (notify.urls_file)")
+        return None
+    return None if rights.may_read(box.at(file), user, groups) else file
+
+
+def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: str, secret: Path | None) -> dict[str, str]:
+    """`secret`: file of URLs that only systemd can read for the service."""
     found = {}
     if outside:
         paths = unit_texts.quoted(outside)
@@ -266,7 +282,8 @@ def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: st
     if wishes.run_as:
         found["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
     if settings.notify.receivers or settings.notify.urls_file:
-        found["notifications"] = unit_texts.drop_in("notifications")
+        given = {"LoadCredential": unit_texts.credential(CREDENTIAL, secret)} if secret else {}
+        found["notifications"] = unit_texts.drop_in("notifications", **given)
     if wishes.gpu or settings.limits.device == "cuda":
         found["gpu"] = unit_texts.drop_in("gpu")
     if wishes.memory:

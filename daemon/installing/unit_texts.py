@@ -47,12 +47,15 @@ def slice_() -> str:
 
 
 def drop_in(name: str, **changed: str) -> str:
-    """One of `drop-ins/`. `changed`: values by their key, in place of the example's."""
+    """One of `drop-ins/`. `changed`: values by their key, in place of the example's, which may be commented out."""
     lines = (UNITS / "drop-ins" / f"{name}.conf").read_text("utf-8").splitlines()
-    return (
-        "\n".join(f"{line.partition('=')[0]}={changed[key]}" if (key := line.partition("=")[0]) in changed else line for line in lines)
-        + "\n"
-    )
+    keys = [line.removeprefix("#").partition("=")[0] for line in lines]
+    return "\n".join(f"{key}={changed[key]}" if key in changed else line for key, line in zip(keys, lines, strict=True)) + "\n"
+
+
+def credential(name: str, file: Path) -> str:
+    """Value of LoadCredential=, whose path is all that follows the colon: nothing in it is quoted (systemd.exec(5))."""
+    return f"{name}:{str(file).replace('%', '%%')}"
 
 
 def group_of(slice_name: str) -> str:

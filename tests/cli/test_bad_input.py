@@ -21,9 +21,9 @@ from tests.service import Service, listing
 
 
 def ckptd(
-    folder: Path, *arguments: str | Path, prefix: Sequence[str] = (), **environment: str
+    folder: Path, *arguments: str | Path, prefix: Sequence[str] = (), stdin: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run the command with a state of its own below `folder`. `prefix`: the words of a command that runs it."""
+    """Run the command with a state of its own below `folder`. `prefix`: the words of a command that runs it. `stdin`: what it reads."""
     names = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTD_", "EXPORT_"))}
     names |= {
         "XDG_STATE_HOME": str(folder / "xdg"),
@@ -33,9 +33,10 @@ def ckptd(
     }
     return subprocess.run(
         [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
+        input=stdin,
         capture_output=True,
         text=True,
-        errors="replace",
+        errors="surrogateescape" if stdin else "replace",
         cwd=folder,
         env=names,
         timeout=240,

@@ -203,6 +203,20 @@ def test_a_secret_on_the_command_line_is_refused_without_showing_it(
         assert not leaks(said.out + said.err), words
 
 
+@pytest.mark.parametrize("given", [
+    f"notify.urls={CANARY}", f"notify={CANARY}", f"notify.urls_file={CANARY}", f"notify.on={CANARY}", f"deliver.x={BARE}",
+    f"limits.jobs={CANARY}", f'base.map={{"x": "{CANARY}"}}', f"{CANARY}=1", f"output.directory={CANARY}",
+])  # fmt: skip
+def test_a_secret_on_the_command_line_is_refused_with_the_places_where_it_belongs(
+    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ckptd", "--set", given, "status"])
+    assert main() == 2
+    said = capsys.readouterr()
+    assert "others can see a command line. Fix: write it into the configuration or the file of notify.urls_file" in said.err
+    assert "CKPTD_NOTIFY__URLS" in said.err and not leaks(said.out + said.err)
+
+
 def test_the_last_net_catches_what_a_library_says(tmp_path: Path) -> None:
     load_ = NotifySettings(urls=(SecretUrl(CANARY), SecretUrl(f"slack://{BARE}/x"), SecretUrl('json://h/?k="S3CRET\\quoted"')))
     secrets.keep(load_.urls)
@@ -261,12 +275,32 @@ def test_urls_come_from_a_file_too_and_from_the_service_managers_credential(
     assert len(other.notify.receivers) == 2 and other != load(write("")), "another file of URLs is another configuration"
 
 
+def test_a_file_that_only_its_owner_may_read_reaches_the_service_as_a_credential(
+    write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, given = tmp_path / "urls", tmp_path / "given"
+    file.write_text("slack://owner\n")
+    given.mkdir()
+    (given / receivers.CREDENTIAL).write_text(f"json://{BARE}\n")
+    config = write(f'[notify]\nurls_file = "{file}"\n')
+    monkeypatch.setattr(receivers, "_is_closed", lambda path: path == file)  # root may read everything
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    assert [one.place for one in load(config).notify.receivers] == ["notify.urls_file.0 (json)"]
+    file.unlink()
+    monkeypatch.undo()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    assert "notify.urls_file: there is no such file" in said_of(config), "a wrong path is no missing right"
+
+
 @pytest.mark.parametrize(("make", "why"), [
     (lambda path: None, "there is no such file"), (lambda path: path.mkdir(), "the file is no plain file"),
     (lambda path: os.mkfifo(path), "the file is no plain file"),
     (lambda path: path.write_bytes(b"S3CRET\xff"), "the file is not UTF-8 text"),
     (lambda path: path.write_text("S3CRET" * 20_000), "the file is no plain file of at most 64 KiB"),
     (lambda path: path.write_text("S3CRET\n" * 200), "the file has 200 URLs"),
+    (lambda path: path.write_text('[notify]\nurls = ["json://S3CRET"]\n'), "line 1 is no URL"),
+    (lambda path: path.write_text("# mine\n\njson://localhost/a\nS3CRET:word@host\n"), "line 4 is no URL"),
+    (lambda path: path.write_text("json://localhost/a\nS3CRET://\n"), "line 2 is no URL"),
 ])  # fmt: skip
 def test_a_file_of_urls_that_can_not_be_used_is_refused_without_showing_it(
     write: Callable[[str], Path], tmp_path: Path, make: Callable[[Path], object], why: str

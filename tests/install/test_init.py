@@ -29,10 +29,10 @@ from tests.cli.test_bad_input import ckptd, one_sentence
 CONFIG = Path(__file__).parents[2] / "config.toml"
 
 
-def init(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def init(folder: Path, *words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The verb without a terminal, in an own home."""
     (folder / "home").mkdir(exist_ok=True)
-    return ckptd(folder, "init", *words, HOME=str(folder / "home"), XDG_CONFIG_HOME=str(folder / "home" / ".config"))
+    return ckptd(folder, "init", *words, stdin=stdin, HOME=str(folder / "home"), XDG_CONFIG_HOME=str(folder / "home" / ".config"))
 
 
 def test_with_every_option_it_asks_nothing_and_writes_what_check_accepts(tmp_path: Path) -> None:
@@ -77,20 +77,46 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
         (("--root", "file"), "/file): it is a file, not a directory"),
         (("--root", "runs", "--base", "file/bases"), "/file is a file, not a directory"),
         (("--root", "runs", "--output", "file"), "/file): it is a file, not a directory"),
-        (("--root", "runs", "--notify", "nonsense"), "no Apprise service has such a URL"),
+        (("--root", "runs", "--notify", "nothing"), "notify.urls_file: there is no such file"),
+        (("--root", "runs", "--notify", "json://user:S3CRETword@host.example"), "use --notify: it is a URL, and others can see a command"),
+        (("--root", "runs", "--notify", "unknown"), "no Apprise service has such a URL"),
+        (("--root", "runs", "--notify", "no-urls"), "notify.urls_file: line 3 is no URL"),
     ],
 )
 def test_what_would_not_be_valid_is_said_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "unknown").write_text("nosuch://S3CRET")
+    (tmp_path / "no-urls").write_text("# mine\njson://localhost\nS3CRET")
     done = init(tmp_path, "config.toml", "--base", "bases", *words)
-    assert done.returncode == 2 and said in done.stderr and "ckptd-init-" not in done.stderr
+    assert done.returncode == 2 and said in done.stderr and "ckptd-init-" not in done.stderr and "S3CRET" not in done.stdout + done.stderr
     assert not (tmp_path / "config.toml").exists()
 
 
-def test_urls_of_notifications_are_for_the_owner_alone(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    assert init(tmp_path, file, "--root", "r", "--base", "b", "--notify", "json://localhost/key").returncode == 0
-    assert file.stat().st_mode & 0o777 == 0o600 and [one.get_secret_value() for one in load(file).notify.urls] == ["json://localhost/key"]
+def test_urls_of_notifications_lie_in_a_file_for_the_owner_alone(tmp_path: Path) -> None:
+    file, urls = tmp_path / "config.toml", tmp_path / "notify-urls"
+    words = (file, "--root", "r", "--base", "b", "--notify", "-")
+    shown = init(tmp_path, *words, "--dry-run", stdin="json://localhost/S3CRET")
+    assert shown.returncode == 0 and f'urls_file = "{urls}"' in shown.stdout and "S3CRET" not in shown.stdout and not urls.exists()
+    done = init(tmp_path, *words, stdin="# mine\njson://localhost/S3CRET\njson://localhost/other")
+    assert done.returncode == 0 and "S3CRET" not in done.stdout + done.stderr + file.read_text()
+    assert (urls.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o600, 0o644)
+    assert [one.url.get_secret_value() for one in load(file).notify.receivers] == ["json://localhost/S3CRET", "json://localhost/other"]
+    # One's own file is named, and neither copied nor changed; a file that is there already is not replaced.
+    own = tmp_path / "own"
+    own.write_text("json://localhost/mine\n")
+    assert init(tmp_path, *words[:-1], own, "--force").returncode == 0
+    assert load(file).notify.urls_file == own and own.read_text() == "json://localhost/mine\n"
+    file.unlink()
+    refused = init(tmp_path, *words, stdin="json://localhost/new")
+    assert refused.returncode == 2 and f"({urls}): a file already exists there" in one_sentence(refused) and not file.exists()
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ("S3CRET", "line 1 is no URL"), ("S3CRET\udcff", "it is not UTF-8 text"), ("nosuch://S3CRET", "no Apprise service has such a URL"),
+])  # fmt: skip
+def test_what_standard_input_says_is_not_shown(tmp_path: Path, given: str, said: str) -> None:
+    done = init(tmp_path, "config.toml", "--root", "r", "--base", "b", "--notify", "-", stdin=given)
+    assert done.returncode == 2 and said in one_sentence(done) and "S3CRET" not in done.stderr and not (tmp_path / "config.toml").exists()
 
 
 def test_without_a_terminal_it_never_asks(tmp_path: Path) -> None:
@@ -124,7 +150,8 @@ def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answers = [
         f"{tmp_path}/file", f"{tmp_path}/runs '{tmp_path}/more runs'", f"{tmp_path}/file/bases", "none",
-        f"{tmp_path}/runs/out", f"{tmp_path}/file", f"{tmp_path}/out", "pytorch onx", "pytorch onnx-int8", "nonsense", "",
+        f"{tmp_path}/runs/out", f"{tmp_path}/file", f"{tmp_path}/out", "pytorch onx", "pytorch onnx-int8", "nonsense",
+        "json://localhost/S3CRET",
     ]  # fmt: skip
     shown = " ".join(typed(tmp_path, answers, "config.toml").split())  # where a line is broken depends on the length of the path
     assert not answers and shown.count("is a file, not a directory. Fix: give a directory") == 3
@@ -134,6 +161,8 @@ def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
     loaded = load(tmp_path / "config.toml")
     assert loaded.watch.roots == (tmp_path / "runs", tmp_path / "more runs")
     assert (loaded.output.directory, loaded.export.variants) == (tmp_path / "out", ("pytorch", "onnx-int8"))
+    assert [one.place for one in loaded.notify.receivers] == ["notify.urls_file.0 (json)"]
+    assert "S3CRET" not in (tmp_path / "config.toml").read_text()
 
 
 def test_what_is_not_chosen_stands_there_commented_out_with_its_default() -> None:

@@ -207,6 +207,44 @@ def test_the_configuration_is_readable_for_the_service_and_for_nobody_else(box: 
     assert (stat.S_IMODE(config.stat().st_mode), config.stat().st_gid) == (0o600, 0)
 
 
+@needs_root
+def test_a_file_of_urls_that_the_service_may_not_read_stays_its_owners_and_systemd_gives_it(box: Path, folder: Path) -> None:
+    urls = folder / "100% own" / "urls"  # read on this box, and asked about in the tree
+    theirs = box / urls.relative_to("/")
+    for path in (urls, theirs):
+        path.parent.mkdir(parents=True)
+        path.write_text("json://localhost/S3CRET\n")
+    configure(box, f'[notify]\nurls_file = "{urls}"\n')
+    drop_in = box / UNITS / "ckptd.service.d/notifications.conf"
+    theirs.chmod(0o600)
+    before = tree(box)
+    done = install(box)
+    assert done.returncode == 0, done.stderr
+    asked = f"LoadCredential=notify-urls:{urls}".replace("%", "%%")
+    assert [line for line in drop_in.read_text().splitlines() if "LoadCredential=" in line] == [asked]
+    assert theirs.stat().st_mode & 0o777 == 0o600 and theirs.stat().st_uid == 0 and "S3CRET" not in done.stdout + done.stderr
+    assert install(box).stdout.startswith("Nothing to do")
+    theirs.chmod(0o644)
+    assert install(box).returncode == 0 and f"#{asked}" not in drop_in.read_text() and f"\n{asked}" not in drop_in.read_text()
+    theirs.chmod(0o600)
+    assert install(box, "--undo").returncode == 0 and tree(box) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user than root")
+def test_what_systemd_gives_is_used_where_the_configurations_file_is_closed(box: Path, folder: Path) -> None:
+    (folder / "urls").write_text("slack://of/root/S3CRET\n")
+    (folder / "urls").chmod(0o600)
+    (folder / "given").mkdir()
+    (folder / "given" / "notify-urls").write_text("json://localhost\n")
+    configure(box, f'[notify]\nurls_file = "{folder}/urls"\n')
+    words = ("config", "show", "notify", "--config", box / "etc/ckptd/config.toml")
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    refused = ckptd(box.parent, *words, prefix=prefix, HOME=str(folder))
+    assert refused.returncode == 2 and "the file can't be read (Permission denied)" in refused.stderr
+    shown = ckptd(box.parent, *words, prefix=prefix, HOME=str(folder), CREDENTIALS_DIRECTORY=str(folder / "given"))
+    assert shown.returncode == 0, shown.stderr
+
+
 @pytest.mark.slow
 @needs_root
 def test_closed_directories_are_opened_by_acls_that_the_undo_takes_away(box: Path) -> None:
