@@ -17,7 +17,6 @@ from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.secrets import is_credential
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action
@@ -78,7 +77,7 @@ def init(
     secret = target.parent / receivers.CREDENTIAL
     if not dry_run:
         first_config.refuse_existing(target, force=force)
-    services = _services(notify)
+    services = first_config.services(notify)
     found = None if root and base else _look()
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     system = target == SYSTEM_CONFIG
@@ -105,30 +104,6 @@ def init(
     service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
     check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
     say(f"Next: `{check}`, then `{run}`, or as a service: `{made}`.")
-
-
-def _services(notify: str) -> dict[str, Any]:
-    """What `--notify` says: the URLs of standard input, or the path of a file that stays where it is. Raises UsageError."""
-    from daemon.config import receivers
-
-    if not notify:
-        return {"notify.urls": [], "notify.urls_file": None}
-    if "://" in notify or is_credential(notify):
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, "use --notify", "it is a URL, and others can see a command line",
-            "write the URL into a file that only you may read and give its path, or give - and write the URL to standard input",
-        )  # fmt: skip
-    if notify != "-":
-        return {"notify.urls": [], "notify.urls_file": _paths([notify])[0]}
-    try:
-        urls = receivers.urls_in(sys.stdin.buffer.read(receivers.MOST_BYTES).decode("utf-8-sig"))
-    except ValueError as error:
-        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).partition(";")[0]
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, "read the URLs of --notify - from standard input", said,
-            "write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org",
-        ) from None  # fmt: skip
-    return {"notify.urls": [url.get_secret_value() for url in urls], "notify.urls_file": None}
 
 
 def _look() -> Proposal:

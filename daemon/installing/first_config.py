@@ -9,17 +9,19 @@ import json
 import os
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.config import loading, template
+from daemon.config import loading, receivers, template
 from daemon.config.paths import file_on_the_way, refuse_file
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
+from daemon.contract.secrets import is_credential
 from daemon.publishing.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
@@ -66,6 +68,31 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def services(notify: str) -> dict[str, Any]:
+    """What `--notify` says: the URLs of standard input, or the path of a file that stays where it is. Raises UsageError."""
+    if not notify:
+        return {"notify.urls": [], "notify.urls_file": None}
+    if "://" in notify or is_credential(notify):
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "use --notify", "it is a URL, and others can see a command line",
+            "write the URL into a file that only you may read and give its path, or give - and write the URL to standard input",
+        )  # fmt: skip
+    if notify != "-":
+        return {"notify.urls": [], "notify.urls_file": Path(notify).expanduser().absolute()}
+    try:
+        content = sys.stdin.buffer.read(receivers.MOST_BYTES + 1)
+        if len(content) > receivers.MOST_BYTES:
+            raise ValueError(f"it has more than {receivers.MOST_BYTES >> 10} KiB")
+        urls = receivers.urls_in(content.decode("utf-8-sig"))
+    except ValueError as error:
+        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).partition(";")[0]
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "read the URLs of --notify - from standard input", said,
+            "write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org",
+        ) from None  # fmt: skip
+    return {"notify.urls": [url.get_secret_value() for url in urls], "notify.urls_file": None}
 
 
 def validated(content: str) -> Settings:

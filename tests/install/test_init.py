@@ -113,6 +113,7 @@ def test_urls_of_notifications_lie_in_a_file_for_the_owner_alone(tmp_path: Path)
 
 @pytest.mark.parametrize(("given", "said"), [
     ("S3CRET", "line 1 is no URL"), ("S3CRET\udcff", "it is not UTF-8 text"), ("nosuch://S3CRET", "no Apprise service has such a URL"),
+    ("json://S3CRET\n" * 5000, "it has more than 64 KiB"),
 ])  # fmt: skip
 def test_what_standard_input_says_is_not_shown(tmp_path: Path, given: str, said: str) -> None:
     done = init(tmp_path, "config.toml", "--root", "r", "--base", "b", "--notify", "-", stdin=given)
