@@ -10,15 +10,16 @@ from __future__ import annotations
 import errno
 import re
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from daemon.contract.advice import MOST_OF_SENTENCE, MOST_OF_TEXT, bounded_list, first_clause, shortened, whole_clauses, without_advice
 from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.secrets import censored
-from daemon.contract.text import printable, printable_lines
+from daemon.contract.text import printable, printable_lines, small_print
 
 _FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
 """At the end of a text; the dots of a path are none."""
@@ -39,13 +40,18 @@ class Fault(BaseModel):
     """What to do about it, as one imperative clause without a trailing full stop."""
     path: str | None = None
     details: str | None = None
-    """A bounded traceback or the end of a log: for the report's small print, never for the sentence."""
+    """A traceback or the end of a log: for the report's small print, never for the sentence."""
 
-    @field_validator("operation", "cause", "remedy", "path", "details", mode="before")
+    @field_validator("operation", "cause", "remedy", "path", mode="before")
     @classmethod
     def _writable(cls, value: object) -> object:
         """Text without secrets that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
         return censored(value[:_MOST_READ].encode("utf-8", "backslashreplace").decode()) if isinstance(value, str) else value
+
+    @field_validator("details", mode="before")
+    @classmethod
+    def _harmless(cls, value: object) -> object:
+        return small_print(value) if isinstance(value, str) else value
 
     @field_validator("operation", "cause", "remedy", mode="after")
     @classmethod
@@ -75,6 +81,10 @@ class Fault(BaseModel):
     def _open_ended(cls, value: str) -> str:
         """Words that a sentence goes on after: what a library says often ends with a full stop of its own."""
         return _FULL_STOP.sub("", value)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The fault with other values, which are looked through as those of a new one."""
+        return self.model_validate({**self.model_dump(), **(update or {})})
 
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show, of at most `MOST_OF_SENTENCE` characters.

@@ -29,6 +29,23 @@ def printable_lines(text: str) -> str:
     return _IN_LINES.sub(_code, censored(text))
 
 
+MOST_OF_SMALL_PRINT = 1 << 16
+"""Characters of what a library or a log says that are kept beside a message."""
+_MOST_READ = 1 << 20
+_ROOM_OF_NOTE = 100
+"""Of the line that says how much is left out: with it the text is short enough to stay as it is when it is read again."""
+
+
+def small_print(text: str) -> str:
+    """A traceback or the end of a log as it is kept and shown: as `printable_lines`, and of a long one the beginning and the end."""
+    if (left_out := len(text) - 2 * _MOST_READ) > 0:
+        text = text[:_MOST_READ] + text[-_MOST_READ:]
+    text, half = printable_lines(text), (MOST_OF_SMALL_PRINT - _ROOM_OF_NOTE) // 2
+    if len(text) <= MOST_OF_SMALL_PRINT:
+        return text
+    return f"{text[:half]}\n[… {max(0, left_out) + len(text) - 2 * half:,} more characters …]\n{text[-half:]}"
+
+
 def one_line(text: str) -> str:
     """A sentence with an indented list in it, such as a fault's about several mistakes, as one line: the items stand between semicolons."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from daemon.contract.jobs.messages import JobFacts, Status
+from daemon.contract.text import small_print
 
 
 class Figures(BaseModel):
@@ -517,7 +518,7 @@ class CheckFigures(Likeness):
     """Which processors give these answers, in words; missing where nobody looked."""
     integer_products: IntegerProducts | None = None
     """The products of integers in its graphs; missing where it has none."""
-    log_end: str | None = None
+    log_end: Annotated[str, AfterValidator(small_print)] | None = None
     """The last lines of an engine that could not run it; beside nothing else."""
 
 
