@@ -41,14 +41,25 @@ def credential() -> Path | None:
     """The file of URLs that the service manager gives this process; None without one."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / CREDENTIAL if folder else None
-    return path if path is not None and path.is_file() else None
+    return path if path is not None and os.path.isfile(path) else None
 
 
 def file_of(configured: Path | None) -> Path | None:
     """Where the URLs are read from: the file of the configuration, or what the service manager gives this process where there is none, or
-    where this process may not read it: such a file stays its owner's. None: from nowhere."""
+    where this process may not read it: such a file stays its owner's. None: from nowhere.
+
+    systemd may close the credentials to a service's reload command, which then uses none; the daemon itself has them.
+    """
     given = credential()
-    return given if configured is None or (given is not None and _is_closed(configured)) else configured
+    if configured is None or (_is_closed(configured) and (given is not None or _is_kept_back())):
+        return given
+    return configured
+
+
+def _is_kept_back() -> bool:
+    """Whether there are credentials that this process may not see."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(folder) and _is_closed(Path(str(folder), CREDENTIAL))
 
 
 def _is_closed(path: Path) -> bool:

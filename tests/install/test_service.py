@@ -243,6 +243,11 @@ def test_what_systemd_gives_is_used_where_the_configurations_file_is_closed(box:
     assert refused.returncode == 2 and "the file can't be read (Permission denied)" in refused.stderr
     shown = ckptd(box.parent, *words, prefix=prefix, HOME=str(folder), CREDENTIALS_DIRECTORY=str(folder / "given"))
     assert shown.returncode == 0, shown.stderr
+    (folder / "given").chmod(0o700)  # as systemd closes it to a reload command
+    shown = ckptd(box.parent, *words, prefix=prefix, HOME=str(folder), CREDENTIALS_DIRECTORY=str(folder / "given"))
+    assert shown.returncode == 0, shown.stderr
+    shown = ckptd(box.parent, *words, prefix=prefix, HOME=str(folder), CREDENTIALS_DIRECTORY=str(folder))
+    assert shown.returncode == 2, "credentials without the URLs"
 
 
 @pytest.mark.slow
