@@ -73,7 +73,7 @@ def load_settings(
     from daemon.config.settings import own_state as own_state_directory
 
     config = configuration_of(config, of_daemon=of_daemon)
-    settings = load(config, need_roots=need_roots and config is not None, ask_running=not serves, files=files)
+    settings = load(config, need_roots=need_roots and config is not None, ask_running=not serves, sends=not of_daemon, files=files)
     if need_roots and config is None and not settings.watch.roots:
         raise _nothing_found()
     folder = settings.state_directory

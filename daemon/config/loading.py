@@ -51,12 +51,14 @@ class WrongValues(UsageError):
         return any("(command line)" in problem.partition(":")[0] for problem in self.problems)
 
 
-def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False, files: layers.Files | None = None) -> Settings:
+def load(
+    path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False, sends: bool = True, files: layers.Files | None = None
+) -> Settings:  # fmt: skip
     """Settings from the file (if any) and the environment, with absolute paths.
 
     `need_roots`: the caller is the daemon, or speaks for it, and that has nothing to do without a root. `ask_running`: the state is that of
-    the daemon that runs on this configuration, if one does; the daemon itself does not ask. `files`: what was read already; a pipe can be
-    read once.
+    the daemon that runs on this configuration, if one does; the daemon itself does not ask. `sends`: the caller needs the URLs of notifications, also those in a
+    file. `files`: what was read already; a pipe can be read once.
     Raises WrongValues, which lists every unknown key, wrong type and conflict by dotted path with a suggestion, and UsageError where a file
     can't be read.
     """
@@ -79,7 +81,7 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     if settings is not None:
         settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
-        settings, problem = _with_urls(settings)
+        settings, problem = _with_urls(settings, needed=sends)
         problems += [problem] if problem else []
     if problems or settings is None:
         raise WrongValues([_with_source(problem, files) for problem in problems], path)
@@ -101,10 +103,10 @@ def _merged(values: dict[str, Any]) -> dict[str, Any]:
         return values
 
 
-def _with_urls(settings: Settings) -> tuple[Settings, str | None]:
+def _with_urls(settings: Settings, *, needed: bool) -> tuple[Settings, str | None]:
     """The settings with the URLs of notifications that a file holds, and what is wrong with that file."""
     try:
-        notify = settings.notify.with_file()
+        notify = settings.notify.with_file(needed=needed)
     except ValueError as error:
         return settings, f"notify.urls_file: {error}"
     keep([one.url for one in notify.receivers])

@@ -51,7 +51,7 @@ def file_of(configured: Path | None) -> Path | None:
     systemd may close the credentials to a service's reload command, which then uses none; the daemon itself has them.
     """
     given = credential()
-    if configured is None or (_is_closed(configured) and (given is not None or _is_kept_back())):
+    if configured is None or (is_closed(configured) and (given is not None or _is_kept_back())):
         return given
     return configured
 
@@ -59,10 +59,11 @@ def file_of(configured: Path | None) -> Path | None:
 def _is_kept_back() -> bool:
     """Whether there are credentials that this process may not see."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return bool(folder) and _is_closed(Path(str(folder), CREDENTIAL))
+    return bool(folder) and is_closed(Path(str(folder), CREDENTIAL))
 
 
-def _is_closed(path: Path) -> bool:
+def is_closed(path: Path) -> bool:
+    """Whether a file is one that this user may not read."""
     try:
         path.stat()
     except PermissionError:

@@ -32,7 +32,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from daemon.config import windows
 from daemon.config.presets import PRESETS, values_of
-from daemon.config.receivers import Receiver, file_of, place_of
+from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
@@ -290,9 +290,18 @@ class NotifySettings(Section):
         keys = {"urls": self.urls, "urls_file": self._of_file}
         return tuple(Receiver(place_of(key, number, url), url) for key, urls in keys.items() for number, url in enumerate(urls))
 
-    def with_file(self) -> Self:
-        """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used."""
+    def wants(self, kind: str) -> bool:
+        """Whether anybody is to be told of this kind of event."""
+        return kind in self.on and bool(self.receivers)
+
+    def with_file(self, *, needed: bool = True) -> Self:
+        """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used.
+
+        `needed`: False for who sends nothing: a file that this user may not read is then left out.
+        """
         file = file_of(self.urls_file)
+        if file is not None and not needed and is_closed(file):
+            file = None
         complete = self.model_copy()
         complete._of_file = () if file is None else read_urls(file)
         return complete

@@ -184,7 +184,7 @@ class Daemon:
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
         rebuilt, notify = self._maintenance.state().rebuilt, self._parts.settings.notify
-        if rebuilt and notify.receivers and "failed" in notify.on:
+        if rebuilt and notify.wants("failed"):
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Check that disk."
@@ -201,8 +201,7 @@ class Daemon:
 
     def _tell_away(self, fault: Fault, over: bool) -> None:
         """Notify that exports wait for something that is away, or that it is back."""
-        notify = self._parts.settings.notify
-        if not notify.urls or "waiting" not in notify.on:
+        if not self._parts.settings.notify.wants("waiting"):
             return
         what = fault.path or fault.operation
         title = f"ckptd: {what} is there again" if over else f"ckptd: exports wait for {what}"
@@ -211,8 +210,7 @@ class Daemon:
 
     def _tell_disk(self, shortage: Shortage, over: bool) -> None:
         """Notify that an episode without room began or is over."""
-        notify = self._parts.settings.notify
-        if not notify.receivers or "disk_low" not in notify.on:
+        if not self._parts.settings.notify.wants("disk_low"):
             return
         occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
         if over:

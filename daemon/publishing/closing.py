@@ -195,7 +195,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     except OSError as error:
         operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
         return _away(error, paths.output, operation) or from_oserror(error, operation, str(paths.output)).fault
-    wanted = published.state in settings.notify.on and settings.notify.receivers
+    wanted = settings.notify.wants(published.state)
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
@@ -221,7 +221,7 @@ def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings
     """End a job whose export can't be published before a person decides; `ckptd retry` goes on with what is finished."""
     sentence = fault.sentence()
     message = (f"{job.checkpoint.run} {job.checkpoint.label}: not published", sentence)
-    wanted = "failed" in settings.notify.on and settings.notify.urls
+    wanted = settings.notify.wants("failed")
     if journal.jobs.finish(job.id, "failed", message if wanted else None, reason=sentence):
         log.error(sentence, event_id=Event.EXPORT_REFUSED, code=fault.code, target=str(job.target))
 

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import tokenize
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,13 +284,42 @@ def test_a_file_that_only_its_owner_may_read_reaches_the_service_as_a_credential
     given.mkdir()
     (given / receivers.CREDENTIAL).write_text(f"json://{BARE}\n")
     config = write(f'[notify]\nurls_file = "{file}"\n')
-    monkeypatch.setattr(receivers, "_is_closed", lambda path: path == file)  # root may read everything
+    monkeypatch.setattr(receivers, "is_closed", lambda path: path == file)  # root may read everything
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
     assert [one.place for one in load(config).notify.receivers] == ["notify.urls_file.0 (json)"]
     file.unlink()
     monkeypatch.undo()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
     assert "notify.urls_file: there is no such file" in said_of(config), "a wrong path is no missing right"
+
+
+def test_who_asks_about_the_daemon_needs_no_right_to_read_the_addresses(
+    write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "urls"
+    file.write_text("slack://owner\n")
+    config = write(f'[notify]\nurls_file = "{file}"\n')
+    monkeypatch.setattr("daemon.config.settings.is_closed", lambda path: path == file)  # root may read everything
+    assert load(config, sends=False).notify.receivers == () and len(load(config).notify.receivers) == 1
+    monkeypatch.undo()
+    assert len(load(config, sends=False).notify.receivers) == 1
+
+
+def test_who_is_told_of_what_counts_the_addresses_of_the_file(write: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "urls").write_text("slack://owner\n")
+    notify = load(write(f'[notify]\nurls_file = "{tmp_path / "urls"}"\non = ["failed", "waiting"]\n')).notify
+    assert notify.wants("failed") and notify.wants("waiting") and not notify.wants("disk_low")
+    assert not load(write("")).notify.wants("failed")
+    asked = {
+        path.name for path in (Path(__file__).parents[2] / "daemon").rglob("*.py") if re.search(r"notify\.urls\b(?!_file)", code_of(path))
+    }
+    assert asked == set(), "`wants` asks for the addresses of the file too"
+
+
+def code_of(path: Path) -> str:
+    """A module without its texts and comments."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return "".join(token.string for token in tokens if token.type not in (tokenize.STRING, tokenize.COMMENT))
 
 
 @pytest.mark.parametrize(("make", "why"), [
