@@ -57,8 +57,8 @@ def load(
     """Settings from the file (if any) and the environment, with absolute paths.
 
     `need_roots`: the caller is the daemon, or speaks for it, and that has nothing to do without a root. `ask_running`: the state is that of
-    the daemon that runs on this configuration, if one does; the daemon itself does not ask. `sends`: the caller needs the URLs of notifications, also those in a
-    file. `files`: what was read already; a pipe can be read once.
+    the daemon that runs on this configuration, if one does; the daemon itself does not ask. `sends`: the caller needs the URLs of
+    notifications, also those in a file. `files`: what was read already; a pipe can be read once.
     Raises WrongValues, which lists every unknown key, wrong type and conflict by dotted path with a suggestion, and UsageError where a file
     can't be read.
     """
