@@ -61,8 +61,8 @@ def grid(export: Path, kl: float) -> dict[str, Any]:
     import io
 
     from handlers.child.progress import Reporter
-    from handlers.onnx.folder.playback import Player
-    from handlers.onnx.graphs import graphset
+    from handlers.folder.playback import Player
+    from handlers.graphs import graphset
     from handlers.onnx.mixed import stage
     from handlers.onnx.mixed.trial import Trial
     from handlers.onnx.mixed.weights import find, grouped

@@ -32,9 +32,9 @@ import onnx_ir as ir
 from benchmarks import _common
 from benchmarks.onnx import stage
 from daemon.contract import cpu
-from handlers.onnx.folder.playback import GraphRun, Player, run, tokenize
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.sessions import open_session
+from handlers.folder.playback import GraphRun, Player, run, tokenize
+from handlers.graphs import graphset
+from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize import int8_rewriter
 from handlers.onnx.quantize.accuracy_levels import compare
 from tests.portability import masking

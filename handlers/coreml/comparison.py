@@ -20,8 +20,8 @@ from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.blobs import Unreadable
 from handlers.coreml.evaluation.decompression import PREFIX, STORED, stored_as
 from handlers.coreml.evaluation.evaluator import constant
+from handlers.graphs import graphset
 from handlers.models.folder import ModelFolder
-from handlers.onnx.graphs import graphset
 
 LARGEST = {"int8": 127, "int4": 7}
 """Type that weights are rounded to → the whole number that the largest weight of a block becomes."""

@@ -31,7 +31,7 @@ def probe(options: argparse.Namespace) -> Probed:
     from handlers.coreml.converting import conversion
     from handlers.coreml.evaluation import package
     from handlers.coreml.evaluation.evaluator import Evaluator
-    from handlers.onnx.graphs.graphset import Graph, Port
+    from handlers.graphs.graphset import Graph, Port
 
     class Sum(torch.nn.Module):
         def __init__(self) -> None:

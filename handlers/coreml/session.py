@@ -17,7 +17,7 @@ from handlers.coreml import library
 from handlers.coreml.converting import conversion
 from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.evaluator import Evaluator
-from handlers.onnx.graphs.graphset import Graph
+from handlers.graphs.graphset import Graph
 
 IDS = "input_ids"
 _CACHE = re.compile(r"present_(\d+)_(encoder|decoder)_(key|value)")

@@ -26,9 +26,9 @@ from handlers.coreml.converting import conversion, rewriting
 from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.evaluator import Evaluator
 from handlers.coreml.options import CoreMlOptions
+from handlers.graphs import graphset
+from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.files import setting
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.static_programs.description import LENGTH
 
 SIZES = "sizes"

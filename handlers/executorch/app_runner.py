@@ -12,7 +12,7 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from handlers.executorch.runner_trial import PROMPT, TOKENS, Said
 from handlers.executorch.session import Session
-from handlers.onnx.folder import tokenizers
+from handlers.folder import tokenizers
 from handlers.static_programs.feeding import Text
 from handlers.toolchains import use
 

@@ -21,7 +21,7 @@ from torch.export.exported_program import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from handlers.executorch.session import bindings
-from handlers.onnx.graphs.graphset import Graph, Port
+from handlers.graphs.graphset import Graph, Port
 
 IDS, START, POSITIONS = "input_ids", "start_pos", "position_ids"
 _aten = torch.ops.aten

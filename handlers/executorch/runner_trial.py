@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.onnx.folder.hard_texts import TEXTS
+from handlers.folder.hard_texts import TEXTS
 from handlers.toolchains import inside
 
 PROMPT, TOKENS = "How are you?", 8

@@ -21,9 +21,9 @@ from handlers.executorch import app_runner, lowering, quantization
 from handlers.executorch.lowering import Lowered, NotPossible, Opened
 from handlers.executorch.options import ExecuTorchOptions
 from handlers.executorch.session import Session
+from handlers.graphs import graphset
+from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.files import read_json
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.static_programs import placing
 from handlers.static_programs.description import LENGTH
 from handlers.validate.engines.generation_rules import end_tokens

@@ -20,12 +20,12 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.folder import tokenizers
 from handlers.gguf import importance, library, modelfile
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.architectures import NotPossible
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.options import GgufOptions
-from handlers.onnx.folder import tokenizers
 from handlers.texts.selection import calibration_texts
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from handlers.graphs.graphset import Graph
 from handlers.litert import rewriting
 from handlers.litert.session import in_file
-from handlers.onnx.graphs.graphset import Graph
 
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 SHORT = 64

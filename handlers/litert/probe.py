@@ -26,9 +26,9 @@ def probe(options: argparse.Namespace) -> Probed:
     """Convert, compress and run a product. Raises whatever is wrong."""
     import torch
 
+    from handlers.graphs.graphset import Graph, Port
     from handlers.litert import compression, conversion
     from handlers.litert.session import Session
-    from handlers.onnx.graphs.graphset import Graph, Port
 
     torch.manual_seed(0)
     product, text = torch.nn.Sequential(torch.nn.Embedding(32, WIDTH), torch.nn.Linear(WIDTH, WIDTH)).eval(), torch.arange(8)[None].int()

@@ -20,11 +20,11 @@ from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.graphs import graphset
+from handlers.graphs.graphset import Graph, GraphSet
 from handlers.litert import compression, conversion
 from handlers.litert.options import LiteRtOptions
 from handlers.litert.session import Session
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.static_programs import placing
 from handlers.static_programs.description import LENGTH
 

@@ -1,1 +1,1 @@
-"""The ONNX stages: `stage` exports a merged model as one graph with KV cache, `int8` turns its weights into int8."""
+"""The ONNX formats: `export` makes graphs of a merged model, `quantize` and `mixed` other forms of them, `activations` and `genai` others."""

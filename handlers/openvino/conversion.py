@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.onnx.graphs.graphset import Graph, Port
+from handlers.graphs.graphset import Graph, Port
 from handlers.openvino import library
 
 BEAM = "beam_idx"

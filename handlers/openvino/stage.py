@@ -16,9 +16,9 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.attention import marks
-from handlers.onnx.folder import examples, opening, tokenizers
-from handlers.onnx.graphs import graphset
+from handlers.folder import examples, opening, tokenizers
+from handlers.graphs import graphset
+from handlers.graphs.attention import marks
 from handlers.openvino import compression, conversion, library, tokenizer
 from handlers.openvino.options import OpenVinoOptions
 from handlers.texts.selection import calibration_texts

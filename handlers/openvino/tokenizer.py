@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.folder import tokenizers
-from handlers.onnx.folder.hard_texts import TEXTS
+from handlers.folder import tokenizers
+from handlers.folder.hard_texts import TEXTS
 from handlers.openvino import library
 
 ENCODER, DECODER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from handlers.onnx.families.causal import CausalReference
-from handlers.onnx.families.encoder import EncoderReference
-from handlers.onnx.families.seq2seq.check import STEPS, Seq2SeqReference
-from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative
+from handlers.families.causal import CausalReference
+from handlers.families.encoder import EncoderReference
+from handlers.families.seq2seq.check import STEPS, Seq2SeqReference
+from handlers.graphs.comparison import GraphMismatchError, largest_relative
 from handlers.static_programs.description import Described
 from handlers.static_programs.feeding import Text, crossed, one_pass
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph, GraphSet
+from handlers.graphs import graphset
+from handlers.graphs.graphset import Graph, GraphSet
 
 LENGTH = "context_length"
 """Key in `GraphSet.extra`: tokens that there is room for."""

@@ -16,10 +16,10 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
-from handlers.onnx.families.causal import CausalReference
-from handlers.onnx.families.encoder import EncoderReference, OnePass
-from handlers.onnx.families.seq2seq.check import Seq2SeqReference
-from handlers.onnx.families.seq2seq.ports import cache_names
+from handlers.families.causal import CausalReference
+from handlers.families.encoder import EncoderReference, OnePass
+from handlers.families.seq2seq.check import Seq2SeqReference
+from handlers.families.seq2seq.ports import cache_names
 from handlers.static_programs.fixed_cache import fixed_cache
 
 CHUNK = 32

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from handlers.onnx.folder import opening
+from handlers.folder import opening
 
 _HERE = Path(__file__).parent
 SESSION = "session.py"

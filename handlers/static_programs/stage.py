@@ -20,13 +20,13 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
+from handlers.families.base import Tracing, architecture, has_experts, release
+from handlers.families.choice import choose
+from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.families.seq2seq.family import Seq2Seq
+from handlers.folder import companions
+from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.models.files import read_json
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Tracing, architecture, has_experts, release
-from handlers.onnx.families.seq2seq.family import Seq2Seq
-from handlers.onnx.folder import companions
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
-from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
 from handlers.static_programs import comparison, parts
 from handlers.static_programs.description import LENGTH, Described
 from handlers.static_programs.options import StaticOptions

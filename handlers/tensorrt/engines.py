@@ -14,9 +14,9 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.attention import marks
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph
+from handlers.graphs import graphset
+from handlers.graphs.attention import marks
+from handlers.graphs.graphset import Graph
 from handlers.tensorrt.box import build, session
 from handlers.tensorrt.options import TensorRtOptions
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.errors import Permanent
+from handlers.folder import playback
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.signature import SEQUENCE
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.folder import playback
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.signature import SEQUENCE
 from handlers.tensorrt.box import verify
 from handlers.tensorrt.options import TensorRtOptions
 from handlers.texts.built_in import BUILT_IN

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 
-from handlers.onnx.attention import standard
-from handlers.onnx.attention.finding import OPERATOR
+from handlers.graphs.attention import standard
+from handlers.graphs.attention.finding import OPERATOR
 
 STANDARD = ("", "ai.onnx")
 _OTHERS = frozenset({"GroupNormalization", "QuantizeLinear", "DequantizeLinear", "QLinearMatMul", "Attention"})

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.values import Json
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
-from handlers.onnx.graphs.signature import BATCH, PAST, SEQUENCE, TOTAL
+from handlers.graphs.graphset import Graph, GraphSet, Port
+from handlers.graphs.signature import BATCH, PAST, SEQUENCE, TOTAL
 from handlers.tensorrt.box import session
 from handlers.tensorrt.options import TensorRtOptions
 

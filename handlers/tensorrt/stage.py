@@ -19,12 +19,12 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.folder import examples as onnx_examples
+from handlers.folder import opening
+from handlers.graphs import graphset
+from handlers.graphs.attention import marks
+from handlers.graphs.graphset import GraphSet
 from handlers.models.files import read_json
-from handlers.onnx.attention import marks
-from handlers.onnx.folder import examples as onnx_examples
-from handlers.onnx.folder import opening
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import GraphSet
 from handlers.tensorrt import build_script, examples, opset, profiles
 from handlers.tensorrt.box import verify
 from handlers.tensorrt.options import TensorRtOptions

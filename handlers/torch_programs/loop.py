@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.signature import CausalSignature
+from handlers.graphs.comparison import GraphMismatchError
+from handlers.graphs.signature import CausalSignature
 from handlers.torch_programs.program import Program
 
 NAME = "generate"

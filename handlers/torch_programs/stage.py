@@ -1,7 +1,7 @@
 """The stages `torchscript`, `pt2` and `pt2-aoti`: the merged model traced by `torch.jit.trace`, exported by `torch.export`, or compiled.
 
 Run by `handlers/__main__.py`. The parts that a model is divided into, their inputs and outputs, and what they are compared on are those of
-the ONNX stages (`handlers.onnx.families`): a decoder has one program for prefill and decoding, with its cache as plain tensors; an
+the ONNX stages (`handlers.families`): a decoder has one program for prefill and decoding, with its cache as plain tensors; an
 encoder-decoder has an encoder and two decoders. The example to trace with has several rows, several tokens and a past, since a trace of
 one token or without a past is wrong for others, silently. Every program is then run at other sizes than it was traced with and compared
 with the model. If that fails with one of transformers' implementations of attention, the next one is tried.
@@ -33,13 +33,13 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Part, PortableFamily, Tracing, architecture, release
-from handlers.onnx.families.seq2seq.family import Seq2Seq
-from handlers.onnx.folder import companions, opening
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
-from handlers.onnx.graphs.signature import CausalSignature, Signature
-from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
+from handlers.families.base import Part, PortableFamily, Tracing, architecture, release
+from handlers.families.choice import choose
+from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.families.seq2seq.family import Seq2Seq
+from handlers.folder import companions, opening
+from handlers.graphs.graphset import Graph, GraphSet, Port
+from handlers.graphs.signature import CausalSignature, Signature
 from handlers.torch_programs import compiled, loop
 from handlers.torch_programs.program import EXPORTED, SCRIPT, Program
 

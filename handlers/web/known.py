@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.values import Json
-from handlers.onnx.graphs.graphset import Graph
+from handlers.graphs.graphset import Graph
 
 TABLE = Path(__file__).with_name("known.toml")
 _FIRST = ("past_key_values.0.key", "past_key_values.0.decoder.key")

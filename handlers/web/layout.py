@@ -14,11 +14,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from handlers.onnx.attention import standard
-from handlers.onnx.attention.fusing import is_fused, spell_out
-from handlers.onnx.attention.rounded_cache import widen_cache
-from handlers.onnx.graphs.graphset import Graph, Port
-from handlers.onnx.graphs.signature import BATCH
+from handlers.graphs.attention import standard
+from handlers.graphs.attention.fusing import is_fused, spell_out
+from handlers.graphs.attention.rounded_cache import widen_cache
+from handlers.graphs.graphset import Graph, Port
+from handlers.graphs.signature import BATCH
 from handlers.web import operators
 
 FOLDER = "onnx"

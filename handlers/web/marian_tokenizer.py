@@ -20,9 +20,9 @@ from sentencepiece import sentencepiece_model_pb2 as pieces
 from tokenizers import Tokenizer
 
 from daemon.contract.values import Json
+from handlers.folder.hard_texts import TEXTS
+from handlers.folder.tokenizers import FolderTokenizer
 from handlers.models.files import read_json
-from handlers.onnx.folder.hard_texts import TEXTS
-from handlers.onnx.folder.tokenizers import FolderTokenizer
 
 MARK = "\ue000"
 """A character for private use, in front of the target's own pieces."""

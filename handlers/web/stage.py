@@ -16,12 +16,12 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
+from handlers.folder import examples
+from handlers.graphs import graphset
+from handlers.graphs.attention import marks
+from handlers.graphs.graphset import GraphSet
 from handlers.models.files import read_json
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.attention import marks
-from handlers.onnx.folder import examples
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import GraphSet
 from handlers.web import known, layout, tokenizer
 
 KEY = "transformers.js_config"

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.static_programs import description
 from handlers.static_programs.feeding import Text, TooLongError
 from tests.coreml import forms

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handlers.coreml.converting import rewriting
 from handlers.coreml.converting.folding import TABLE
 from handlers.coreml.converting.rewriting import HIDDEN
-from handlers.onnx.graphs.graphset import Graph, Port
+from handlers.graphs.graphset import Graph, Port
 
 aten = torch.ops.aten
 LENGTH, WIDTH = 24, 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from handlers.executorch import lowering
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from tests.onnx import qwen
 from tests.static_programs.forms import programs
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from handlers.graphs.graphset import Graph, Port
 from handlers.litert import conversion, rewriting
 from handlers.litert.session import in_file, outside
-from handlers.onnx.graphs.graphset import Graph, Port
 
 
 def port(name: str, *shape: int | str) -> Port:

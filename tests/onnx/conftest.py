@@ -124,9 +124,9 @@ def describe(folder: Path) -> None:
     """Write graphs.json for a folder whose model.onnx a test has made by hand."""
     import onnx
 
-    from handlers.onnx.graphs.graph_file import GraphFile
-    from handlers.onnx.graphs.graphset import GraphSet
-    from handlers.onnx.graphs.sessions import described
+    from handlers.graphs.graph_file import GraphFile
+    from handlers.graphs.graphset import GraphSet
+    from handlers.graphs.sessions import described
 
     path = folder / "model.onnx"
     file = GraphFile(path, len(onnx.load(path).graph.node), path.stat().st_size, ())

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from handlers.folder import examples
+from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.folder import examples
-from handlers.onnx.graphs.graphset import Graph, GraphSet
 from tests.onnx.test_encoders import KINDS, make
 from tests.validate import zoo
 
@@ -107,9 +107,9 @@ def sentence_graph_of(model: Path, folder: Path) -> Path:
     """The same for a folder of sentence-transformers: the graph gives sentence_embedding too."""
     import torch
 
+    from handlers.families.sentence import SentenceModules
+    from handlers.graphs.rewriting import SENTENCE_OUTPUT as OUTPUT
     from handlers.models import sentence
-    from handlers.onnx.families.sentence import SentenceModules
-    from handlers.onnx.graphs.rewriting import SENTENCE_OUTPUT as OUTPUT
 
     graph_of(model, folder, "feature-extraction")
     live, _ = loaded(model, "feature-extraction")

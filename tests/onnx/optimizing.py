@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import GraphSet
+from handlers.graphs import graphset
+from handlers.graphs.graphset import GraphSet
 from handlers.onnx.optimize import equivalence, timing
 from handlers.onnx.optimize.random_inputs import InputShape, Maker, RandomInputs
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize

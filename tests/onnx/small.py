@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 
 from daemon.contract.jobs.plan import spec_of
-from handlers.onnx.folder.playback import GraphRun, Player, run, tokenize
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graph_file import GraphFile, external_files
-from handlers.onnx.graphs.sessions import described, open_session
+from handlers.folder.playback import GraphRun, Player, run, tokenize
+from handlers.graphs import graphset
+from handlers.graphs.graph_file import GraphFile, external_files
+from handlers.graphs.sessions import described, open_session
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from tests import models

@@ -20,12 +20,12 @@ from daemon.config.loading import load
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import effective_variants, find_variant, spec_of
+from handlers.graphs import graphset
 from handlers.onnx.activations import forms
 from handlers.onnx.activations import stage as activations
 from handlers.onnx.activations.check import contract_violations, main
 from handlers.onnx.activations.contract import FILE, Contract, content_version, hosted, read
 from handlers.onnx.activations.locate import NotInGraphError
-from handlers.onnx.graphs import graphset
 from handlers.onnx.options import OnnxOptions
 from tests.onnx.conftest import Exported, make_context, prompts, silent
 from tests.onnx.test_encoders import batch, make

@@ -14,12 +14,12 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.formats.stages import LAYER_BY_LAYER
+from handlers.families.base import UNREAD, Tracing
+from handlers.families.causal import Causal
+from handlers.families.choice import choose
+from handlers.graphs import graph_file, sessions
 from handlers.layerwise import passes, skeleton
 from handlers.onnx.export import stage, templated
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import UNREAD, Tracing
-from handlers.onnx.families.causal import Causal
-from handlers.onnx.graphs import graph_file, sessions
 from handlers.onnx.templates import filling, layers
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.weights import Weights

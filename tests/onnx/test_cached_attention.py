@@ -15,13 +15,13 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.tape import Tape
 
-from handlers.onnx.attention import finding, fusing, rotation, shared_buffers
-from handlers.onnx.attention.finding import find_all
-from handlers.onnx.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
-from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.attention.sizes import Sizes
-from handlers.onnx.graphs.graphset import read
-from handlers.onnx.graphs.sessions import check_form, open_session
+from handlers.graphs.attention import finding, fusing, rotation, shared_buffers
+from handlers.graphs.attention.finding import find_all
+from handlers.graphs.attention.fusing import OPERATOR, fuse, shares_buffers, spell_out
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.attention.sizes import Sizes
+from handlers.graphs.graphset import read
+from handlers.graphs.sessions import check_form, open_session
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import Maker

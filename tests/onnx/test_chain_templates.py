@@ -12,9 +12,9 @@ import pytest
 from onnx_ir.tape import Tape
 
 from daemon.contract.formats.stages import LAYER_BY_LAYER
+from handlers.families.chain.family import Layered
+from handlers.graphs import graphset
 from handlers.onnx.export import templated
-from handlers.onnx.families.chain.family import Layered
-from handlers.onnx.graphs import graphset
 from handlers.onnx.templates import blocks
 from handlers.onnx.templates.blocks import Blocks
 from handlers.onnx.templates.repetition import NotRepeatableError, Stack

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handlers.onnx.folder.examples import CHAT, place_chat
+from handlers.folder.examples import CHAT, place_chat
 from tests import models
 from tests.onnx.conftest import Exported
 

@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 
 from daemon.contract.errors import Permanent
+from handlers.families.encoder import Encoder, EncoderReference, OnePass, refer
+from handlers.graphs import graphset
+from handlers.graphs.comparison import GraphMismatchError
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.families.encoder import Encoder, EncoderReference, OnePass, refer
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.comparison import GraphMismatchError
 from tests.onnx.conftest import SMALL, Exported
 
 SIZES: dict[str, Any] = {

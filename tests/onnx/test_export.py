@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
+from handlers.graphs import graph_file
 from handlers.onnx.export import stage
-from handlers.onnx.graphs import graph_file
 from tests.onnx.conftest import SMALL, Exported, Runner, make_context, make_model, prompts, silent, torch_logits
 
 SHAPES = [

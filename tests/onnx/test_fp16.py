@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.rewriting import find_lookups
+from handlers.graphs import graphset
+from handlers.graphs.rewriting import find_lookups
 from handlers.onnx.quantize import fp16
 from handlers.onnx.quantize.fp16_rewriter import MASK, Converted, HalfRewriter
 from tests.onnx.conftest import Exported

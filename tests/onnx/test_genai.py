@@ -18,7 +18,7 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import StageContext, Verdict
-from handlers.onnx.folder import genai_config
+from handlers.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import LevelMeasurement

@@ -17,7 +17,7 @@ import pytest
 from onnxruntime.capi import _pybind_state as kernels
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.graphs import graphset, pages
+from handlers.graphs import graphset, pages
 from handlers.onnx.quantize import accuracy_levels, weight_only
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, LevelMeasurement, choose
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize

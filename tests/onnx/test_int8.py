@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.integer_products import HIGHEST, examine
+from handlers.graphs import graph_file
+from handlers.graphs.integer_products import HIGHEST, examine
 from handlers.onnx.quantize.int8_rewriter import IntegerRewriter, quantize_matrix
 from tests import models
 from tests.onnx.conftest import Exported, Runner, describe, make_context, quantize, silent
@@ -80,7 +80,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
     which it takes whatever processor the graph is for."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from handlers.onnx.graphs import rewriting
+    from handlers.graphs import rewriting
     from handlers.onnx.quantize import int8_rewriter
 
     proto = onnx.load(qwen3.folder / "model.onnx")

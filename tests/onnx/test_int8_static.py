@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.folder.playback import GraphRun
-from handlers.onnx.graphs import graphset
+from handlers.folder.playback import GraphRun
+from handlers.graphs import graphset
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_static import StaticRewriter
 from tests.onnx.conftest import Exported

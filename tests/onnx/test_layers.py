@@ -17,17 +17,17 @@ import pytest
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import StageOutput
+from handlers.families.base import Form, NotApplicableError
+from handlers.families.chain.check import largest_error
+from handlers.families.chain.family import Layered, chained, divided
+from handlers.families.chain.modules import obstacle
+from handlers.families.trace_cases import make_cases
+from handlers.folder.chain_signature import links
+from handlers.graphs import graphset
+from handlers.graphs.comparison import GraphMismatchError
+from handlers.graphs.signature import CacheLayer
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.onnx.export import stage
-from handlers.onnx.families.base import Form, NotApplicableError
-from handlers.onnx.families.chain.check import largest_error
-from handlers.onnx.families.chain.family import Layered, chained, divided
-from handlers.onnx.families.chain.modules import obstacle
-from handlers.onnx.families.trace_cases import make_cases
-from handlers.onnx.folder.chain_signature import links
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.signature import CacheLayer
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
 from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named

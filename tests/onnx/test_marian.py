@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from daemon.contract.errors import Permanent
+from handlers.folder import playback, tokenizer_files, tokenizers
 from handlers.onnx.export import stage
-from handlers.onnx.folder import playback, tokenizer_files, tokenizers
 from handlers.onnx.tracing.strategies import STRATEGIES
 from handlers.validate.outside import example
 from tests import marian

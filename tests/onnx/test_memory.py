@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from handlers.onnx.graphs import graphset, spool
-from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.graphs import graphset, spool
+from handlers.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.optimize.random_inputs import InputShape, Maker
 from handlers.onnx.quantize import int8, weight_only
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent

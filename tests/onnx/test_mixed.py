@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.options import Target
-from handlers.onnx.folder.playback import tokenize
-from handlers.onnx.graphs import graphset
+from handlers.folder.playback import tokenize
+from handlers.graphs import graphset
 from handlers.onnx.mixed import stage
 from handlers.onnx.mixed.search import LEVELS, Bits, BudgetMissed, Choice, Cost, search
 from handlers.onnx.mixed.told import told
@@ -152,7 +152,7 @@ def test_a_limit_of_divergence_is_kept_and_the_graph_does_what_was_measured(qwen
 
 def _divergence(source: Path, smaller: Path, rows: list[list[int]]) -> float:
     """Mean KL of two folders over all positions of the texts, by their own sessions."""
-    from handlers.onnx.folder.playback import Player
+    from handlers.folder.playback import Player
     from handlers.validate.arithmetic.comparison import Comparison
 
     comparison = Comparison()

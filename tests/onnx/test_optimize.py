@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.onnx.optimize import acceptance, equivalence
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs, UnknownInputError
 from handlers.onnx.optimize.weightless import hide

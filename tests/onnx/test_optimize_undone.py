@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.onnx.optimize import acceptance, equivalence, fusions, timing
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.step import Step, StepInput

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from handlers.onnx.folder import examples
+from handlers.folder import examples
 from handlers.texts import rendering
 from handlers.texts.chat import ChatTemplate
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handlers.onnx.folder.playback import STEPS, Player
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
+from handlers.folder.playback import STEPS, Player
+from handlers.graphs.graphset import Graph, GraphSet, Port
 
 START, END = 9, 1
 TEXT = [*range(20, 40), END]

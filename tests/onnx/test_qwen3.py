@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
+from handlers.families.base import architecture, has_experts
+from handlers.families.choice import choose
 from handlers.models.tasks import task_of
 from handlers.onnx.export import stage
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import architecture, has_experts
 from tests import models
 from tests.onnx import qwen
 from tests.onnx.conftest import Exported, make_context, silent

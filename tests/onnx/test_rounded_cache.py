@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.onnx.attention import shared_buffers
-from handlers.onnx.attention.fusing import OPERATOR, fuse, spell_out
-from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.attention.rounded_cache import LARGEST, VALUE, is_rounded, reach, round_cache, widen_cache
-from handlers.onnx.folder.playback import Player
-from handlers.onnx.graphs.graphset import GraphSet, read
-from handlers.onnx.graphs.sessions import check_form, open_session
+from handlers.folder.playback import Player
+from handlers.graphs.attention import shared_buffers
+from handlers.graphs.attention.fusing import OPERATOR, fuse, spell_out
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.attention.rounded_cache import LARGEST, VALUE, is_rounded, reach, round_cache, widen_cache
+from handlers.graphs.graphset import GraphSet, read
+from handlers.graphs.sessions import check_form, open_session
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.random_inputs import Maker
 from handlers.onnx.optimize.timing import Race

@@ -16,10 +16,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from daemon.contract.errors import Permanent
+from handlers.families import choice as family_choice
+from handlers.families.base import Tracing
+from handlers.graphs.comparison import GraphMismatchError
 from handlers.merge import merge_adapter
-from handlers.onnx.export import family_choice, stage
-from handlers.onnx.families.base import Tracing
-from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.export import stage
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize import int8_static
 from handlers.onnx.tracing.strategies import STRATEGIES

@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx.attention import fusing, standard
-from handlers.onnx.attention.finding import OPERATOR, find_all, is_united
-from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.graphs.graphset import read
-from handlers.onnx.graphs.sessions import check_form, open_session
+from handlers.graphs.attention import fusing, standard
+from handlers.graphs.attention.finding import OPERATOR, find_all, is_united
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.graphset import read
+from handlers.graphs.sessions import check_form, open_session
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import Maker

@@ -9,11 +9,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from handlers.families.base import Form
+from handlers.folder.fixed_window import Window
+from handlers.graphs import graphset
 from handlers.onnx.export import profiles, stage
 from handlers.onnx.export.history import FILE, History, PastExport
-from handlers.onnx.families.base import Form
-from handlers.onnx.folder.fixed_window import Window
-from handlers.onnx.graphs import graphset
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
 from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named

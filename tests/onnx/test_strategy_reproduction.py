@@ -13,8 +13,8 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.errors import Permanent
+from handlers.families.tiny_config import shrunk
 from handlers.onnx.export import reproduction, stage
-from handlers.onnx.families.tiny_config import shrunk
 from handlers.onnx.tracing.exporters import Request
 from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx.conftest import SMALL, make_context, make_model, silent

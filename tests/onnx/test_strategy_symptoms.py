@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from daemon.contract.errors import Retryable
+from handlers.families.base import Part
+from handlers.graphs import graph_file
+from handlers.graphs.comparison import GraphMismatchError
 from handlers.onnx.export.attempts import AllStrategiesFailedError, try_strategies
 from handlers.onnx.export.building import OpsetMismatchError
 from handlers.onnx.export.diagnosis import SYMPTOMS, diagnose
-from handlers.onnx.families.base import Part
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.tracing.exporters import Exporter, NotInstalledError, Request, dynamo, legacy, optimum
 from handlers.onnx.tracing.strategies import STRATEGIES, Strategy
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx.graphs.shared_weights import initializers
+from handlers.graphs.shared_weights import initializers
 from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates.repetition import PORT, SHARED, NotRepeatableError, Stack
 from handlers.onnx.templates.sources import Source
@@ -190,7 +190,7 @@ def test_no_change_in_one_layer_is_repeated(name: str, tmp_path: Path) -> None:
 
 
 def _loaded(source: Path) -> object:
-    from handlers.onnx.export.family_choice import choose
-    from handlers.onnx.families.base import Tracing
+    from handlers.families.base import Tracing
+    from handlers.families.choice import choose
 
     return choose(source).load(source, Tracing("eager"))

@@ -18,9 +18,9 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.jobs.messages import StageContext
+from handlers.families.base import Tracing
+from handlers.families.choice import choose
 from handlers.onnx.export import template_making, templated
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Tracing
 from handlers.onnx.templates import filling, layers, repetition, shallow
 from handlers.onnx.templates import sources as template_sources
 from handlers.onnx.templates.sources import Finder, Source
@@ -487,8 +487,8 @@ def test_layers_that_only_the_configuration_tells_apart_are_traced_both(tmp_path
 def test_a_stand_in_is_like_the_model_but_for_the_number_of_layers_and_tokens(name: str, tmp_path: Path) -> None:
     import transformers
 
-    from handlers.onnx.export.family_choice import choose
-    from handlers.onnx.families.base import Tracing
+    from handlers.families.base import Tracing
+    from handlers.families.choice import choose
     from handlers.onnx.templates import shallow
 
     transformers.logging.set_verbosity_error()

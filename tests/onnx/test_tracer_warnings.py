@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from handlers.families import tracer_warnings
+from handlers.families.base import Tracing
+from handlers.families.choice import choose
+from handlers.families.library_warnings import LibraryWarnings
+from handlers.families.trace_cases import SHAPES, thresholds
 from handlers.onnx.export import stage
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Tracing
-from handlers.onnx.families.trace_cases import SHAPES, thresholds
-from handlers.onnx.tracing import tracer_warnings
-from handlers.onnx.tracing.library_warnings import LibraryWarnings
 from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import STRATEGIES, named
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent
@@ -60,7 +60,7 @@ def test_a_branch_that_is_wrong_beyond_the_sample_is_caught_and_rewritten(scaled
 def test_a_branch_at_a_length_too_long_to_be_tried_rejects_the_graph(
     scaled: Path, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.onnx.families import trace_cases
+    from handlers.families import trace_cases
 
     monkeypatch.setattr(trace_cases, "LONGEST", 18)
     monkeypatch.setattr(trace_cases, "SHAPES", SHAPES[:3])

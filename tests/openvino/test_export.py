@@ -144,6 +144,6 @@ def caught(bench: Bench, folder: Path) -> bool:
 
 
 def graph_of(folder: Path) -> Any:
-    from handlers.onnx.graphs import graphset
+    from handlers.graphs import graphset
 
     return graphset.read(folder).graphs[0].model_copy(update={"file": "model.onnx"})

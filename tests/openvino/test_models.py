@@ -11,8 +11,8 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.graphs import graphset
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.graphs import graphset
 from handlers.validate.engines import registry
 from handlers.validate.engines.registry import EngineSpec
 from tests.onnx import qwen

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.openvino.twin import stored
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.twins import judging

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.graphs.integer_products import HIGHEST, IntegerProduct, examine
+from handlers.graphs.integer_products import HIGHEST, IntegerProduct, examine
 from handlers.onnx.quantize import int8_rewriter
 from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.int8_rewriter import quantize_matrix

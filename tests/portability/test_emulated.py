@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from handlers.onnx.folder.playback import Player, tokenize
-from handlers.onnx.graphs import graphset
+from handlers.folder.playback import Player, tokenize
+from handlers.graphs import graphset
 from tests import models
 from tests.onnx.conftest import Exported
 from tests.onnx.small import derived

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daemon.contract import cpu
-from handlers.onnx.graphs.integer_products import examine
+from handlers.graphs.integer_products import examine
 from handlers.onnx.quantize import int8_rewriter
 from handlers.onnx.quantize.block_quantization import Scheme
 from tests.portability import graphs

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx.graphs.integer_products import examine
+from handlers.graphs.integer_products import examine
 from tests.portability.conftest import Answers
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>'

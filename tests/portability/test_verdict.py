@@ -12,7 +12,7 @@ from daemon.contract import cpu
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
-from handlers.onnx.graphs import integer_products
+from handlers.graphs import integer_products
 from handlers.validate import findings
 from handlers.validate.checks.examination import Examination
 from handlers.validate.folders import portability

@@ -18,8 +18,8 @@ import pytest
 
 from daemon.contract.jobs.messages import FileEntry, JobFacts, Verdict
 from handlers.child.progress import Reporter
+from handlers.folder.examples import place, place_marian
 from handlers.models.tasks import TASKS, Task
-from handlers.onnx.folder.examples import place, place_marian
 from handlers.pytorch.format import FORMAT as PYTORCH
 from handlers.report import readme, usage
 from handlers.report.advice import headline

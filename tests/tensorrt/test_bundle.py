@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.tensorrt import engine
 from handlers.validate.engines.registry import EngineSpec
 from tests import models

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs import graphset
+from handlers.graphs import graphset
 from handlers.tensorrt.box import build, session
 from handlers.validate.engines import registry
 from handlers.validate.engines.registry import EngineSpec

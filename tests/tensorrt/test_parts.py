@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Verdict
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
+from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.tensorrt import build_script, opset, profiles
 from handlers.tensorrt.options import TensorRtOptions
 from handlers.validate import findings

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import StageOutput
+from handlers.families.base import Part
+from handlers.families.seq2seq.ports import DECODER_WITH_PAST, FILES, ports
+from handlers.graphs.comparison import GraphMismatchError
 from handlers.onnx.export import stage
 from handlers.onnx.export.attempts import AllStrategiesFailedError
-from handlers.onnx.families.base import Part
-from handlers.onnx.families.seq2seq.ports import DECODER_WITH_PAST, FILES, ports
-from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.onnx.tracing.strategies import STRATEGIES, named

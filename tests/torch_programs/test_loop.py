@@ -86,8 +86,8 @@ def test_a_loop_with_a_mistake_in_it_is_refused(mistake: str, tiny: Path, tmp_pa
 
 
 def reference_signature(model: Path) -> loop.CausalSignature:
-    from handlers.onnx.export.family_choice import choose
-    from handlers.onnx.families.base import Tracing
+    from handlers.families.base import Tracing
+    from handlers.families.choice import choose
 
     family = choose(model)
     signature = family.refer(family.load(model, Tracing("sdpa")), model).signature

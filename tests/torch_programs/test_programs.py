@@ -13,8 +13,8 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.signature import CausalSignature
+from handlers.graphs import graphset
+from handlers.graphs.signature import CausalSignature
 from tests.onnx import qwen, seq2seq
 from tests.onnx.test_encoders import make as make_encoder
 from tests.pytorch.forms import gpt2, make
@@ -56,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_that_forgets_its_cache_is_refused(
     variant: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # R4.4
-    from handlers.onnx.families import causal
+    from handlers.families import causal
 
     plain = causal.FlatCacheModel.forward
 
@@ -77,7 +77,7 @@ def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
 ) -> None:  # the trap of tracing: sizes become constants, silently
     import torch
 
-    from handlers.onnx.families import causal
+    from handlers.families import causal
 
     plain = causal.example_inputs
 

@@ -15,7 +15,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
-from handlers.onnx.graphs import rounded_weights
+from handlers.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import findings
 from handlers.validate.checks.base_texts import BaseTexts

@@ -17,9 +17,9 @@ from typing import Any
 from safetensors import safe_open
 
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from handlers.graphs.graphset import Graph, GraphSet
 from handlers.onnx.genai import int4
 from handlers.onnx.genai import stage as genai
-from handlers.onnx.graphs.graphset import Graph, GraphSet
 from tests.onnx.conftest import make_context, silent
 from tests.validate import artifacts, sabotage, test_sentence_transformers, zoo
 from tests.validate.bench import Bench, measured

@@ -307,7 +307,7 @@ def test_quantized_and_half_precision_graphs_pass_their_limits(make: Make, tmp_p
 
 
 def test_a_graph_is_found_by_the_folders_own_list(make: Make, tmp_path: Path) -> None:
-    from handlers.onnx.graphs.graphset import Graph, GraphSet
+    from handlers.graphs.graphset import Graph, GraphSet
 
     model = make("tags")
     folder = artifacts.copy(model.onnx, tmp_path / "onnx")
@@ -398,8 +398,8 @@ def test_the_stage_validates_a_classifier_from_checkpoint_to_report(make: Make, 
 
 def with_example(folder: Path, target: Path, task: str) -> Path:
     """A copy of a graph's folder with the list of its graphs and its example."""
-    from handlers.onnx.folder.examples import place
-    from handlers.onnx.graphs.graphset import Graph, GraphSet
+    from handlers.folder.examples import place
+    from handlers.graphs.graphset import Graph, GraphSet
 
     made = artifacts.copy(folder, target)
     graph = Graph(role="model", file="model.onnx")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
-from handlers.onnx.folder import examples
+from handlers.folder import examples
 from handlers.validate.generate import generate
 from handlers.validate.workers.client import WorkerFailed
 from tests import marian

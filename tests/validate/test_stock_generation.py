@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daemon.contract.jobs.figures import LiveFigures
-from handlers.onnx.folder import examples
+from handlers.folder import examples
 from handlers.validate.checks import stock_generation
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample

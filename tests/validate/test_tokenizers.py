@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from daemon.contract.values import Frozen
-from handlers.onnx.folder import companions
+from handlers.folder import companions
 from handlers.pytorch import stage as pytorch
 from handlers.validate.engines.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
+from handlers.graphs import graphset
+from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.web import known, layout, marian_tokenizer, operators, stage, tokenizer
 from tests import marian, models
@@ -190,7 +190,7 @@ def test_rows_of_a_quantized_table_are_the_same_by_the_standards_operators(bits:
 
 
 def test_a_marians_tokenizer_is_written_and_reads_and_writes_what_its_own_does(tmp_path: Path) -> None:  # R11
-    from handlers.onnx.folder import tokenizers
+    from handlers.folder import tokenizers
 
     folder = marian.write_tokenizer(tmp_path / "marian")
     own = tokenizers.load(folder)
@@ -220,7 +220,7 @@ def test_a_marians_tokenizer_that_would_be_read_otherwise_is_refused(kind: dict[
 def test_the_mark_of_the_targets_pieces_does_not_come_through_in_a_source_text(tmp_path: Path) -> None:
     folder = marian.write_tokenizer(tmp_path / "marian")
     tokenizer.place(folder)
-    from handlers.onnx.folder import tokenizers
+    from handlers.folder import tokenizers
 
     read = tokenizers.load(folder)
     assert read.encode(f"the {marian_tokenizer.MARK}boat") == read.encode("the boat")

@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from daemon.contract.errors import Permanent
+from handlers.graphs import graphset
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.graphs import graphset
 from handlers.onnx.quantize.weight_only_rewriter import set_level
 from handlers.validate.engines import registry
 from handlers.validate.engines.registry import EngineSpec

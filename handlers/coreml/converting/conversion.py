@@ -20,7 +20,7 @@ import torch
 
 from handlers.coreml import library
 from handlers.coreml.converting import operators, rewriting
-from handlers.onnx.graphs.graphset import Graph, Port
+from handlers.graphs.graphset import Graph, Port
 
 SUFFIX = ".mlpackage"
 PAST, PRESENT = "past_key_values.", "present."

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from handlers.onnx.graphs.graphset import Graph
+from handlers.graphs.graphset import Graph
 
 aten = torch.ops.aten
 POSITIONS = "position_ids"

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from handlers.coreml.converting.folding import Folding, attributes, shape
-from handlers.onnx.graphs.graphset import Graph
+from handlers.graphs.graphset import Graph
 
 aten = torch.ops.aten
 

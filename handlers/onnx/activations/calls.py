@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from handlers.graphs.comparison import GraphMismatchError
+from handlers.graphs.graphset import GraphSet
 from handlers.models.files import read_json, setting
-from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.graphset import GraphSet
 
 PAST = "past_key_values."
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}

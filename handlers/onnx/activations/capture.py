@@ -17,9 +17,9 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.families.base import architecture
 from handlers.onnx.activations.calls import Call
 from handlers.onnx.activations.contract import Kind
-from handlers.onnx.families.base import architecture
 from handlers.onnx.options import OnnxOptions
 
 OPERATION = "give the model's activations"

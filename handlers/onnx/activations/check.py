@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.errors import CkptdError
+from handlers.graphs import graphset
+from handlers.graphs.comparison import GraphMismatchError
+from handlers.graphs.graph_file import MODEL_FILE
+from handlers.graphs.sessions import open_session
 from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks
 from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, Contract, content_version, hosted, read
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.graph_file import MODEL_FILE
-from handlers.onnx.graphs.sessions import open_session
 
 _ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
 SUM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}

@@ -17,17 +17,17 @@ import torch
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter
+from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, extra_facts, shaped
+from handlers.families.choice import choose
+from handlers.graphs.comparison import open_graph
+from handlers.graphs.graph_file import MODEL_FILE
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.signature import Signature
 from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput
 from handlers.onnx.activations.reference import Torchs, compare
 from handlers.onnx.export.attempts import try_strategies
 from handlers.onnx.export.building import build
-from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, extra_facts, shaped
-from handlers.onnx.graphs.comparison import open_graph
-from handlers.onnx.graphs.graph_file import MODEL_FILE
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.tracing.strategies import STRATEGIES
 
 
@@ -96,7 +96,7 @@ def part_outputs(model: ir.Model, names: Sequence[str]) -> None:
 
 
 class WithActivations:
-    """A family whose one graph gives activations too; see `handlers.onnx.families.base.Family`."""
+    """A family whose one graph gives activations too; see `handlers.families.base.Family`."""
 
     def __init__(self, plain: Family, torchs: Torchs, outputs: Sequence[ActivationOutput], folder: Path) -> None:
         self.plain, self.torchs, self.folder = plain, torchs, folder

@@ -18,12 +18,12 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.graphs import graphset
+from handlers.graphs.graph_file import MODEL_FILE
+from handlers.graphs.sessions import open_session
 from handlers.onnx.activations import contract
 from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks
 from handlers.onnx.activations.check import contract_violations
-from handlers.onnx.graphs import graphset
-from handlers.onnx.graphs.graph_file import MODEL_FILE
-from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.quantize import fp16, int8
 
 Run = Callable[[StageContext, Reporter], StageOutput]

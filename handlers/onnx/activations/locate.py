@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.graphs.comparison import TOLERANCE
 from handlers.onnx.activations.calls import Call, error
-from handlers.onnx.graphs.comparison import TOLERANCE
 
 _AT_ONCE = 64
 """Values fetched in one run, so that few of them are in memory together."""

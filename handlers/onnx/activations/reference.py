@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.jobs.messages import StageContext
+from handlers.families.base import Tracing, load_model, release
+from handlers.graphs.comparison import TOLERANCE, GraphMismatchError
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.sessions import open_session
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.activations import calls as activations_calls
 from handlers.onnx.activations.calls import Call, calls_of
 from handlers.onnx.activations.capture import Site, sites, values
-from handlers.onnx.families.base import Tracing, load_model, release
-from handlers.onnx.graphs.comparison import TOLERANCE, GraphMismatchError
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.options import OnnxOptions
 
 

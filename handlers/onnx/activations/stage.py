@@ -19,15 +19,15 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.folder.examples import place_activations
+from handlers.graphs import graph_file
+from handlers.graphs.comparison import GraphMismatchError
+from handlers.graphs.graphset import GraphSet, copy_beside, read
+from handlers.graphs.sessions import check_form, described
 from handlers.onnx.activations.capture import OPERATION, Site
 from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, contract
 from handlers.onnx.activations.locate import NotInGraphError, add_outputs, find
 from handlers.onnx.activations.reference import Torchs, ask_torch, compare
-from handlers.onnx.folder.examples import place_activations
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.graphset import GraphSet, copy_beside, read
-from handlers.onnx.graphs.sessions import check_form, described
 from handlers.onnx.options import OnnxOptions
 
 FAMILIES = ("causal", "encoder")

@@ -16,8 +16,8 @@ from daemon.contract.advice import shortened
 from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from handlers.child import foreign
+from handlers.families.base import OPERATION, NotApplicableError
 from handlers.onnx.export.diagnosis import Diagnosis, diagnose
-from handlers.onnx.families.base import OPERATION, NotApplicableError
 
 if TYPE_CHECKING:
     from handlers.onnx.tracing.strategies import Strategy

@@ -17,18 +17,18 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter
+from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
+from handlers.families.chain.family import Layered, divided
+from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.graphs import graph_file
+from handlers.graphs.graphset import Graph, GraphSet
+from handlers.graphs.sessions import check_form, described
+from handlers.graphs.signature import Signature
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
-from handlers.onnx.families.chain.family import Layered, divided
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import Graph, GraphSet
-from handlers.onnx.graphs.sessions import check_form, described
-from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request
-from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
 from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import Strategy
 

@@ -14,11 +14,11 @@ import onnx_ir as ir
 from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
+from handlers.folder.playback import tokenize
+from handlers.graphs.attention import marks
+from handlers.graphs.attention.fusing import can_fuse, sharing
+from handlers.graphs.graphset import GraphSet
 from handlers.models.files import read_json
-from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import can_fuse, sharing
-from handlers.onnx.folder.playback import tokenize
-from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.optimize.step import RANK
 from handlers.onnx.optimize.steps import CACHED_ATTENTION, KEEPING_ATTENTION, STANDARD_ATTENTION, STEPS

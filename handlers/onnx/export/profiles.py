@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from handlers.families.base import Form
 from handlers.onnx.export.history import PastExport
-from handlers.onnx.families.base import Form
 from handlers.onnx.tracing.strategies import Loss, Strategy
 
 PERMITTED: Mapping[str, tuple[Loss, ...]] = {

@@ -17,8 +17,8 @@ def replay(folder: Path, strategy: str, opset: int) -> None:
     import torch
     import transformers
 
+    from handlers.families.choice import choose
     from handlers.onnx.export.building import build
-    from handlers.onnx.export.family_choice import choose
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:

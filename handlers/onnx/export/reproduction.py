@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from handlers.families.base import OPERATION
+from handlers.families.tiny_config import shrunk
 from handlers.models.files import read_json
 from handlers.onnx.export.attempts import StrategyFailure
-from handlers.onnx.families.base import OPERATION
-from handlers.onnx.families.tiny_config import shrunk
 from handlers.onnx.tracing.strategies import STRATEGIES, Strategy
 
 SCRIPT = "reproduce.py"

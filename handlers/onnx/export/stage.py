@@ -16,6 +16,13 @@ from typing import Any
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.families.base import (
+    architecture,
+    has_experts,
+)
+from handlers.families.chain.family import CHAIN, forms, place_example
+from handlers.families.choice import choose
+from handlers.folder import companions, examples
 from handlers.layerwise import skeleton
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
@@ -23,15 +30,8 @@ from handlers.onnx.export import profiles, templated
 from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
 from handlers.onnx.export.building import Built, wanted_form
 from handlers.onnx.export.failure_report import failure_with_report
-from handlers.onnx.export.family_choice import choose
 from handlers.onnx.export.history import History, PastExport, key_of
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import (
-    architecture,
-    has_experts,
-)
-from handlers.onnx.families.chain.family import CHAIN, forms, place_example
-from handlers.onnx.folder import companions, examples
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named, starting_at
 

@@ -20,16 +20,16 @@ import onnx_ir as ir
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
+from handlers.families.base import Family, release
+from handlers.families.chain.family import Layered
+from handlers.folder.chain_signature import block_number, block_role
+from handlers.graphs import graph_file
+from handlers.graphs.attention import marks
+from handlers.graphs.attention.fusing import fuse
+from handlers.graphs.graphset import GraphSet
 from handlers.models.folder import ModelFolder
-from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import fuse
 from handlers.onnx.export import building
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family, release
-from handlers.onnx.families.chain.family import Layered
-from handlers.onnx.folder.chain_signature import block_number, block_role
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import blocks, filling, layers, repetition, shallow
 from handlers.onnx.templates.blocks import Blocks

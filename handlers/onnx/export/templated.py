@@ -19,19 +19,19 @@ from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Interrupted, Reporter
+from handlers.families.base import UNREAD, Family, release
+from handlers.families.causal import Causal
+from handlers.families.chain.family import Layered
+from handlers.graphs import graph_file
+from handlers.graphs.attention import marks
+from handlers.graphs.attention.fusing import sharing
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.sessions import check_form, described_alone
 from handlers.layerwise import passes, skeleton
 from handlers.models.folder import ModelFolder
-from handlers.onnx.attention import marks
-from handlers.onnx.attention.fusing import sharing
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
 from handlers.onnx.export.template_making import Task, make, told
-from handlers.onnx.families.base import UNREAD, Family, release
-from handlers.onnx.families.causal import Causal
-from handlers.onnx.families.chain.family import Layered
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.sessions import check_form, described_alone
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import filling, layers
 from handlers.onnx.templates.shallow import NoTemplateError, NotTriedError

@@ -18,10 +18,10 @@ import onnxruntime
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import StageOutput
-from handlers.onnx.folder import genai_config
-from handlers.onnx.folder.playback import GraphRun, run, tokenize
-from handlers.onnx.graphs.graph_file import MODEL_FILE
-from handlers.onnx.graphs.sessions import open_session
+from handlers.folder import genai_config
+from handlers.folder.playback import GraphRun, run, tokenize
+from handlers.graphs.graph_file import MODEL_FILE
+from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, SLOWER, LevelChoice, LevelMeasurement, compare, measure, rounded_session
 from handlers.texts.selection import calibration_texts
 

@@ -17,10 +17,10 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import variant_names
 from daemon.contract.values import Json
+from handlers.families.base import architecture
+from handlers.graphs.graph_file import fresh_folder
 from handlers.models.files import Edits, copy_tokenizer, edited, read_json, setting
 from handlers.models.folder import ModelFolder
-from handlers.onnx.families.base import architecture
-from handlers.onnx.graphs.graph_file import fresh_folder
 
 OPERATION = "build the onnxruntime-genai folder"
 

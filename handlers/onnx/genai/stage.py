@@ -26,16 +26,16 @@ from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
+from handlers.families.base import architecture
+from handlers.families.library_warnings import LibraryWarnings
+from handlers.folder import genai_config
+from handlers.graphs.graph_file import DATA_FILE, MODEL_FILE
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.older_readers import make_readable
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.export.building import metadata
-from handlers.onnx.families.base import architecture
-from handlers.onnx.folder import genai_config
 from handlers.onnx.genai.source import OPERATION, check_supported, prepare, unsupported
-from handlers.onnx.graphs.graph_file import DATA_FILE, MODEL_FILE
-from handlers.onnx.tracing.library_warnings import LibraryWarnings
 
 LIBRARY = "onnxruntime-genai"
 AGAIN = "leave the variant out, and read the attempt's log"

@@ -21,11 +21,10 @@ from daemon.contract.files import write_atomic
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.values import digest_of
 from handlers.child.progress import Reporter, StageOutput
+from handlers.folder.playback import Tokens, UnknownInputError, tokenize
+from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.rewriting import Counts, Lookup, Product
 from handlers.models.folder import ModelFolder
-from handlers.onnx.folder.playback import Tokens, UnknownInputError, tokenize
-from handlers.onnx.graphs.derive import derive
-from handlers.onnx.graphs.graphset import Graph, GraphSet, read
-from handlers.onnx.graphs.rewriting import Counts, Lookup, Product
 from handlers.onnx.mixed.search import BudgetMissed, Choice, Cost, search
 from handlers.onnx.mixed.told import listed, told
 from handlers.onnx.mixed.trial import FULL, Trial
@@ -34,6 +33,7 @@ from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
+from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.weight_only import choose_level
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from handlers.texts.selection import calibration_texts

@@ -14,10 +14,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.folder.playback import GraphRun, Player
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.sessions import MappedWeights
 from handlers.models.probabilities import divergence, log_softmax
-from handlers.onnx.folder.playback import GraphRun, Player
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.sessions import MappedWeights
 from handlers.onnx.mixed.weights import Weight
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from handlers.graphs.graphset import GraphSet
+from handlers.graphs.rewriting import array_of, find_lookups, find_products
 from handlers.models.folder import ModelFolder
-from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.graphs.rewriting import array_of, find_lookups, find_products
 
 _DIAGONAL = 64
 """Elements by which a matrix is known."""

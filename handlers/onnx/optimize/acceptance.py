@@ -14,11 +14,11 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxruntime
 
-from handlers.onnx.attention import shared_buffers
-from handlers.onnx.graphs import graph_file as graphs_on_disk
-from handlers.onnx.graphs.graphset import Graph
-from handlers.onnx.graphs.rewriting import find_lookups, find_products
-from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.graphs import graph_file as graphs_on_disk
+from handlers.graphs.attention import shared_buffers
+from handlers.graphs.graphset import Graph
+from handlers.graphs.rewriting import find_lookups, find_products
+from handlers.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import RandomInputs
 from handlers.onnx.optimize.step import StepReport

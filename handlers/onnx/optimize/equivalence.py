@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from handlers.onnx.graphs.graphset import Port
+from handlers.graphs.graphset import Port
 from handlers.onnx.optimize.random_inputs import RandomInputs
 
 BOUND = 1e-5

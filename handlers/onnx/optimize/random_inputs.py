@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daemon.contract.values import Json
+from handlers.graphs.graphset import Graph, Port
 from handlers.models.files import setting
-from handlers.onnx.graphs.graphset import Graph, Port
 
 LONGEST = 300
 """Tokens of the longest input: what reaches beyond a window of attention must be short enough to be quick."""

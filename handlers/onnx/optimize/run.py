@@ -18,11 +18,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from daemon.contract.values import Json
-from handlers.onnx.folder.playback import Player
-from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
-from handlers.onnx.graphs import graph_file as graphs_on_disk
-from handlers.onnx.graphs.graphset import Graph, GraphSet
-from handlers.onnx.graphs.sessions import check_form
+from handlers.folder.playback import Player
+from handlers.folder.playback import UnknownInputError as UnplayedError
+from handlers.graphs import graph_file as graphs_on_disk
+from handlers.graphs.graphset import Graph, GraphSet
+from handlers.graphs.sessions import check_form
 from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.matching import by_operator
 from handlers.onnx.optimize.random_inputs import Maker, RandomInputs

@@ -14,9 +14,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.onnx.attention.fusing import fuse
-from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.attention.standard import unite
+from handlers.graphs.attention.fusing import fuse
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.attention.standard import unite
 from handlers.onnx.optimize.fusions import FOLD, divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
 from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide

@@ -17,9 +17,9 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
-from handlers.onnx.graphs import graph_file as graphs_on_disk
-from handlers.onnx.graphs import shared_weights
-from handlers.onnx.graphs.graphset import GraphSet
+from handlers.graphs import graph_file as graphs_on_disk
+from handlers.graphs import shared_weights
+from handlers.graphs.graphset import GraphSet
 
 SCRATCH = ".optimizing"
 """Folder within the folder, gone at the end."""

@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.onnx.folder.playback import GraphRun, run
-from handlers.onnx.graphs import pages
-from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.folder.playback import GraphRun, run
+from handlers.graphs import pages
+from handlers.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.quantize.weight_only_rewriter import round_rows
 
 EXACT, FAST = 1, 4

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from handlers.onnx.folder.playback import GraphRun
-from handlers.onnx.graphs.graph_file import fresh_folder
-from handlers.onnx.graphs.sessions import open_session
+from handlers.folder.playback import GraphRun
+from handlers.graphs.graph_file import fresh_folder
+from handlers.graphs.sessions import open_session
 
 OUTLIERS = 1e-4
 """Share of an activation's elements that the narrower of both ranges leaves out, half of them at each end."""

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Interrupted, Reporter, StageOutput
-from handlers.onnx.attention import marks
-from handlers.onnx.attention.reading import OtherFormError
-from handlers.onnx.attention.rounded_cache import round_cache
-from handlers.onnx.folder.playback import GraphRun, Player, tokenize
-from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import Graph, GraphSet
-from handlers.onnx.graphs.sessions import described
+from handlers.folder.playback import GraphRun, Player, tokenize
+from handlers.graphs import graph_file
+from handlers.graphs.attention import marks
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.attention.rounded_cache import round_cache
+from handlers.graphs.graphset import Graph, GraphSet
+from handlers.graphs.sessions import described
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.texts.selection import calibration_texts

@@ -17,15 +17,15 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.attention.fusing import spell_out
-from handlers.onnx.folder.playback import GraphRun, UnknownInputError
-from handlers.onnx.folder.playback import run as run_graph
-from handlers.onnx.graphs.derive import derive
-from handlers.onnx.graphs.graphset import Graph, GraphSet, read
-from handlers.onnx.graphs.rewriting import SENTENCE_OUTPUT
-from handlers.onnx.graphs.sessions import open_session
+from handlers.folder.playback import GraphRun, UnknownInputError
+from handlers.folder.playback import run as run_graph
+from handlers.graphs.attention.fusing import spell_out
+from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.rewriting import SENTENCE_OUTPUT
+from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import watch
+from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.fp16_rewriter import LARGEST, Converted, HalfRewriter
 from handlers.onnx.quantize.weight_only import reference_calls
 

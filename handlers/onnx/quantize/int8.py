@@ -14,11 +14,11 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.graphs.derive import derive
-from handlers.onnx.graphs.graphset import Graph, GraphSet, read
-from handlers.onnx.graphs.rewriting import Counts
-from handlers.onnx.graphs.spool import spool_for
+from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.rewriting import Counts
+from handlers.graphs.spool import spool_for
 from handlers.onnx.quantize.cache import keep_in_int8
+from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.int8_rewriter import OPERATION, IntegerRewriter
 
 SMALL_ENOUGH = 0.5

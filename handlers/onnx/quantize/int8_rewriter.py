@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release
-from handlers.onnx.graphs.spool import Spool
+from handlers.graphs.rewriting import Lookup, Product, Rewriter, array_of, release
+from handlers.graphs.spool import Spool
 
 _BLOCK = 1 << 18
 """Elements turned at once: what stays in a processor's cache."""

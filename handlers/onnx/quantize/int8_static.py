@@ -21,17 +21,17 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.folder.playback import MAX_TOKENS, GraphRun, Player, Tokens, UnknownInputError, tokenize
-from handlers.onnx.folder.playback import run as run_graph
-from handlers.onnx.graphs.derive import derive
-from handlers.onnx.graphs.graph_file import fresh_folder
-from handlers.onnx.graphs.graphset import Graph, GraphSet, read
-from handlers.onnx.graphs.rewriting import Counts, Product, find_products
-from handlers.onnx.graphs.sessions import open_session
+from handlers.folder.playback import MAX_TOKENS, GraphRun, Player, Tokens, UnknownInputError, tokenize
+from handlers.folder.playback import run as run_graph
+from handlers.graphs.graph_file import fresh_folder
+from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.rewriting import Counts, Product, find_products
+from handlers.graphs.sessions import open_session
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.cache import keep_in_int8
+from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
 from handlers.texts.distribution import Vocabulary, describe
 from handlers.texts.rendering import ModelFiles

@@ -20,16 +20,16 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
-from handlers.onnx.graphs.derive import derive
-from handlers.onnx.graphs.graphset import Graph, GraphSet, read
-from handlers.onnx.graphs.rewriting import Counts
-from handlers.onnx.graphs.sessions import MappedWeights, open_session
-from handlers.onnx.graphs.spool import LARGE, spool_for
+from handlers.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
+from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.rewriting import Counts
+from handlers.graphs.sessions import MappedWeights, open_session
+from handlers.graphs.spool import LARGE, spool_for
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
+from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
 from handlers.texts.selection import calibration_texts
 

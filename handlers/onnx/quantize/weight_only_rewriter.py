@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of, release, shape_of
-from handlers.onnx.graphs.spool import Spool
+from handlers.graphs.rewriting import Lookup, Product, Rewriter, array_of, release, shape_of
+from handlers.graphs.spool import Spool
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, quantize
 
 DOMAIN = "com.microsoft"

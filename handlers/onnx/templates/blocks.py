@@ -1,6 +1,6 @@
 """Makes the graphs of a long chain of those of a short one: a block of layers stands for all blocks with the same kinds of layers.
 
-A chain is divided into an embedding, blocks of a few layers each and a head (`handlers.onnx.families.chain`). Of each kind of block the
+A chain is divided into an embedding, blocks of a few layers each and a head (`handlers.families.chain`). Of each kind of block the
 stand-in has two where the model has two, and these are shown to be the same graph, node for node, with the weights and ports of the one in
 the places of those of the other. What does not fit raises NotRepeatableError.
 """

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from daemon.contract.safetensors import TensorInfo, parse_header
+from handlers.graphs import pages
 from handlers.models.folder import ModelFolder
-from handlers.onnx.graphs import pages
 
 _COMPARED = 16 << 20
 """Bytes that are compared at once: the answers take as much memory."""

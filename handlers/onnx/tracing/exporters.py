@@ -17,7 +17,7 @@ import onnxscript.optimizer
 import torch
 
 from daemon.contract.jobs.messages import StageContext
-from handlers.onnx.families.base import Part
+from handlers.families.base import Part
 from handlers.onnx.optimize.matching import by_operator
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.onnx.tracing.lowering import lightly

@@ -17,7 +17,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from handlers.onnx.families.base import NotApplicableError
+from handlers.families.base import NotApplicableError
 
 
 def _allowed(

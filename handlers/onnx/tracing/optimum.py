@@ -14,9 +14,9 @@ import onnx_ir as ir
 import onnxscript.optimizer
 
 from daemon.contract.jobs.messages import StageContext
+from handlers.families.base import Part
+from handlers.graphs.comparison import GraphMismatchError
 from handlers.models.tasks import task_of
-from handlers.onnx.families.base import Part
-from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.options import OnnxOptions
 from handlers.toolchains import use
 from handlers.toolchains.optimum_export import Exported

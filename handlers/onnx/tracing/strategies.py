@@ -12,7 +12,7 @@ from typing import Literal
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.families.base import Axes, Form, Tracing
+from handlers.families.base import Axes, Form, Tracing
 from handlers.onnx.tracing import exporters
 
 Loss = Literal["opset", "batching", "cache", "dynamic lengths"]

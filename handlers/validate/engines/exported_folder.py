@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from daemon.contract.values import Json
-from handlers.onnx.folder import tokenizers
+from handlers.folder import tokenizers
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
 

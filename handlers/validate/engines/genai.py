@@ -19,7 +19,7 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
-from handlers.onnx.folder import genai_config
+from handlers.folder import genai_config
 from handlers.validate.engines.registry import EngineSpec
 
 genai: Any = importlib.import_module("onnxruntime_genai")  # it has no type information

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnxruntime import OrtValue
 
-from handlers.onnx.folder.fixed_window import Window
+from handlers.folder.fixed_window import Window
 from handlers.validate.engines.generation_rules import end_tokens
 from handlers.validate.engines.onnx_folder import GRAPH, LoadedGraph, OnnxFolder, floats, present
 from handlers.validate.engines.registry import EngineSpec

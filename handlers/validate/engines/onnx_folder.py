@@ -16,8 +16,8 @@ from onnxruntime import OrtValue
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
-from handlers.onnx.graphs import graphset
+from handlers.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
+from handlers.graphs import graphset
 from handlers.validate.engines.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec
 

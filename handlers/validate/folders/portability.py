@@ -1,5 +1,5 @@
 """Checks of an artifact's graphs without running them: whether it gives the same outputs on other processors, by the bound of
-`handlers.onnx.graphs.integer_products`, and whether rounded weights are those of the graph that they come from. In a separate process.
+`handlers.graphs.integer_products`, and whether rounded weights are those of the graph that they come from. In a separate process.
 
 Called by the validate stage once the artifact's worker has ended: reading graphs takes libraries that the stage itself does without.
 """
@@ -17,7 +17,7 @@ from daemon.contract.jobs.figures import CheckFigures
 from handlers.child import warm
 from handlers.toolchains import use
 
-MODULE = "handlers.onnx.graphs.integer_products"
+MODULE = "handlers.graphs.integer_products"
 SECONDS = 900
 
 

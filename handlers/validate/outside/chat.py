@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from handlers.onnx.folder.examples import CHAT
+from handlers.folder.examples import CHAT
 from handlers.texts import chat
 from handlers.texts.rows import RowRefused
 from handlers.validate.files.expected import Expected

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from handlers.folder.examples import NAME
 from handlers.models import sentence
 from handlers.models.files import read_json
-from handlers.onnx.folder.examples import NAME
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
 

@@ -55,7 +55,7 @@ class Stored(Protocol):
 
     @property
     def role(self) -> str:
-        """Of the graph that it lies in, see `handlers.onnx.graphs.graphset`; "" where there is one."""
+        """Of the graph that it lies in, see `handlers.graphs.graphset`; "" where there is one."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -15,8 +15,8 @@ import onnx
 import onnxruntime
 from onnxruntime import OrtValue
 
+from handlers.folder import genai_config
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.folder import genai_config
 from handlers.validate.engines.onnx_causal import OnnxEngine
 from handlers.validate.engines.onnx_folder import LoadedGraph
 from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq

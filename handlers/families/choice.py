@@ -1,0 +1,24 @@
+"""One module for each family of models that the ONNX stage exports; `choose` finds the one for a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from handlers.families.base import PortableFamily, architecture, unsupported
+from handlers.families.causal import Causal
+from handlers.families.encoder import Encoder
+from handlers.families.seq2seq.family import Seq2Seq
+from handlers.models.tasks import Kind, Task, task_of
+
+FAMILIES: Mapping[Kind, Callable[[Task], PortableFamily]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
+
+
+def choose(folder: Path) -> PortableFamily:
+    """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
+    name = architecture(folder)
+    task = task_of(folder)
+    if task is None or task.kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise unsupported(folder, f"{name} is not a model of a kind that can be exported ({known})")
+    return FAMILIES[task.kind](task)

@@ -1,1 +1,0 @@
-"""Graph files: names, weights, sessions, rewriting, derivation, comparison."""

@@ -1,0 +1,81 @@
+"""Another form of an exported ONNX folder: the same graphs with other weights, beside the same files.
+
+Called by the stages that quantize or convert what the onnx stage made; the model is never exported twice. Free of torch, so
+such a child is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import StageContext
+from handlers.child.progress import Reporter
+from handlers.graphs import graph_file
+from handlers.graphs.attention import marks
+from handlers.graphs.attention.fusing import fuse, sharing
+from handlers.graphs.attention.reading import OtherFormError
+from handlers.graphs.graphset import Graph, GraphSet, copy_beside, read
+from handlers.graphs.sessions import check_form, described
+from handlers.onnx.options import OnnxOptions
+
+Transform = Callable[[Graph, ir.Model], ir.Model]
+"""Changes a loaded graph in place, or returns another graph instead."""
+
+
+def derive(
+    context: StageContext, reporter: Reporter, transform: Transform, *, dtype: str, operation: str, doing: str, quantized: bool = True
+) -> GraphSet:  # fmt: skip
+    """Transform every graph of the onnx stage into the staging folder, check them, and copy the files beside them.
+
+    Graphs with quantized weights, which few other runtimes take anyway, get their attention in one operator of onnxruntime's where that
+    was shown to be equal, unless `[onnx] optimize` forbids it. `doing` is what the progress says. Permanent `invalid-graph` when
+    onnxruntime does not take a result, or when its inputs or outputs have other names than before.
+    """
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    source = read(folder)
+    models: dict[str, ir.Model] = {}
+    for number, one in enumerate(source.graphs):
+        reporter.progress(0.05 + 0.65 * number / len(source.graphs), f"{doing}: {one.role}")
+        models[one.file] = transform(one, ir.load(folder / one.file))
+        if quantized and _wants_operator(context) and one.role in marks.roles(source.extra, marks.PROVED):
+            with contextlib.suppress(OtherFormError):
+                models[one.file] = fuse(models[one.file])
+        graph_file.describe(models[one.file], {"ckptd.dtype": dtype})
+    reporter.progress(0.7, "saving the graphs")
+    extra = marks.marked(source.extra, shared=sharing({one.role: models[one.file] for one in source.graphs}))
+    written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
+    models.clear()
+    gc.collect()  # graphs are cycles of references, and hold their weights
+    for path in written.values():
+        check_form(path)
+    files = {name: graph_file.place(path, staging) for name, path in written.items()}
+    reporter.progress(0.85, "checking the graphs")
+    graphs = tuple(_checked(one, files[one.file], context.limits.threads, operation) for one in source.graphs)
+    made = source.model_copy(update={"graphs": graphs, "dtype": dtype, "extra": extra})
+    copy_beside(folder, staging, source)
+    made.write(staging)
+    return made
+
+
+def _wants_operator(context: StageContext) -> bool:
+    return context.work.options(OnnxOptions).optimize in ("auto", "extended", "all")
+
+
+def _checked(before: Graph, file: graph_file.GraphFile, threads: int, operation: str) -> Graph:
+    remedy = "leave the variant out, and read the attempt's log"
+    try:
+        after = described(before.role, file, threads)
+    except RuntimeError as error:
+        cause = f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}"
+        raise Permanent(FaultCode.INVALID_GRAPH, operation, cause, remedy, path=file.path) from error
+    names = [[port.name for port in ports] for ports in (before.inputs, before.outputs)]
+    if [[port.name for port in ports] for ports in (after.inputs, after.outputs)] != names:
+        raise Permanent(FaultCode.INVALID_GRAPH, operation, "inputs or outputs changed their names", remedy, path=file.path)
+    return after
