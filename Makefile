@@ -8,7 +8,7 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-slow soak lint bench clean
+.PHONY: help install demo test test-slow soak lint bench release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
@@ -48,5 +48,8 @@ bench: install ## every benchmark, into bench-output/
 	@for name in $$(ls benchmarks/*.py | xargs -n1 basename | sed 's/\.py$$//' | grep -v '^_'); do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py --json bench-output/$$name.json || exit 1; done
 
+release: install ## build wheel and sources into dist/, and try them in a clean environment
+	$(BIN)/python -m tests.release dist
+
 clean: ## remove .venv and what demo and bench made
-	rm -rf $(VENV) bench-output demo-output
+	rm -rf $(VENV) bench-output demo-output dist
