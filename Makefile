@@ -51,5 +51,5 @@ bench: install ## every benchmark, into bench-output/
 release: install ## build wheel and sources into dist/, and try them in a clean environment
 	$(BIN)/python -m tests.release dist
 
-clean: ## remove .venv and what demo and bench made
+clean: ## remove .venv and what demo, bench and release made
 	rm -rf $(VENV) bench-output demo-output dist
