@@ -1,1 +1,1 @@
-"""The ONNX formats: `export` makes graphs of a merged model, `quantize` and `mixed` other forms of them, `activations` and `genai` others."""
+"""The ONNX formats: `export` makes graphs of a merged model; `quantize` and `mixed` make other forms; `activations`, `genai`."""
