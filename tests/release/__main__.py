@@ -60,11 +60,13 @@ def compare(archive: Path, wheel: Path) -> None:
     """Raise Refused where a committed module is missing from the wheel, or the sources lack what a packager needs."""
     tracked = set(run("git", "ls-files", at=ROOT).splitlines())
     modules = {name for name in tracked if name.startswith(("daemon/", "handlers/"))}
-    links = {name for name in modules if (ROOT / name).is_symlink()}
+    for link in [name for name in modules if (ROOT / name).is_dir()]:  # a folder elsewhere in the tree
+        below = f"{os.path.normpath(Path(link).parent / os.readlink(ROOT / link))}/"
+        modules = modules - {link} | {f"{link}/{name.removeprefix(below)}" for name in tracked if name.startswith(below)}
     inside = set(zipfile.ZipFile(wheel).namelist())
     if lacking := sorted(modules - inside):
         raise Refused(f"{wheel.name} lacks {len(lacking)} files, the first {lacking[0]}")
-    if more := sorted(name for name in inside if name.startswith(("daemon/", "handlers/")) and name not in modules | links):
+    if more := sorted(name for name in inside if name.startswith(("daemon/", "handlers/")) and name not in modules):
         raise Refused(f"{wheel.name} holds {len(more)} files that are not committed, the first {more[0]}")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}

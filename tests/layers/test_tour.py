@@ -1,0 +1,40 @@
+"""docs/tour.md leads to what it names: every link exists, and every name in a link is defined in the file behind it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+LINKS = LINK.findall((DOCS / "tour.md").read_text())
+NAMES = [(name.strip("`"), target) for name, target in LINKS if name.startswith("`")]
+
+
+def defined(file: Path) -> set[str]:
+    """Functions and classes of a module, and Class.method."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_the_tour_has_fifteen_stops_and_each_of_them_names_code() -> None:
+    stops = re.split(r"^\d+\. ", (DOCS / "tour.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(stops) == 15 and all(any(target.startswith("../") for _, target in LINK.findall(stop)) for stop in stops)
+
+
+@pytest.mark.parametrize("target", sorted({target for _, target in LINKS}))
+def test_what_a_link_of_the_tour_names_exists(target: str) -> None:
+    assert (DOCS / target).exists()
+
+
+@pytest.mark.parametrize(("name", "target"), NAMES)
+def test_a_name_in_a_link_of_the_tour_is_defined_there(name: str, target: str) -> None:
+    assert name in defined(DOCS / target), f"{target} defines no {name}"
