@@ -8,10 +8,10 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-slow soak lint bench release clean
+.PHONY: help install demo test test-changed test-slow soak lint bench release clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-13s %s\n' "$$name" "$$what"; done
 
 install: $(STAMP) ## make .venv with everything pinned
 
@@ -29,6 +29,10 @@ demo: install ## train a small model here and export it; DEMO="--keep DIR"
 
 test: install lint ## lint and the quick tests; JOBS=N side by side, PYTEST="tests/onnx -k name"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+test-changed: install ## what the edits since SINCE=HEAD can touch, as far as two minutes suffice
+	@files=$$($(BIN)/python -m tests.changed $(or $(SINCE),HEAD)); echo "$$files" | wc -l | xargs -I N echo "N files of tests"; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --seconds 90 $(PYTEST) $$files
 
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install ## all tests, one after the other

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("random", derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
+BEGAN = time.monotonic()
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 LONGEST = (
@@ -47,8 +49,21 @@ LONGEST = (
 """Files that take longest, most of them with few tests. Of several processes none should begin with one of these when the others end."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test-changed` ends in time for an editor's pause."""
+    parser.addoption("--seconds", type=float, default=0.0, help="begin no test after so many seconds; the files named first come first")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what would begin too late."""
+    if (seconds := item.config.getoption("--seconds")) and time.monotonic() > BEGAN + seconds:
+        pytest.skip(f"not run: {seconds:g} s are over")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest; `make test` has xdist keep the order."""
+    if config.getoption("--seconds"):
+        return
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
