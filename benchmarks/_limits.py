@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from handlers.validate.checks.notes import EVEN
 
 Record = dict[str, Any]

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _limits, _stages, _trained
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.onnx.options import OnnxOptions

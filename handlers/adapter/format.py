@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import TOKENIZER_FILES, Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import TOKENIZER_FILES, Format, Limits, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import Thresholds
 
 _ENGINE = "handlers.adapter.engine"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
 from handlers.coreml.options import CoreMlOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -56,16 +57,16 @@ FORMAT = Format(
             needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=5.0, disk_fp32=1.2, disk_fixed=16 * MIB,
             settings=("coreml.precision",),
             limits=LIMITS,
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="coreml", targets=frozenset({"ios"}),
             deploys="at its targets", also_for=frozenset({"laptop"}), elsewhere=NO_APPLE,
         ),
-        _smaller("int8", "Core ML packages with 8-bit weights, a scale a row", Thresholds(agreement=0.9, kl=0.02, error=1.0),
+        _smaller("int8", "Core ML packages with 8-bit weights, a scale a row", EIGHT_BITS,
                  level="int8-weight", fallback="coreml"),
         _smaller("int4", "Core ML packages with 4-bit weights in blocks; tables and the head in 8 bits",
-                 Thresholds(agreement=0.8, kl=0.1, error=3.0), level="int4", fallback="coreml-int8", setting="coreml.block_size"),
+                 FOUR_BITS, level="int4", fallback="coreml-int8", setting="coreml.block_size"),
         _smaller("palettized", "Core ML packages with weights as places in tables of 16 numbers; tables of tokens and the head in 8 bits",
-                 Thresholds(agreement=0.8, kl=0.1, error=3.0), fallback="coreml-int8", setting="coreml.palette_rows"),
+                 FOUR_BITS, fallback="coreml-int8", setting="coreml.palette_rows"),
     ),
     families={
         "decoders": "evaluated operator by operator from the package and compared with the live model: prefill in pieces, cached decoding,"

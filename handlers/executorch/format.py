@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
 from handlers.executorch.options import ExecuTorchOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -58,11 +59,11 @@ FORMAT = Format(
     },
     variants=(
         _variant("8da4w", "ExecuTorch's programs with 4-bit weights in groups and 8-bit activations; tables and the head in 8 bits", 0.3,
-                 Thresholds(agreement=0.8, kl=0.1, error=3.0), level="int4", fallback="executorch-int8",
+                 FOUR_BITS, level="int4", fallback="executorch-int8",
                  settings=("executorch.group_size",)),
         _variant("int8", "ExecuTorch's programs with 8-bit weights, a scale a row, and 8-bit activations", 0.4,
-                 Thresholds(agreement=0.9, kl=0.02, error=1.0), level="int8", fallback="executorch"),
-        _variant("", "ExecuTorch's programs in fp32", 1.4, Thresholds(agreement=0.97, kl=0.001, error=0.25)),
+                 EIGHT_BITS, level="int8", fallback="executorch"),
+        _variant("", "ExecuTorch's programs in fp32", 1.4, EXACT),
     ),
     families={
         "decoders": "run by ExecuTorch with XNNPACK and compared with the live model: prefill in pieces, cached decoding, rows of unequal"

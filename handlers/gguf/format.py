@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from daemon.contract.formats.declaration import Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
 from handlers.gguf.options import GgufOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -53,24 +54,20 @@ FORMAT = Format(
     },
     variants=(
         _variant("q4_k_m", "4-bit weights in blocks of 256, some of them in 6 bits (Q4_K_M)", 0.16,
-                 Thresholds(agreement=0.8, kl=0.1, error=3.0), fallback="gguf-q5_k_m", level="int4", texts=True),
+                 FOUR_BITS, fallback="gguf-q5_k_m", level="int4", texts=True),
         _variant("q5_k_m", "5-bit weights in blocks of 256, some of them in 6 bits (Q5_K_M)", 0.19,
-                 Thresholds(agreement=0.85, kl=0.05, error=2.0), fallback="gguf-q6_k", texts=True),
-        _variant("q6_k", "6-bit weights in blocks of 256 (Q6_K)", 0.22,
-                 Thresholds(agreement=0.9, kl=0.02, error=1.0), fallback="gguf-q8_0", texts=True),
-        _variant("q8_0", "8-bit weights in blocks of 32 (Q8_0)", 0.28,
-                 Thresholds(agreement=0.9, kl=0.02, error=1.0), fallback="gguf-f16", level="int8-weight"),
-        _variant("f16", "weights in fp16", 0.52,
-                 Thresholds(agreement=0.97, kl=0.001, error=0.25), fallback=None, arithmetic="half"),
-        _variant("bf16", "weights in bf16: without loss for a model that was trained in it", 0.52,
-                 Thresholds(agreement=0.97, kl=0.001, error=0.25), fallback=None, arithmetic="half"),
+                 COARSE_EIGHT_BITS, fallback="gguf-q6_k", texts=True),
+        _variant("q6_k", "6-bit weights in blocks of 256 (Q6_K)", 0.22, EIGHT_BITS, fallback="gguf-q8_0", texts=True),
+        _variant("q8_0", "8-bit weights in blocks of 32 (Q8_0)", 0.28, EIGHT_BITS, fallback="gguf-f16", level="int8-weight"),
+        _variant("f16", "weights in fp16", 0.52, EXACT, fallback=None, arithmetic="half"),
+        _variant("bf16", "weights in bf16: without loss for a model that was trained in it", 0.52, EXACT, fallback=None, arithmetic="half"),
         Variant(
             "gguf-adapter", "handlers.gguf.adapter.stage:run", 1, toolchain=TOOLCHAIN,
             about="only the adapter, as a GGUF file for llama.cpp and Ollama, to be put over the GGUF file of its base",
             needs=("pytorch-adapter",), model_types=TYPES,
             heavy=False, threads=1, memory_fixed=500 * MIB, disk_fixed=16 * MIB, disk_stored=0.2,
             limits=Limits("gguf-adapter", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=1.3),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25), traits=frozenset({"cache", "padding"}),
+            thresholds=EXACT, traits=frozenset({"cache", "padding"}),
             usage=Path(__file__).parent / "adapter" / "usage.md", deploys="over its base", elsewhere=DEFAULTS,
         ),
     ),

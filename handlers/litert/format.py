@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
 from handlers.litert.options import LiteRtOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -39,7 +40,7 @@ FORMAT = Format(
             about="LiteRT's models in fp32, with fixed sizes; prefill and decode are signatures of one file",
             needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=4.8, disk_fp32=1.1, disk_fixed=16 * MIB,
             limits=Limits("litert", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=3.0),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
         Variant(
@@ -48,7 +49,7 @@ FORMAT = Format(
             needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.35, disk_fixed=16 * MIB,
             form_of="litert", level="int8", fallback="litert",
             limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.0),
+            thresholds=EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
         Variant(
@@ -57,7 +58,7 @@ FORMAT = Format(
             needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.3, disk_fixed=16 * MIB, settings=("litert.block_size",),
             form_of="litert", level="int4", fallback="litert-int8",
             limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
     ),

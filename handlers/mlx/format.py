@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -38,12 +39,11 @@ FORMAT = Format(
     runtimes=("mlx-lm", "LM Studio"),
     engines={"mlx": {"causal": "handlers.mlx.engine:MlxEngine"}},
     variants=(
-        _variant("mlx", "plain", "the weights as they are, in the folder that mlx-lm loads", 1.0,
-                 Thresholds(agreement=0.97, kl=0.001, error=0.25), memory=1.6),
+        _variant("mlx", "plain", "the weights as they are, in the folder that mlx-lm loads", 1.0, EXACT, memory=1.6),
         _variant("mlx-int8", "int8", "8-bit weights in groups of 64, in the folder that mlx-lm loads", 0.3,
-                 Thresholds(agreement=0.9, kl=0.02, error=1.0), fallback="mlx", level="int8-weight", memory=0.8),
+                 EIGHT_BITS, fallback="mlx", level="int8-weight", memory=0.8),
         _variant("mlx-int4", "int4", "4-bit weights in groups of 64, in the folder that mlx-lm loads", 0.17,
-                 Thresholds(agreement=0.8, kl=0.1, error=3.0), fallback="mlx-int8", level="int4", memory=0.6),
+                 FOUR_BITS, fallback="mlx-int8", level="int4", memory=0.6),
     ),
     families={
         "decoders": "run by mlx-lm and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text",

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EXACT, FOUR_BITS, HALF, Thresholds
 from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -61,7 +62,7 @@ FORMAT = Format(
             toolchain_if=(("onnx.exporter", "optimum", "optimum"),),
             libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"cpu-server"}), also_for=frozenset({"laptop", "android", "browser", "edge"}),
         ),
@@ -71,7 +72,7 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.8, disk_fp32=0.6, settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.9, cache=0.5, padding=0.5, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            thresholds=COARSE_EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"cpu-server", "android", "browser", "edge"}), also_for=frozenset({"laptop"}),
         ),
@@ -81,7 +82,7 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",
             limits=Limits("onnx", twin=TWIN, cache=0.02, padding=0.02, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            thresholds=HALF,
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"nvidia", "laptop", "browser"}),
         ),
@@ -92,7 +93,7 @@ FORMAT = Format(
             settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", twin=TWIN, cache=0.1, padding=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            thresholds=COARSE_EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
         ),
@@ -102,7 +103,7 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.6, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
+            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),  # closer than with a scale a row
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
         ),
@@ -113,7 +114,7 @@ FORMAT = Format(
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int4-fine",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, library="onnx",
             targets=frozenset({"laptop", "edge"}), also_for=frozenset({"cpu-server", "android", "browser"}),
         ),
@@ -123,7 +124,7 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.4, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", fallback="onnx-mixed",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),
         ),
@@ -136,7 +137,7 @@ FORMAT = Format(
             libraries=RUNTIME,
             form_of="onnx", fallback="onnx-int8-weight",
             limits=Limits("onnx", twin=TWIN, cache=0.1, padding=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            thresholds=COARSE_EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="onnx",
             also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),
         ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
 from handlers.openvino.options import OpenVinoOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -37,7 +38,7 @@ FORMAT = Format(
             about="OpenVINO's files in fp32, with the tokenizer as a model too; a decoder keeps its cache to itself",
             needs=("onnx",), memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, disk_fixed=16 * MIB,
             limits=Limits("openvino", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=2.5),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
         ),
         Variant(
@@ -46,7 +47,7 @@ FORMAT = Format(
             needs=("openvino",), memory_fixed=700 * MIB, memory_fp32=3.5, disk_fp32=0.4, disk_fixed=16 * MIB,
             form_of="openvino", level="int8-weight", fallback="openvino",
             limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.0),
+            thresholds=EIGHT_BITS,
             traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
         ),
         Variant(
@@ -56,7 +57,7 @@ FORMAT = Format(
             settings=("openvino.group_size", "openvino.calibration_samples", "validation.prompts", "validation.data", "validation.samples"),
             form_of="openvino", level="int4", fallback="openvino-int8",
             limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, also_for=frozenset({"laptop", "edge", "cpu-server"}), elsewhere=DEFAULTS,
         ),
     ),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, HALF, Thresholds
 from handlers.pytorch.options import PytorchOptions
 
 _QUANTIZE, _ENGINE = "handlers.pytorch.quantize", "handlers.pytorch.engine"
@@ -23,6 +24,9 @@ BITSANDBYTES = "the check ran bitsandbytes' kernels for the CPU; those for a GPU
 SERVERS = "neither vLLM nor a GPU was run: the check ran transformers, which unpacks the weights and computes in 16 bits"
 MATRICES = 1000 * MIB
 """Beside interpreter and libraries: the largest matrix of a large model in fp32, and copies of it."""
+
+W8A8 = Thresholds(agreement=EIGHT_BITS.agreement, kl=EIGHT_BITS.kl, error=1.5)
+"""Activations are rounded to 8 bits and sums to 16, so that single logits may be farther off."""
 
 FORMAT = Format(
     name="pytorch",
@@ -47,7 +51,7 @@ FORMAT = Format(
             needs=("merge",), heavy=False, threads=1,
             settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),
             limits=Limits("torch", pytorch=True, cache=1e-3, padding=1e-3),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=frozenset({"merged", "tokenizer"}),
             usage=USAGE,
             library="transformers",
@@ -60,7 +64,7 @@ FORMAT = Format(
             form_of="pytorch", level="fp16", fallback="pytorch-bf16",
             limits=Limits("torch-stored", pytorch=True, cache=0.05, padding=0.05, memory_fp32=1.5, noise_share=1.5),
             also_for=frozenset({"nvidia"}),
-            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            thresholds=HALF,
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE, library="transformers", elsewhere=GPU,
         ),
         Variant(
@@ -70,7 +74,7 @@ FORMAT = Format(
             form_of="pytorch", level="bf16", fallback="pytorch",
             limits=Limits("torch-stored", pytorch=True, cache=0.2, padding=0.2, memory_fp32=1.5, noise_share=1.5),
             targets=frozenset({"nvidia"}),
-            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
+            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),  # 8 bits of mantissa
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE, library="transformers", elsewhere=GPU,
         ),
         Variant(
@@ -80,7 +84,7 @@ FORMAT = Format(
             libraries=(*LIBRARIES, "bitsandbytes"),
             form_of="pytorch", level="bnb-int8", fallback="pytorch-bf16",
             limits=Limits("torch-stored", pytorch=True, cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.0, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.5),
+            thresholds=W8A8,
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=BITSANDBYTES,
         ),
         Variant(
@@ -90,7 +94,7 @@ FORMAT = Format(
             libraries=(*LIBRARIES, "bitsandbytes"),
             form_of="pytorch", level="nf4", fallback="pytorch-bnb-int8",
             limits=Limits("torch-stored", pytorch=True, cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.0, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=BITSANDBYTES,
         ),
         Variant(
@@ -101,7 +105,7 @@ FORMAT = Format(
             form_of="pytorch", level="w8a8", fallback="pytorch-bf16",
             limits=Limits("torch-stored", pytorch=True, cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
             also_for=frozenset({"nvidia"}),
-            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.5),
+            thresholds=W8A8,
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
         ),
         Variant(
@@ -113,7 +117,7 @@ FORMAT = Format(
             form_of="pytorch", level="w4a16", fallback="pytorch-w8a8",
             limits=Limits("torch-stored", pytorch=True, cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
             also_for=frozenset({"nvidia"}),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
         ),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LongFigures, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.plan import find_variant

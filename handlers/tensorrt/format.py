@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EXACT, HALF
 from handlers.tensorrt.options import TensorRtOptions
 
 BUNDLE, ENGINES, LLM = (Path(__file__).with_name(name) for name in ("usage.md", "usage_engines.md", "usage_llm.md"))
@@ -18,7 +19,6 @@ SIZES = ("tensorrt.max_batch", "tensorrt.max_tokens", "tensorrt.optimal_tokens",
 ELSEWHERE = (
     "its graphs with onnxruntime on the CPU, and verify.py with it too; TensorRT itself is to be run on your GPU, by the same verify.py"
 )
-EXACT, HALF = Thresholds(agreement=0.97, kl=0.001, error=0.25), Thresholds(agreement=0.96, kl=0.002, error=0.3)
 
 
 def _engines(name: str, about: str, source: str, of: str | None, *, toolchain: str = "", libraries: tuple[str, ...] = ()) -> Variant:

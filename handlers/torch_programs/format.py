@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EXACT
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"graphs", "cache", "padding", "dynamic axes", "tokenizer"})
@@ -35,7 +36,7 @@ FORMAT = Format(
             about="TorchScript: traced programs with a KV cache, dynamic batch and length, fp32, for libtorch and PyTorch",
             needs=("merge",), memory_fixed=900 * MIB, memory_fp32=3.0, disk_fp32=1.05, disk_fixed=64 * MIB, libraries=LIBRARIES,
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.0),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
         ),
         Variant(
@@ -43,7 +44,7 @@ FORMAT = Format(
             about="torch.export's programs (.pt2) with a KV cache, dynamic batch and length, fp32, for PyTorch and its compilers",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.1, disk_fixed=64 * MIB, libraries=LIBRARIES,
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
         ),
         Variant(
@@ -52,7 +53,7 @@ FORMAT = Format(
             needs=("merge",), memory_fixed=2000 * MIB, memory_fp32=4.0, disk_fp32=4.0, disk_fixed=128 * MIB, libraries=LIBRARIES,
             programs=("$CXX", "g++", "clang++"),
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}),
             elsewhere="it ran in Python on this kind of processor, not from C++; it needs the same release of torch, and on x86-64 AVX2",
         ),

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import Limits, Thresholds
+from daemon.contract.formats.declaration import Limits
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.plan import fallback, unquantized

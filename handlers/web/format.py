@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EXACT, FOUR_BITS
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -49,7 +50,7 @@ FORMAT = Format(
             needs=("onnx",), model_types=TYPES,
             memory_fixed=400 * MIB, memory_fp32=0.3, disk_fp32=1.1, libraries=("onnx", "tokenizers", "sentencepiece"),
             limits=Limits("web", cache=1e-3, padding=1e-3, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=4.0),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="transformers.js",
             deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
@@ -60,7 +61,7 @@ FORMAT = Format(
             memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.6, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int8", fallback="web",
             limits=_rounded(cache=0.5, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            thresholds=COARSE_EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="transformers.js",
             deploys="at its targets", targets=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
@@ -71,7 +72,7 @@ FORMAT = Format(
             memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.5, libraries=("onnx", "tokenizers", "sentencepiece"),
             form_of="web", level="int4", fallback="web-int8",
             limits=_rounded(cache=0.1, noise_share=0.25),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, library="transformers.js",
             deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),

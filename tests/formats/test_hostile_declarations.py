@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from daemon.config.settings import _Settings
 from daemon.contract.formats import catalog
-from daemon.contract.formats.declaration import Format, FormatEntry, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, FormatEntry, Limits, Variant
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions
 from daemon.contract.jobs.plan import plan
 from daemon.contract.values import Frozen

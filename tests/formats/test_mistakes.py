@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 
 from daemon.config.loading import load
 from daemon.contract.formats import catalog
-from daemon.contract.formats.declaration import Format, FormatEntry, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, FormatEntry, Limits, Variant
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.doctor import examine, formats_here
@@ -121,7 +122,7 @@ def test_a_declaration_with_a_mistake_is_left_out_with_a_sentence(gather: Any, m
 
 def test_what_pydantic_says_of_a_declaration_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "wrongly_limited.py").write_text(
-        "from daemon.contract.formats.declaration import Thresholds\nTHRESHOLDS = Thresholds(agreement=97, kl=0.001, error=-1)\n"
+        "from daemon.contract.formats.thresholds import Thresholds\nTHRESHOLDS = Thresholds(agreement=97, kl=0.001, error=-1)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     ours = catalog.catalog().entries

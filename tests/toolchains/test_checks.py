@@ -41,7 +41,8 @@ from tests.toolchains.conftest import CONTRACT, ROOT
 from tests.workers.helpers import make_context
 
 DECLARATION = """
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Limits, Variant
+from daemon.contract.formats.thresholds import Thresholds
 
 FORMAT = Format(
     name="tabled", about="a table of logits", engines={"tabled": {"causal": "tabled_format.engine:TabledEngine"}},

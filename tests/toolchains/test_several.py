@@ -29,7 +29,8 @@ from tests.toolchains.test_checks import ENGINE, chain_in, made
 from tests.workers.helpers import make_context
 
 DECLARATION = """
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Limits, Variant
+from daemon.contract.formats.thresholds import Thresholds
 
 
 def of(name, check):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import _limits, thresholds
 from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.validate.checks import notes

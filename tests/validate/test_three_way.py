@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import Verdict
 from handlers.validate import record

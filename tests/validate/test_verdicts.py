@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from daemon.contract.errors import Permanent
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import ValidateOptions

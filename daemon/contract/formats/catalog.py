@@ -21,9 +21,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
-from daemon.contract.formats.declaration import FileKind, Format, FormatEntry, Level, Thresholds, Variant
+from daemon.contract.formats.declaration import FileKind, Format, FormatEntry, Level, Variant
 from daemon.contract.formats.mistakes import in_one_line, mistakes, near
 from daemon.contract.formats.stages import StageSpec
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"

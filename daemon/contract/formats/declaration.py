@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
 from daemon.contract.formats.stages import MIB, StageSpec
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen
 
 Trait = Literal["onnx", "merged", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]
@@ -76,17 +75,6 @@ EXAMPLE_FILES: Mapping[str, FileKind] = dict.fromkeys(("example.py", "chat_templ
 """What an export of graphs is shown by: the example, and what it reads texts by."""
 
 
-class Thresholds(Frozen):
-    """What an artifact must reach against the live model to be published."""
-
-    agreement: float = Field(ge=0, le=1)
-    """Smallest share of positions whose most likely token is the reference's."""
-    kl: float = Field(ge=0)
-    """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
-    error: float = Field(ge=0)
-    """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
-
-
 EXACT_CACHE = 1e-3
 """`Limits.cache` of a form that rounds nothing but fp32's last digits."""
 
@@ -142,7 +130,7 @@ class Variant(StageSpec):
     artifact: bool = True
     limits: Limits
     thresholds: Thresholds
-    """Defaults of `[validate.thresholds.NAME]`."""
+    """Defaults of `[validate.thresholds.NAME]`: a class of `daemon.contract.formats.thresholds`, or numbers and why."""
     form_of: str | None = None
     """The variant that it is a smaller form of."""
     level: Level | None = None

@@ -16,8 +16,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from daemon.contract.formats.declaration import Format, Kind, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Kind, Variant
 from daemon.contract.formats.stages import StageSpec
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")

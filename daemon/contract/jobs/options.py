@@ -28,8 +28,8 @@ from pydantic import (
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
-from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.formats.stages import LONG_SHORTEST
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen, digest_of, value_at
 
 Options = TypeVar("Options", bound=Frozen)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EXACT
 from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -30,7 +31,7 @@ FORMAT = Format(
             needs=("merge", "onnx"), memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
             settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
         Variant(
@@ -39,7 +40,7 @@ FORMAT = Format(
             needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=1.6, libraries=("onnx", "onnxruntime"),
             form_of="onnx-activations", level="fp16", fallback="onnx-activations",
             limits=Limits("onnx", twin=TWIN, cache=0.05, padding=0.05, merged=0.1),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
         Variant(
@@ -48,7 +49,7 @@ FORMAT = Format(
             needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
             form_of="onnx-activations", level="int8", fallback="onnx-activations-fp16",
             limits=Limits("onnx", twin=TWIN, cache=1.0, padding=1.0, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            thresholds=COARSE_EIGHT_BITS,
             traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
     ),

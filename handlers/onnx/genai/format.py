@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
+from daemon.contract.formats.thresholds import EXACT, FOUR_BITS, HALF
 from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -38,7 +39,7 @@ FORMAT = Format(
             needs=("merge",), model_types=TYPES,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", twin=TWIN, cache=1e-3, padding=1e-3, merged=1e-2),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            thresholds=EXACT,
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"cpu-server", "laptop"}),
         ),
@@ -49,7 +50,7 @@ FORMAT = Format(
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
             limits=Limits("onnx-genai", twin=TWIN, cache=0.05, padding=0.05, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            thresholds=HALF,
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"nvidia", "laptop"}),
         ),
@@ -65,7 +66,7 @@ FORMAT = Format(
             libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",
             limits=Limits("onnx-genai", twin=TWIN, cache=0.5, padding=0.5, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            thresholds=FOUR_BITS,
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
             also_for=frozenset({"cpu-server", "laptop", "edge"}),
         ),

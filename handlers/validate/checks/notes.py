@@ -5,7 +5,7 @@ Called by `verdict` once the figures are there. Each note is a sentence with the
 
 from __future__ import annotations
 
-from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from handlers.validate.arithmetic import growth
 

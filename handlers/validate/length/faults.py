@@ -6,7 +6,8 @@ counts within the thresholds too.
 
 from __future__ import annotations
 
-from daemon.contract.formats.declaration import Limits, Thresholds
+from daemon.contract.formats.declaration import Limits
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, LongFigures
 from handlers.validate.arithmetic.comparison import in_deviations
 

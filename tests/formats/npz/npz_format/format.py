@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Limits, Variant
+from daemon.contract.formats.thresholds import EXACT, Thresholds
 from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
@@ -31,7 +32,7 @@ FORMAT = Format(
         Variant(
             "npz", "npz_format.stage:full", 1, about="arrays of numpy in fp32", needs=("merge",), disk_fp32=1.1, settings=("npz",),
             libraries=("numpy",), limits=Limits("npz", cache=1e-3, padding=1e-3, merged=1e-3),
-            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25), traits=frozenset({"cache", "padding"}), usage=USAGE,
+            thresholds=EXACT, traits=frozenset({"cache", "padding"}), usage=USAGE,
         ),
         Variant(
             "npz-coarse", "npz_format.stage:coarse", 1, about="arrays of numpy in steps of a 32nd of each array's largest value",

@@ -1,0 +1,36 @@
+"""What an artifact must reach against the live model: three classes that formats name, and two that lie between them.
+
+A declaration names a class. One whose form needs other numbers writes a `Thresholds` of its own and says why. What each class finds and
+what published measurements of real models need: docs/validation.md, "Where the limits come from".
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from daemon.contract.values import Frozen
+
+
+class Thresholds(Frozen):
+    """What an artifact must reach against the live model to be published."""
+
+    agreement: float = Field(ge=0, le=1)
+    """Smallest share of positions whose most likely token is the reference's."""
+    kl: float = Field(ge=0)
+    """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
+    error: float = Field(ge=0)
+    """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
+
+
+EXACT = Thresholds(agreement=0.97, kl=0.001, error=0.25)
+"""The merged weights as they are, or stored in 16 bits and computed in fp32. What differs is the merge's own rounding, once, to the base's
+dtype (bf16: 8 bits), which alone can change the most likely of two almost equally likely tokens: so agreement is not 1."""
+EIGHT_BITS = Thresholds(agreement=0.9, kl=0.02, error=1.0)
+"""Weights in 6 to 8 bits with a scale for each row or block; activations in fp32, or rounded to 8 bits a row at a time."""
+FOUR_BITS = Thresholds(agreement=0.8, kl=0.1, error=3.0)
+"""Weights in 4 bits in blocks."""
+
+HALF = Thresholds(agreement=0.96, kl=0.002, error=0.3)
+"""Like EXACT, but sums and activations are in fp16 too, or in TF32 (10 bits of mantissa)."""
+COARSE_EIGHT_BITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)
+"""Like EIGHT_BITS, where one scale counts for all activations of a tensor, or where some of the weights have 4 or 5 bits."""
