@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ from daemon.config.presets import PRESETS
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.secrets import SecretUrl
 
 HEAD = """\
@@ -51,6 +52,15 @@ in this list, and a file with an error is not used (`ckptd status` says why). It
 Variants that `export.deploy` of the main configuration asks for are also made, unless the run sets `export.deploy` too, for example to
 `[]`.
 """
+
+THRESHOLDS = """\
+Limits that an artifact must meet in the comparison with the live model to be published; this table has their defaults, and config.toml
+does not list them. `ckptd config show validate.thresholds` prints those that count. A table of yours needs only the limits that you
+change: `[validate.thresholds.onnx-int8]` with `kl = 0.1`, or `--set validate.thresholds.onnx-int8.kl=0.1` for one command. agreement:
+minimum share of positions with the same most likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error
+in standard deviations of the logits. Merging rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most
+likely token where two tokens are almost equally likely; therefore agreement is not 100 %, and a limit of it that is not above the
+default does not count where the divergence is certainly at most a fifth of the limit of kl."""
 
 
 @dataclass
@@ -95,13 +105,11 @@ def page(text: str) -> str:
     own = ", ".join(f"`{section}.{key}`" for section, keys in ALLOWED.items() for key in keys)
     lines = [HEAD.replace("OWN_KEYS", own), "## Presets", "", *_presets()]
     for table in tables(text):
-        if table.name.startswith("validate.thresholds."):
-            continue
         title = f"`[{table.name}]`" if table.name else "Before the tables"
         lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
         lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(table.name, key) for key in table.keys]
-    lines += ["", "## `[validate.thresholds.VARIANT]`", "", *_thresholds(text)]
+    lines += ["", "## `[validate.thresholds.VARIANT]`", "", *_thresholds()]
     return "\n".join(lines) + "\n"
 
 
@@ -122,16 +130,14 @@ def _row(table: str, key: Key) -> str:
     return f"| `{key.name}`<br>`{variable}` | {_cell(kind_of(info))} | `{_cell(key.default)}` | {_cell(key.text)} |"
 
 
-def _thresholds(text: str) -> Iterator[str]:
-    found = tomllib.loads(text)["validate"]["thresholds"]
-    about = next((table.text for table in tables(text) if table.name.startswith("validate.thresholds.") and table.text), "")
-    names = list(dict.fromkeys(key for values in found.values() for key in values))
-    yield about
+def _thresholds() -> Iterator[str]:
+    names = tuple(Thresholds.model_fields)
+    yield THRESHOLDS
     yield ""
     yield "| variant | " + " | ".join(f"`{name}`" for name in names) + " |"
     yield "| --- |" + " --- |" * len(names)
-    for variant, values in found.items():
-        yield f"| `{variant}` | " + " | ".join(str(values.get(name, "")) for name in names) + " |"
+    for variant, limits in catalog().thresholds.items():
+        yield f"| `{variant}` | " + " | ".join(str(value) for value in limits.model_dump().values()) + " |"
 
 
 def _cell(text: str) -> str:

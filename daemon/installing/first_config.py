@@ -1,13 +1,13 @@
-"""The text of a first configuration: every key with its comment, those that were chosen set, the others commented out with their default.
+"""The text of a first configuration: the keys that were chosen, and those that most people decide, each with its comment.
 
-Called by `ckptd init`. A key that is commented out follows the default of the release that runs, and stands there to be found.
+Called by `ckptd init`. Of the latter those that were not chosen are commented out with their default: they follow the default of the
+release that runs, and stand there to be found.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.config import loading, receivers, template
+from daemon.config import loading, receivers, reference, template
 from daemon.config.paths import file_on_the_way, refuse_file
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
@@ -26,35 +26,36 @@ from daemon.publishing.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
+DECIDED = {
+    "": ("preset",), "watch": ("roots",), "base": ("search", "map"), "output": ("directory",), "export": ("variants", "deploy"),
+    "validate": ("prompts", "data"), "limits": ("threads", "priority"), "schedule": ("heavy",), "notify": ("urls",),
+    "retention": ("keep_last", "keep_best", "keep_days"),
+}  # fmt: skip
+"""Section → keys that depend on a site and not on what ckptd knows."""
 _HEAD = """\
 # ckptd's configuration, written by `ckptd init`. A key with a # directly before it has the default value that the line shows. To change a
-# value, remove the # and edit the line. `ckptd check` lists everything that is wrong here, and `ckptd reload` makes the running daemon use
-# the changed file.
+# value, remove the # and edit the line. There are more keys: docs/configuration.md explains each, `ckptd config show` prints their values.
+# `ckptd check` lists everything that is wrong here, and `ckptd reload` makes the running daemon use the changed file.
 # Environment variables override the file: CKPTD_SECTION__KEY, for example CKPTD_LIMITS__JOBS=2. Relative paths are relative to this file.
-
 """
-_SECTION = re.compile(r"\[([^\[\]]+)\]")
-_KEY = re.compile(r"([A-Za-z0-9_-]+) = (.+)")
 Chosen = Mapping[str, Mapping[str, Any]]
 """Section → key → value."""
 
 
 def text(chosen: Chosen) -> str:
     """The file. Raises KeyError for a key that config.toml does not have."""
-    lines, section, left = [], "", {name: dict(keys) for name, keys in chosen.items()}
-    reference = template.updated(DEFAULTS.read_text("utf-8"))
-    for line in reference.partition("\n\n")[2].splitlines():
-        if line in (template.BEGIN, template.END):
-            continue
-        if found := _SECTION.fullmatch(line):
-            section = found[1]
-        elif found := _KEY.fullmatch(line):
-            key = found[1]
-            line = f"{key} = {_toml(left[section].pop(key))}" if key in left.get(section, {}) else f"#{line}"
-        lines.append(line)
+    left, lines = {name: dict(keys) for name, keys in chosen.items()}, [_HEAD]
+    for table in reference.tables(template.updated(DEFAULTS.read_text("utf-8"))):
+        mine, decided = left.get(table.name, {}), DECIDED.get(table.name, ())
+        keys = [key for key in table.keys if key.name in mine or key.name in decided]
+        lines += [f"[{table.name}]"] if keys and table.name else []
+        for key in keys:
+            line = f"{key.name} = {_toml(mine.pop(key.name))}" if key.name in mine else f"#{key.name} = {key.default}"
+            lines += [*template.comment(key.text), line]
+        lines += [""] if keys else []
     if unknown := [f"{name}.{key}" for name, keys in left.items() for key in keys]:
         raise KeyError(*unknown)
-    return _HEAD + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+    return "\n".join(lines)
 
 
 def _toml(value: Any) -> str:

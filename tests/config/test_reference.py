@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from daemon.config import reference
 from daemon.config.settings import Settings
+from daemon.contract.formats.catalog import catalog
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,12 @@ def test_every_key_has_a_row_with_its_meaning_and_its_variable() -> None:
         if not variable.startswith("CKPTD_VALIDATE__THRESHOLDS"):
             (row,) = [line for line in made.splitlines() if f"`{variable}`" in line]
             assert row.split(" | ")[-1].strip(" |"), variable
+
+
+def test_the_limits_of_every_variant_have_a_row() -> None:
+    rows = reference.page("").splitlines()
+    for name, limits in catalog().thresholds.items():
+        assert f"| `{name}` | {limits.agreement} | {limits.kl} | {limits.error} |" in rows
 
 
 def _variables(above: str, model: type[BaseModel]) -> Iterator[str]:

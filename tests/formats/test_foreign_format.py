@@ -97,7 +97,8 @@ def test_its_part_of_the_configuration_is_written_from_its_declaration(box: Box)
     command = [sys.executable, "-m", "daemon.config.template"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=box.environment).stdout
     assert "# How weights become .npz.\n[npz]\n# Deflate the arrays. Smaller, and slow to read.\ncompress = false\n" in text
-    assert "[validate.thresholds.npz-coarse]\nagreement = 0.999\n" in text
+    shown = box.ckptd("config", "show", "validate.thresholds.npz-coarse", "--json").stdout
+    assert json.loads(shown)["values"]["validate.thresholds.npz-coarse.agreement"] == {"value": 0.999, "origin": "default"}
 
 
 @pytest.mark.slow

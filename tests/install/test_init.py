@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from daemon.config.loading import load
 from daemon.contract.errors import UsageError
-from daemon.contract.formats.catalog import catalog
 from daemon.installing import discovery, first_config
 from daemon.installing.places import output_beside
 from tests.cli.test_bad_input import ckptd, one_sentence
@@ -166,20 +165,26 @@ def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
     assert "S3CRET" not in (tmp_path / "config.toml").read_text()
 
 
-def test_what_is_not_chosen_stands_there_commented_out_with_its_default() -> None:
-    text = first_config.text({"watch": {"roots": ["/data/runs"]}})
-    assert tomllib.loads(text) == {**_tables(), "watch": {"roots": ["/data/runs"]}}
-    everything = re.sub(r"^#(?=[A-Za-z0-9_-]+ = )", "", text, flags=re.MULTILINE)
-    reference = tomllib.loads(CONFIG.read_text())
-    assert tomllib.loads(everything) == {**reference, "watch": {**reference["watch"], "roots": ["/data/runs"]}}
-    for comment in re.findall("^# .+$", CONFIG.read_text().partition("[watch]")[2], re.MULTILINE):
-        assert comment in text or comment.startswith(("# >>>", "# <<<"))
+def test_what_most_people_decide_stands_there_commented_out_with_its_default() -> None:
+    text = first_config.text({"watch": {"roots": ["/data/runs"]}, "merge": {"verify": "full"}})
+    assert _keys(text) == {("watch", "roots"): ["/data/runs"], ("merge", "verify"): "full"}
+    everything = _keys(re.sub(r"^#(?=[A-Za-z0-9_-]+ = )", "", text, flags=re.MULTILINE))
+    decided = {(section, key) for section, keys in first_config.DECIDED.items() for key in keys}
+    assert set(everything) == {*decided, ("merge", "verify")}
+    defaults = _keys(CONFIG.read_text())
+    assert {place: defaults[place] for place in decided - {("watch", "roots")}} == {
+        place: everything[place] for place in decided - {("watch", "roots")}
+    }
+    lines = text.splitlines()
+    keys = [number for number, line in enumerate(lines) if re.match(r"#?[a-z_]+ = ", line)]
+    assert all(lines[number - 1].startswith("# ") for number in keys) and len(lines) < 100
 
 
-def _tables() -> dict[str, Any]:
-    """The reference's sections without keys."""
-    value = {name: {} for name, one in tomllib.loads(CONFIG.read_text()).items() if isinstance(one, dict)}
-    return value | {"export": {"target": {}}, "validate": {"thresholds": {name: {} for name in catalog().thresholds}}}
+def _keys(text: str) -> dict[tuple[str, str], Any]:
+    """(section, key) → value of every key of a file; the section of those before the first is ""."""
+    tables = tomllib.loads(text)
+    inner = {(section, key): value for section, keys in tables.items() if isinstance(keys, dict) for key, value in keys.items()}
+    return inner | {("", key): value for key, value in tables.items() if not isinstance(value, dict)}
 
 
 @settings(max_examples=20, deadline=None)

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from daemon.cli.main import app
+from daemon.contract.formats.catalog import catalog
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```\w*\n(?P<text>[\s\S]*?)^```$|(?P<indented>(?:^    .*\n|^\n(?=    ))+)", re.MULTILINE)
@@ -80,7 +81,7 @@ def wrong_with(command: str) -> str | None:
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    """Every key and table of config.toml, with dots, and what may be set below them."""
+    """Every key and table of config.toml and the limits of variants, with dots, and what may be set below them."""
 
     def below(table: dict[str, Any], before: str) -> Iterator[str]:
         for name, value in table.items():
@@ -88,7 +89,9 @@ def known_keys() -> frozenset[str]:
             if isinstance(value, dict):
                 yield from below(value, f"{before}{name}.")
 
-    return frozenset(below(tomllib.loads((ROOT / "config.toml").read_text("utf-8")), ""))
+    limits = {name: one.model_dump() for name, one in catalog().thresholds.items()}
+    tables = tomllib.loads((ROOT / "config.toml").read_text("utf-8"))
+    return frozenset(below(tables, "")) | frozenset(below({"thresholds": limits}, "validate."))
 
 
 def keys(text: str) -> set[str]:
@@ -98,5 +101,5 @@ def keys(text: str) -> set[str]:
 
 
 def is_key(name: str) -> bool:
-    """Whether config.toml has it; below a table whose keys are free, such as thresholds of variants, the table counts."""
+    """Whether it is a key of ours; below a table whose keys are free, such as thresholds of variants, the table counts."""
     return name in known_keys()
