@@ -1,8 +1,8 @@
 """Toolchains: environments of their own for exporters whose requirements contradict ours. What is known, what is installed.
 
-A toolchain is defined by two files in handlers/toolchains: NAME.toml (what it is) and NAME.txt (its locked packages; those of npm lie in
-NAME.package.json and NAME.package-lock.json, where it has some). Installed, it is
-the folder NAME-DIGEST below the state directory's `toolchains`, with a manifest that is written last. Used by the runner (may a stage
+A toolchain is defined by two files in the folder of the format that needs it, or in handlers/toolchains if several do: NAME.toml (what it
+is) and NAME.txt (its locked packages; those of npm lie in NAME.package.json and NAME.package-lock.json, where it has some). Installed, it
+is the folder NAME-DIGEST below the state directory's `toolchains`, with a manifest that is written last. Used by the runner (may a stage
 start, with which command), by `ckptd formats`, `check` and `toolchain`; `daemon.toolchains.install` makes and removes the folders.
 """
 
@@ -28,8 +28,8 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
 from daemon.toolchains import npm, programs
 
-DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers" / "toolchains"
-BOOTSTRAP = DEFINITIONS / "bootstrap.py"
+DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers"
+BOOTSTRAP = DEFINITIONS / "toolchains" / "bootstrap.py"
 MANIFEST = "toolchain.json"
 OFFERED = "toolchains"
 """Folder of the cache with a link to each toolchain that stages may use."""
@@ -126,12 +126,12 @@ class Installed:
 
 
 def definitions(folder: Path = DEFINITIONS) -> dict[str, Definition]:
-    """Name → definition of every toolchain that the project knows."""
-    found = {}
-    for path in sorted(folder.glob("*.toml")):
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
-        found[path.stem] = Definition(name=path.stem, requirements=path.with_suffix(".txt"), **value)
-    return found
+    """Name → definition of every toolchain in `folder` and in the folders in it: each NAME.toml that has a NAME.txt beside it."""
+    pairs = [(path, path.with_suffix(".txt")) for path in (*folder.glob("*.toml"), *folder.glob("*/*.toml"))]
+    return {
+        path.stem: Definition(name=path.stem, requirements=lock, **tomllib.loads(path.read_text(encoding="utf-8")))
+        for path, lock in sorted(pairs, key=lambda pair: pair[0].stem) if lock.is_file()
+    }  # fmt: skip
 
 
 class Toolchains:

@@ -12,8 +12,9 @@ import pytest
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import all_specs
+from daemon.toolchains.registry import definitions
 
-LOCKS = Path(__file__).parents[2] / "handlers" / "toolchains"
+ROOT = Path(__file__).parents[2]
 IMPORT = """
 import importlib, sys
 
@@ -38,7 +39,7 @@ def normal(name: str) -> str:
 
 def locked(toolchain: str) -> set[str]:
     """The distributions of a toolchain."""
-    rows = (LOCKS / f"{toolchain}.txt").read_text().splitlines()
+    rows = definitions()[toolchain].requirements.read_text().splitlines()
     return {normal(found[0]) for row in rows if (found := re.match(r"^[A-Za-z0-9][\w.-]*(?=\[|==)", row))}
 
 
@@ -69,5 +70,5 @@ def test_there_are_such_entries_and_their_locks_are_read() -> None:
 @pytest.mark.parametrize(("toolchain", "module"), entries())
 def test_it_imports_nothing_that_its_toolchain_lacks(toolchain: str, module: str) -> None:
     command = [sys.executable, "-c", IMPORT, module, ",".join(sorted(barred(toolchain)))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=LOCKS.parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -238,6 +238,6 @@ def test_the_page_says_its_task_and_loads_nothing_from_another_server(plain: Pat
 def test_the_table_of_models_is_of_the_release_that_the_toolchain_holds() -> None:
     from daemon.toolchains.registry import DEFINITIONS
 
-    lock = json.loads((DEFINITIONS / "web.package-lock.json").read_text())
+    lock = json.loads((DEFINITIONS / "web" / "web.package-lock.json").read_text())
     assert lock["packages"]["node_modules/@huggingface/transformers"]["version"] == known.release()
     assert all(one.get("integrity") for name, one in lock["packages"].items() if name), "every package has its digest"
