@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO, TypeVar
 
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from handlers.child.progress import StopFlag
@@ -38,18 +39,9 @@ _NO_CORE = 1
 """Bytes of a core file: less than any holds, so none is written. Unlike 0 it also holds where cores go to a program by a pipe."""
 _LIBRARIES = (
     "torch", "transformers", "peft", "safetensors", "tokenizers", "sentencepiece", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
-    "onnxslim", "optimum", "numpy", "openvino", "openvino_genai", "openvino_tokenizers", "nncf",
-    "gguf", "llama_cpp", "executorch", "torchao", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "mlx", "mlx_lm",
-    "coremltools", "tensorrt", "tensorrt_rtx",
+    "onnxslim", "optimum", "numpy",
 )  # fmt: skip
-_DISTRIBUTIONS = {
-    "llama_cpp": "llama_cpp_python",
-    "mlx_lm": "mlx-lm",
-    "litert_torch": "litert-torch",
-    "ai_edge_litert": "ai-edge-litert",
-    "ai_edge_quantizer": "ai-edge-quantizer",
-}
-"""Module → its distribution, where the names differ."""
+"""Modules, named as their distributions, that several formats load."""
 
 _ROOM = 140_000
 """Values that a frame says it holds, of 8 bytes each: a little more than a mebibyte, so that its piece has two. Pages that nobody writes to
@@ -218,9 +210,8 @@ def cpu_seconds() -> float:
 def loaded_versions() -> dict[str, str]:
     """Versions of the libraries that this process has imported."""
     versions = {"python": sys.version.split()[0]}
-    for name in _LIBRARIES:
+    for name, distribution in {**{name: name for name in _LIBRARIES}, **catalog().modules}.items():
         if name in sys.modules:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                distribution = _DISTRIBUTIONS.get(name, name)
                 versions[distribution] = importlib.metadata.version(distribution)
     return versions

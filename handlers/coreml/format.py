@@ -50,6 +50,7 @@ FORMAT = Format(
         "opener.py": "example", "feeding.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("Core ML",),
+    modules={"coremltools": "coremltools"},
     variants=(
         Variant(
             "coreml", "handlers.coreml.stage:plain", 1, toolchain=TOOLCHAIN, arithmetic="half",

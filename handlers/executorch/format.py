@@ -50,6 +50,7 @@ FORMAT = Format(
         "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ExecuTorch",),
+    modules={"executorch": "executorch", "torchao": "torchao"},
     options=ExecuTorchOptions,
     section="executorch",
     engines={

@@ -35,12 +35,12 @@ def quantize(program: GraphModule, group: int, head: int | None) -> dict[str, in
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torchao.quantization import (  # type: ignore[import-not-found]
+        from torchao.quantization import (
             Int8DynamicActivationIntxWeightConfig as Product,
         )
         from torchao.quantization import IntxWeightOnlyConfig as Lookup
         from torchao.quantization import quantize_
-        from torchao.quantization.granularity import PerAxis, PerGroup  # type: ignore[import-not-found]
+        from torchao.quantization.granularity import PerAxis, PerGroup
 
     by_row, rounded = PerAxis(0), dict[str, int]()
     for module in list(_modules(program)):

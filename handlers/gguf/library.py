@@ -29,7 +29,7 @@ class Refused(Exception):
 @functools.cache
 def llama() -> ModuleType:
     """The functions of llama.cpp, initialized once in a process."""
-    import llama_cpp.llama_cpp as library  # type: ignore[import-not-found]
+    import llama_cpp.llama_cpp as library
 
     def heard(level: int, text: bytes, _data: object) -> None:
         if level in (_ERROR, _CONTINUED):

@@ -27,6 +27,7 @@ FORMAT = Format(
         **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("LiteRT",),
+    modules={"litert_torch": "litert-torch", "ai_edge_litert": "ai-edge-litert", "ai_edge_quantizer": "ai-edge-quantizer"},
     options=LiteRtOptions,
     section="litert",
     engines={

@@ -37,6 +37,7 @@ FORMAT = Format(
         "model.safetensors.index.json": "weights", **MODEL_FILES,
     },
     runtimes=("mlx-lm", "LM Studio"),
+    modules={"mlx": "mlx", "mlx_lm": "mlx-lm"},
     engines={"mlx": {"causal": "handlers.mlx.engine:MlxEngine"}},
     variants=(
         _variant("mlx", "plain", "the weights as they are, in the folder that mlx-lm loads", 1.0, EXACT, memory=1.6),

@@ -41,6 +41,7 @@ FORMAT = Format(
         "quantization.json": "document", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ONNX Runtime",),
+    recommended_first=frozenset({"laptop"}),
     options=OnnxOptions,
     section="onnx",
     engines={

@@ -49,7 +49,7 @@ def make_stateful(model: Any, past: list[str]) -> None:
         for reader in readers:
             reader.replace_source_output(rows.output(0))
     model.validate_nodes_and_infer_types()
-    from openvino._offline_transformations import apply_make_stateful_transformation  # type: ignore[import-not-found]
+    from openvino._offline_transformations import apply_make_stateful_transformation
 
     apply_make_stateful_transformation(model, {name: name.replace("past_key_values.", "present.", 1) for name in past})
     _begin_empty(model, ops, ov)

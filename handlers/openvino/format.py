@@ -25,6 +25,8 @@ FORMAT = Format(
         "graphs.json": "runtime", "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("OpenVINO", "OpenVINO GenAI", "optimum-intel"),
+    recommended_first=frozenset({"laptop"}),
+    modules={"openvino": "openvino", "openvino_genai": "openvino_genai", "openvino_tokenizers": "openvino_tokenizers", "nncf": "nncf"},
     options=OpenVinoOptions,
     section="openvino",
     engines={

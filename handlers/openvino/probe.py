@@ -22,11 +22,11 @@ def probe(options: argparse.Namespace) -> Probed:
     """Add two numbers in a model. Raises whatever is wrong."""
     nothing: Any = None
     sys.modules["openvino_telemetry"] = nothing  # see `handlers.openvino.library`
-    import nncf  # type: ignore[import-not-found]  # noqa: F401
+    import nncf  # noqa: F401
     import numpy as np
-    import openvino as ov  # type: ignore[import-not-found]
-    import openvino_genai  # type: ignore[import-not-found]  # noqa: F401
-    import openvino_tokenizers  # type: ignore[import-not-found]  # noqa: F401
+    import openvino as ov
+    import openvino_genai  # noqa: F401
+    import openvino_tokenizers  # noqa: F401
     import transformers  # noqa: F401
 
     value = ov.opset13.parameter(name="a", dtype=ov.Type.f32, shape=ov.PartialShape([1]))

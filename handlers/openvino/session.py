@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino  # type: ignore[import-not-found]
+import openvino
 
 EXACT = {
     "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "PERFORMANCE_HINT": "LATENCY",

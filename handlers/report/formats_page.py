@@ -55,7 +55,7 @@ def _targets(known: Catalog, figures: Json) -> Iterator[str]:
     if figures:
         yield _measured(figures)
     for target, place in PLACES.items():
-        yield f"### `{target}`: {place.about}\n"
+        yield f"### `{target}`: {place}\n"
         yield from _choice(target, known, figures)
         yield ""
 
@@ -74,8 +74,7 @@ def _measured(figures: Json) -> str:
 def _choice(target: Target, known: Catalog, figures: Json) -> Iterator[str]:
     made, others = made_for(target, known), fitting(target, known)
     if not others:
-        names = " or ".join(PLACES[target].formats)
-        yield f"Nothing: no installed format ({names}) fits."
+        yield "Nothing: no installed format fits."
         return
     yield "| variant | runs with | size | × PyTorch's speed | divergence (KL) | made in | peak memory |"
     yield f"|{' --- |' * 7}"

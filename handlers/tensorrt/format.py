@@ -49,6 +49,7 @@ FORMAT = Format(
         "verify.py": "example", "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("TensorRT", "TensorRT-RTX", "TensorRT-LLM"),
+    modules={"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"},
     options=TensorRtOptions,
     section="tensorrt",
     engines={

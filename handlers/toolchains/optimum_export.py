@@ -62,7 +62,7 @@ def export(options: argparse.Namespace) -> Exported:
     """Export to `options.target`, a new folder. Raises ExportError, or whatever optimum raises."""
     import onnx
     import torch
-    from optimum.exporters.onnx.convert import onnx_export_from_model  # type: ignore[import-not-found]
+    from optimum.exporters.onnx.convert import onnx_export_from_model
 
     torch.manual_seed(0)
     task, started = BY_NAME[options.task], time.monotonic()

@@ -21,8 +21,8 @@ def probe(options: argparse.Namespace) -> Probed:
     import numpy as np
     import onnx
     import onnxruntime
-    import optimum.exporters.onnx.convert  # type: ignore[import-not-found]
-    import optimum.onnxruntime  # type: ignore[import-not-found]  # noqa: F401
+    import optimum.exporters.onnx.convert
+    import optimum.onnxruntime  # noqa: F401
     import torch
     from onnx import TensorProto, helper
 

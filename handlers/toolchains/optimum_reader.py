@@ -93,7 +93,7 @@ class Reading:
 def read(options: argparse.Namespace) -> Reading:
     """Load and run. Raises whatever optimum, transformers or ONNX Runtime raise."""
     import numpy as np
-    import optimum.onnxruntime  # type: ignore[import-not-found]
+    import optimum.onnxruntime
     import torch
 
     started = time.monotonic()

@@ -40,6 +40,7 @@ FORMAT = Format(
         "index.html": "example", "app.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("transformers.js", "onnxruntime-web"),
+    recommended_first=frozenset({"browser"}),
     engines={
         "web": {"causal": f"{_ENGINE}:WebEngine", "seq2seq": f"{_ENGINE}:WebSeq2Seq", "encoder": f"{_ENGINE}:WebEncoder"},
     },

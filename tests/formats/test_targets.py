@@ -62,8 +62,8 @@ def test_a_target_without_a_format_is_said_by_check_and_by_a_configuration_with_
     settings = Settings(export={"deploy": ["ios", "edge"]})
     (said,) = [one for one in examine(settings).warnings if one.startswith("export.deploy")]
     assert said == (
-        "export.deploy: nothing is made for ios (iPhones and iPads): it needs one of the formats coreml, executorch, which is not"
-        " installed; install a package that brings it, or leave ios out"
+        "export.deploy: nothing is made for ios (iPhones and iPads): no installed format declares it; install a package"
+        " with one that does, or leave ios out"
     )
     assert not [one for one in conflicts(settings) if one.startswith("export.")]
     (problem,) = [one for one in conflicts(Settings(export={"deploy": ["ios"]})) if one.startswith("export.")]
@@ -88,9 +88,9 @@ def test_a_form_for_every_kind_of_model_comes_before_what_can_be_used_too() -> N
     other = dataclasses.replace(onnx, name="theirs", targets=frozenset(), also_for=frozenset({"ios"}))
     brought = dataclasses.replace(known.formats[0], name="coreml", variants=(other, one))
     known = Catalog(tuple(found for found in known.formats if found.name != "coreml"), ())
-    both = Catalog((*known.formats, brought), ())
+    both = Catalog((brought, *known.formats), ())
     assert [found.name for found in made_for("ios", both)] == ["mine"]
-    alone = Catalog((*known.formats, dataclasses.replace(brought, variants=(other,))), ())
+    alone = Catalog((dataclasses.replace(brought, variants=(other,)), *known.formats), ())
     assert [found.name for found in made_for("ios", alone)] == ["theirs"] and not lacking(["ios"], alone)
 
 

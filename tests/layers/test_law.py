@@ -28,6 +28,8 @@ WRONG = {
     "daemon/new_room/__init__.py": "",
     "handlers/new_room/__init__.py": "",
     "handlers/pytorch/wrong.py": "from daemon.journal import rows",
+    "handlers/litert/wrong.py": "from handlers.coreml import options",
+    "handlers/static_programs/wrong.py": "from handlers.litert import options",
     "handlers/models/wrong.py": "from handlers.graphs import graphset",
     "handlers/graphs/wrong.py": "from handlers.folder import playback",
     "handlers/onnx/new_room/__init__.py": "",
@@ -51,7 +53,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
     for name in ("daemon", "handlers"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(ROOT / "pyproject.toml", folder / "pyproject.toml")
+    (folder / "tests" / "layers").mkdir(parents=True)
+    for path in ("pyproject.toml", "tests/__init__.py", "tests/layers/__init__.py", "tests/layers/contract.py"):
+        shutil.copyfile(ROOT / path, folder / path)
     return folder
 
 
@@ -72,6 +76,18 @@ def test_a_file_in_a_wrong_room_breaks_it(tree: Path, place: str) -> None:
     finally:
         shutil.rmtree(made) if made.is_dir() else made.unlink()
     assert done.returncode != 0, done.stdout
+
+
+@pytest.mark.parametrize("declared", ["litert/format.py", "onnx/genai/format.py", "tensorrt/options.py"])
+def test_a_declaration_that_imports_a_heavy_library_breaks_it(tree: Path, declared: str) -> None:
+    path = tree / "handlers" / declared
+    text = path.read_text()
+    path.write_text(f"{text}\nimport torch\n")
+    try:
+        done = lint(tree)
+    finally:
+        path.write_text(text)
+    assert done.returncode != 0 and f"handlers.{declared[:-3].replace('/', '.')} -> torch" in done.stdout, done.stdout
 
 
 def test_the_list_of_what_stages_may_not_import_names_every_room_of_the_daemon() -> None:

@@ -92,6 +92,11 @@ class Catalog:
         return {variant.name: dict(one.files) for one in self.formats for variant in one.variants}
 
     @functools.cached_property
+    def modules(self) -> dict[str, str]:
+        """Module → distribution of the libraries that single formats load."""
+        return {module: distribution for one in self.formats for module, distribution in one.modules.items()}
+
+    @functools.cached_property
     def on_gpu(self) -> frozenset[str]:
         """Engines that run on a GPU."""
         return frozenset(one.limits.engine for one in self.variants.values() if one.limits.gpu)

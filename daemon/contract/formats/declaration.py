@@ -193,5 +193,10 @@ class Format:
     not be there (`handlers.validate.files.stray`). Without any, those that are there are compared."""
     runtimes: tuple[str, ...] = ()
     """What runs it, by the names that people know: programs and libraries, the usual one first."""
+    recommended_first: frozenset[Target] = frozenset()
+    """Targets at which the report recommends it, if it passed, before formats that can be used there too."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Module → distribution of the libraries that it alone loads: results record their versions, beside those of the shared ones (torch,
+    onnxruntime, …)."""
     families: Mapping[str, str] = field(default_factory=dict)
     """"decoders", "encoder-decoders", "encoders and heads" → what was verified of them, for docs/formats.md."""

@@ -29,6 +29,7 @@ FORMAT = Format(
         "model.onnx": "graphs", "model.onnx.data": "weights", "genai_config.json": "runtime", **MODEL_FILES,
     },
     runtimes=("onnxruntime-genai",),
+    recommended_first=frozenset({"laptop"}),
     options=OnnxOptions,
     section="onnx",
     engines={"onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"}},

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target
-from daemon.contract.formats.targets import PLACES, TARGETS, fitting, lacking, made_for
+from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.messages import Verdict
 from handlers.report.advice import ranking
 from handlers.report.model import Artifact, Report, TargetChoice
@@ -68,7 +68,7 @@ def _first(target: Target) -> set[str]:
     """Variants that come before others which can be used at a target too."""
     if target == "nvidia":
         return {one.name for one in made_for(target, catalog())}
-    return {variant.name for one in catalog().formats if one.name in PLACES[target].first for variant in one.variants}
+    return {variant.name for one in catalog().formats if target in one.recommended_first for variant in one.variants}
 
 
 def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
