@@ -69,6 +69,7 @@ FORMAT = Format(
         _smaller("palettized", "Core ML packages with weights as places in tables of 16 numbers; tables of tokens and the head in 8 bits",
                  FOUR_BITS, fallback="coreml-int8", setting="coreml.palette_rows"),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "evaluated operator by operator from the package and compared with the live model: prefill in pieces, cached decoding,"
         " rows of unequal lengths, greedy text; not run by Apple's runtime",

@@ -6,27 +6,25 @@ that what can't be evaluated, or overflows in half precision, is found here; whe
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import refusing, warn_of_little
 from handlers.coreml import compression
 from handlers.coreml.converting import conversion, rewriting
 from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.evaluator import Evaluator
 from handlers.coreml.options import CoreMlOptions
-from handlers.graphs import graphset
+from handlers.graphs import graphset, smaller
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.files import setting
 from handlers.static_programs.description import LENGTH
@@ -34,8 +32,6 @@ from handlers.static_programs.description import LENGTH
 SIZES = "sizes"
 """Key in `GraphSet.extra`: role → the numbers of tokens that its package takes."""
 SMALL = frozenset({"int8", "int4", "uint4"})
-ENOUGH = 0.8
-"""Share of the weights in 8 or 4 bits below which the result is worth a warning."""
 MOSTLY = 0.5
 """Share of the weights in more bits than the variant's above which that is worth a warning."""
 _WIDER = {8: frozenset[str](), 4: frozenset({"int8"})}
@@ -85,7 +81,7 @@ def _converted(context: StageContext, reporter: Reporter, precision: str) -> tup
         reporter.progress(0.05 + 0.6 * number / len(known.graphs), f"converting {graph.file}")
         chosen = conversion.sizes_of(graph.role, length, tuple(known.extra["bounds"][graph.role]))
         target = conversion.described(graph, f"{Path(graph.file).stem}{conversion.SUFFIX}")
-        with _faults_of(context, "Core ML Tools do not convert it"):
+        with refusing(context, "Core ML Tools do not convert it"):
             found.update(conversion.convert(source / graph.file, graph, length, chosen, staging / target.file, half=precision == _HALF))
         sizes[graph.role] = sorted({shape[1] for shape in package.read(staging / target.file).shapes["input_ids"]})
         made.append(target)
@@ -99,18 +95,12 @@ def _converted(context: StageContext, reporter: Reporter, precision: str) -> tup
 
 
 def _smaller(context: StageContext, reporter: Reporter, dtype: str, compress: Callable[[Path, Path], None]) -> StageOutput:
-    source, staging = Path(context.inputs["coreml"]), Path(context.staging)
-    known = graphset.read(source)
-    for number, graph in enumerate(known.graphs):
-        reporter.progress(0.05 + 0.7 * number / len(known.graphs), f"compressing {graph.file}")
-        with _faults_of(context, "Core ML Tools do not compress it"):
-            compress(source / graph.file, staging / graph.file)
-    graphset.copy_beside(source, staging, known)
-    figures, _ = _finished(context, reporter, known.model_copy(update={"dtype": dtype}))
-    bits, whole = int(dtype[3:]), max(1, sum(figures["weights"].values()))
-    small, wider = (sum(count for kind, count in figures["weights"].items() if kind in some) / whole for some in (SMALL, _WIDER[bits]))
-    figures |= {"library": importlib.metadata.version("coremltools"), "bits": bits, "small_share": round(small, 4)}
-    warnings = [] if small > ENOUGH else [f"{1 - small:.0%} of the weights are left as they are, since they are no matrices or tables"]
+    made = smaller.compressed(context, reporter, "coreml", dtype, lambda source, target, _: compress(source, target), "coremltools")
+    figures, _ = _finished(context, reporter, made)
+    weights = figures["weights"]
+    figures |= smaller.figures(dtype, "coremltools", weights, SMALL)
+    warnings = warn_of_little(figures["small_share"], "no matrices or tables")
+    wider = sum(count for kind, count in weights.items() if kind in _WIDER[figures["bits"]]) / max(1, sum(weights.values()))
     if wider > MOSTLY:
         warnings.append(f"{wider:.0%} of the weights have 8 bits: tables of tokens, the head, and experts of a mixture get no fewer")
     return StageOutput(figures=figures, warnings=warnings)
@@ -123,7 +113,7 @@ def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> tupl
     for graph in made.graphs:
         reporter.progress(0.85, f"trying {graph.file}")
         path = staging / graph.file
-        with _faults_of(context, f"{graph.file} is not sound"):
+        with refusing(context, f"{graph.file} is not sound"):
             finite = _finite(path)
         overflows = overflows or ("" if finite else f"{graph.file} gives numbers that are not finite in half precision")
         weights.update(compression.weights(path))
@@ -163,16 +153,3 @@ def _tokens(folder: Path) -> np.ndarray:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = [size for key in ("vocab_size", "decoder_vocab_size") if isinstance(size := setting(config, key), int)]
     return np.arange(min([1, *sizes]) - 1, min([64, *sizes]))
-
-
-@contextlib.contextmanager
-def _faults_of(context: StageContext, what: str) -> Iterator[None]:
-    """What a library raises becomes Permanent `form-not-possible`: `what`, and the first words of its message."""
-    try:
-        yield
-    except (CkptdError, OSError, MemoryError):
-        raise
-    except Exception as error:  # torch and Core ML Tools raise types of their own, all of them about what they don't know
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        remedy = f"leave {context.stage} out of export.variants"
-        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"{what} ({said})", remedy) from error

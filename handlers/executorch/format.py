@@ -66,6 +66,7 @@ FORMAT = Format(
                  EIGHT_BITS, level="int8", fallback="executorch"),
         _variant("", "ExecuTorch's programs in fp32", 1.4, EXACT),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "run by ExecuTorch with XNNPACK and compared with the live model: prefill in pieces, cached decoding, rows of unequal"
         " lengths, greedy text; a program also by ExecuTorch's own runner for language models",

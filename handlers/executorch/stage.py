@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import UNREACHED, refusing, warn_of_little
 from handlers.executorch import app_runner, lowering, quantization
 from handlers.executorch.lowering import Lowered, NotPossible, Opened
 from handlers.executorch.options import ExecuTorchOptions
@@ -30,8 +29,6 @@ from handlers.validate.engines.generation_rules import end_tokens
 
 SESSION = Path(__file__).with_name("session.py")
 CAUSAL = "causal"
-ENOUGH = 0.8
-"""Share of the weights in 8 or 4 bits below which the result is worth a warning."""
 
 
 def plain(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -68,15 +65,8 @@ class _Making:
         graphs = []
         for number, graph in enumerate(self.known.graphs):
             self.reporter.progress(0.05 + 0.8 * number / len(self.known.graphs), f"lowering {graph.file}")
-            try:
-                with torch.no_grad():
-                    program, made, in_place = self._made(graph, group)
-            except (CkptdError, OSError, MemoryError):
-                raise
-            except NotPossible as error:
-                raise self._not_possible(str(error)) from error
-            except Exception as error:  # torch.export, torchao and ExecuTorch's compiler fail in many ways
-                raise self._not_possible(f"ExecuTorch's compiler fails ({_told(error)})") from error
+            with refusing(self.context, "ExecuTorch's compiler fails", self.source, own=(NotPossible,)), torch.no_grad():
+                program, made, in_place = self._made(graph, group)
             described, path = program.described, self.staging / program.described.file
             with open(path, "wb") as stream:
                 made.manager.write_to_file(stream)
@@ -98,7 +88,7 @@ class _Making:
         graphset.copy_beside(self.source, self.staging, self.known)
         placing.place(self.known.task, self.staging, SESSION, "executorch, torch")
         figures |= {"programs": programs, "graph_bytes": made_of.size(self.staging), **self._rounded(group)}
-        warnings = self._warnings(group)
+        warnings = [] if group is None else warn_of_little(figures["small_share"], UNREACHED)
         if self.known.family == CAUSAL:
             self.reporter.progress(0.95, "trying ExecuTorch's runner for language models")
             told, why = self._runner()
@@ -143,10 +133,8 @@ class _Making:
 
     def _open(self, made: GraphSet) -> None:
         for graph in made.graphs:
-            try:
+            with refusing(self.context, f"ExecuTorch's runtime does not open {graph.file}", self.source):
                 Session(self.staging / graph.file, graph.role)
-            except RuntimeError as error:
-                raise self._not_possible(f"ExecuTorch's runtime does not open {graph.file} ({_told(error)})") from error
 
     def _runner(self) -> tuple[dict[str, Any], str]:
         """What apps must know to let ExecuTorch's own runner run it, and why that can't be."""
@@ -170,17 +158,3 @@ class _Making:
             "torchao": importlib.metadata.version("torchao"),
             **({"block_size": group} if group else {}),
         }
-
-    def _warnings(self, group: int | None) -> list[str]:
-        share = 1.0 if group is None else self._rounded(group)["small_share"]
-        told = f"{1 - share:.0%} of the weights are left in fp32, since they reach their product by an operator that is not quantized"
-        return [] if share > ENOUGH else [f"{told} (experts of a mixture do)"]
-
-    def _not_possible(self, cause: str) -> Permanent:
-        remedy = f"leave {self.context.stage} out of export.variants"
-        return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {self.context.stage}", cause, remedy, path=self.source)
-
-
-def _told(error: BaseException) -> str:
-    """What an error of a compiler comes to, in a line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

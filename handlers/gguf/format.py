@@ -73,6 +73,7 @@ FORMAT = Format(
             usage=Path(__file__).parent / "adapter" / "usage.md", deploys="over its base", elsewhere=DEFAULTS,
         ),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "run by llama.cpp and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text",
         "encoder-decoders": "not possible: the export says so",

@@ -16,10 +16,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.folder import tokenizers
 from handlers.gguf import importance, library, modelfile
 from handlers.gguf.file import architectures, writing
@@ -43,21 +42,21 @@ f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m = (
 @contextlib.contextmanager
 def faults_of(context: StageContext, path: str) -> Iterator[None]:
     """What can't be made becomes Permanent `form-not-possible`."""
-    operation, remedy = f"make the variant {context.stage}", f"leave {context.stage} out of export.variants"
     try:
         yield
     except NotPossible as error:
-        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, str(error), remedy, path=path) from error
+        raise not_possible(context, str(error), path) from error
     except writing.TooLarge as error:
         remedy = "use gguf-bf16 or gguf-q8_0 instead of gguf-f16 in export.variants"
-        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, str(error), remedy, path=path) from error
+        raise not_possible(context, str(error), path, remedy=remedy) from error
     except library.Refused as error:
+        remedy = f"leave {context.stage} out of export.variants"
         damaged = "not found" in str(error)  # a tensor that the file should have, and so the model
         remedy = (
             f"look whether the model's files lack a weight; if they have all, report it with config.json, and {remedy}" if damaged
             else f"report it, with the model's config.json; until then {remedy}"
         )  # fmt: skip
-        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, f"llama.cpp says: {error}", remedy, path=path) from error
+        raise not_possible(context, f"llama.cpp says: {error}", path, remedy=remedy) from error
 
 
 class _Making:

@@ -63,6 +63,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "run by LiteRT with XNNPACK and compared with the live model: prefill in pieces, cached decoding, rows of unequal"
         " lengths, greedy text",

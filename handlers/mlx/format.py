@@ -46,6 +46,7 @@ FORMAT = Format(
         _variant("mlx-int4", "int4", "4-bit weights in groups of 64, in the folder that mlx-lm loads", 0.17,
                  FOUR_BITS, fallback="mlx-int8", level="int4", memory=0.6),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "run by mlx-lm and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text",
         "encoder-decoders": "not possible: the export says so",

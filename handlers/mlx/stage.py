@@ -14,10 +14,9 @@ from pathlib import Path
 
 from mlx_lm import utils
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.mlx import layout, writing
 from handlers.mlx.layout import NotPossible
 from handlers.models.files import copy_tokenizer
@@ -29,10 +28,7 @@ def made(context: StageContext, reporter: Reporter, bits: int | None) -> StageOu
     try:
         return _made(context, reporter, bits)
     except NotPossible as error:
-        raise Permanent(
-            FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", str(error),
-            f"leave {context.stage} out of export.variants", path=context.inputs["pytorch"],
-        ) from error  # fmt: skip
+        raise not_possible(context, str(error), context.inputs["pytorch"]) from error
 
 
 plain, int8, int4 = (functools.partial(made, bits=bits) for bits in (None, 8, 4))

@@ -63,6 +63,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, also_for=frozenset({"laptop", "edge", "cpu-server"}), elsewhere=DEFAULTS,
         ),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "run by OpenVINO and compared with the live model: prefill, cached decoding, left-padded batches, greedy text",
         "encoder-decoders": "run by OpenVINO and compared with the live model: an encoder, decoders of the first step and the later ones",

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import UNREACHED, not_possible, warn_of_little
 from handlers.folder import examples, opening, tokenizers
-from handlers.graphs import graphset
+from handlers.graphs import graphset, smaller
 from handlers.graphs.attention import marks
 from handlers.openvino import compression, conversion, library, tokenizer
 from handlers.openvino.options import OpenVinoOptions
@@ -29,8 +28,6 @@ MERGED = "decoder_merged"
 TRIAL_TOKENS = 2
 SMALL = frozenset({"u8", "i8", "u4", "i4"})
 """OpenVINO's names of the types that weights are rounded to."""
-ENOUGH = 0.8
-"""Share of the weights in those types below which the result is worth a warning."""
 
 
 def plain(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -50,7 +47,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # its frontend raises types of its own, all of them about what it does not know
-            raise _not_possible(context, _told(error)) from error
+            raise not_possible(context, _told(error), source) from error
         made.append(_saved(model, graph, staging, stateful=stateful))
         del model
     known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
@@ -90,34 +87,28 @@ def int4(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _smaller(context: StageContext, reporter: Reporter, dtype: str, compress: Callable[[Any], Any]) -> StageOutput:
-    source, staging = Path(context.inputs["openvino"]), Path(context.staging)
-    known = graphset.read(source)
-    core, made = library.openvino().Core(), []
-    for number, graph in enumerate(known.graphs):
-        reporter.progress(0.05 + 0.85 * number / len(known.graphs), f"compressing {graph.file}")
-        model = compress(core.read_model(str(source / graph.file)))
-        library.openvino().save_model(model, str(staging / graph.file), compress_to_fp16=False)
-        made.append(graph)
-        del model
-    graphset.copy_beside(source, staging, known)
-    known.model_copy(update={"dtype": dtype}).write(staging)
-    sizes = _sizes(staging, made)
-    share = sum(count for kind, count in sizes["weights"].items() if kind in SMALL) / max(1, sum(sizes["weights"].values()))
-    told = f"nncf left {1 - share:.0%} of the weights as they are, since they reach their product by an operator that it does not follow"
-    figures = {"library": importlib.metadata.version("nncf"), "bits": int(dtype[3:]), "small_share": round(share, 4), **sizes}
-    return StageOutput(figures=figures, warnings=[] if share > ENOUGH else [f"{told} (experts of a mixture do)"])
+    core, staging = library.openvino().Core(), Path(context.staging)
+
+    def write(source: Path, target: Path, graph: graphset.Graph) -> None:
+        library.openvino().save_model(compress(core.read_model(str(source))), str(target), compress_to_fp16=False)
+
+    made = smaller.compressed(context, reporter, "openvino", dtype, write, "nncf")
+    made.write(staging)
+    sizes = _sizes(staging, list(made.graphs))
+    figures = {**smaller.figures(dtype, "nncf", sizes["weights"], SMALL), **sizes}
+    return StageOutput(figures=figures, warnings=warn_of_little(figures["small_share"], UNREACHED))
 
 
 def _check(context: StageContext, known: graphset.GraphSet, graphs: tuple[graphset.Graph, ...]) -> None:
-    if known.family == CAUSAL and not any(one.name.startswith("past_key_values.") for one in graphs[0].inputs):
-        raise _not_possible(context, "its ONNX graph has no cache, which OpenVINO would keep for it")
-    if known.family == CAUSAL and len(graphs) > 1:
-        raise _not_possible(context, "its ONNX form is a chain of graphs, and OpenVINO takes a language model in one piece")
-
-
-def _not_possible(context: StageContext, cause: str) -> Permanent:
-    remedy = f"leave {context.stage} out of export.variants"
-    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=context.inputs["onnx"])
+    if known.family != CAUSAL:
+        return
+    cause = ""
+    if not any(one.name.startswith("past_key_values.") for one in graphs[0].inputs):
+        cause = "its ONNX graph has no cache, which OpenVINO would keep for it"
+    elif len(graphs) > 1:
+        cause = "its ONNX form is a chain of graphs, and OpenVINO takes a language model in one piece"
+    if cause:
+        raise not_possible(context, cause, context.inputs["onnx"])
 
 
 def _saved(model: Any, graph: graphset.Graph, staging: Path, *, stateful: bool) -> graphset.Graph:

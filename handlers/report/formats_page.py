@@ -114,6 +114,8 @@ def _format(declared: Format) -> Iterator[str]:
         where.setdefault(spec.elsewhere, []).append(f"`{spec.name}`")
     for told, names in where.items():
         yield f"\n{', '.join(names)}: {told}."
+    if declared.notes is not None:
+        yield f"\n{declared.notes.read_text('utf-8').rstrip()}"
     yield ""
 
 

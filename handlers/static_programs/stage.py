@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.families.base import Tracing, architecture, has_experts, release
 from handlers.families.choice import choose
 from handlers.families.library_warnings import LibraryWarnings, told
@@ -136,5 +137,6 @@ def _port(part: FixedPart, name: str, tensor: torch.Tensor) -> Port:
 
 
 def _not_possible(context: StageContext, source: Path, cause: str) -> Permanent:
-    remedy = "leave the variants that are made of it out of export.variants (executorch…, litert…, coreml…)"
-    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the stage {context.stage}", cause, remedy, path=source)
+    made = ", ".join(spec.name for spec in catalog().variants.values() if context.stage in spec.needs)
+    remedy = f"leave the variants that are made of it out of export.variants ({made})"
+    return not_possible(context, cause, source, remedy=remedy, operation=f"make the stage {context.stage}")

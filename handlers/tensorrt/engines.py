@@ -14,6 +14,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.graphs import graphset
 from handlers.graphs.attention import marks
 from handlers.graphs.graphset import Graph
@@ -96,4 +97,4 @@ def _not_possible(context: StageContext, cause: str, path: Path, *, device: bool
     remedy = f"leave {context.stage} out of export.variants; the bundle can be built where TensorRT and a GPU are"
     if device and context.limits.device == "cpu":
         remedy = f"set limits.device to cuda if this machine has a GPU, else {remedy}"
-    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=path)
+    return not_possible(context, cause, path, remedy=remedy)

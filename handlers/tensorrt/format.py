@@ -99,6 +99,7 @@ FORMAT = Format(
             elsewhere="its files, read back to transformers' names and run there; TensorRT-LLM itself is not run",
         ),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "the graphs of a bundle run by onnxruntime and compared with the live model; engines are run on your GPU",
         "encoder-decoders": "the same: an encoder, decoders of the first step and the later ones",

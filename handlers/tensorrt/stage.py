@@ -19,6 +19,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.folder import examples as onnx_examples
 from handlers.folder import opening
 from handlers.graphs import graphset
@@ -56,9 +57,9 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
         reporter.progress(0.3, "running the graphs at the sizes of their profiles")
         runs = sum(profiles.prove(staging, one, ranges[one.role], threads) for one in known.graphs)
     except opset.NotTaken as error:
-        raise not_possible(context, error.cause, error.remedy, source) from error
+        raise not_possible(context, error.cause, source, remedy=error.remedy) from error
     except profiles.NoProfile as error:
-        raise not_possible(context, str(error), f"leave {context.stage} out of export.variants", source) from error
+        raise not_possible(context, str(error), source) from error
     if before:
         wanted, taken = f"opset {before}", f"opset {known.opset}"
         reason = "tensorrt.newest_opset allows no newer one; every operator means the same in both, and the outputs are the same"
@@ -89,11 +90,6 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
         "engines": [one["engine"] for one in facts["graphs"]],
     }  # fmt: skip
     return output
-
-
-def not_possible(context: StageContext, cause: str, remedy: str, path: Path | str) -> Permanent:
-    """What a stage of these formats raises where its variant can't be made."""
-    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=path)
 
 
 def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[GraphSet, int | None]:

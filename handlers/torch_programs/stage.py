@@ -28,11 +28,11 @@ from typing import Any
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.families.base import Part, PortableFamily, Tracing, architecture, release
 from handlers.families.choice import choose
 from handlers.families.library_warnings import LibraryWarnings, told
@@ -132,10 +132,7 @@ def _first_that_works(
         fallbacks = [Fallback(wanted=one, taken=attention, reason=why) for one, why in failures.items()]
         return figures, fallbacks, warnings
     causes = "; ".join(f"with {attention} attention: {why}" for attention, why in failures.items())
-    raise Permanent(
-        FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"PyTorch makes no program of {architecture(source)} ({causes})",
-        f"leave {context.stage} out of export.variants", path=source,
-    )  # fmt: skip
+    raise not_possible(context, f"PyTorch makes no program of {architecture(source)} ({causes})", source)
 
 
 def _written(

@@ -78,6 +78,7 @@ FORMAT = Format(
             deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
     ),
+    notes=Path(__file__).with_name("notes.md"),
     families={
         "decoders": "loaded by transformers.js in Chromium and compared with the live model: prefill, cached decoding, left-padded batches,"
         " greedy text; of the types that transformers.js knows",

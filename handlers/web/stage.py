@@ -11,11 +11,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.folder import examples
 from handlers.graphs import graphset
 from handlers.graphs.attention import marks
@@ -76,7 +75,7 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
         graphset.copy_beside(source, staging, graphs, _WITHOUT)
         written = tokenizer.place(staging)
     except (known.UnknownError, layout.TooLargeError, tokenizer.UnlikeError) as error:
-        raise _not_possible(context, str(error)) from error
+        raise not_possible(context, str(error), source) from error
     chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -101,12 +100,6 @@ def _fitting(graphs: GraphSet, config: Json) -> tuple[tuple[str, ...], Json]:
     decoder = graphs.graph(roles[-1])
     assert decoder is not None
     return roles, known.completed(config, how, decoder)
-
-
-def _not_possible(context: StageContext, cause: str) -> Permanent:
-    remedy = f"leave {context.stage} out of export.variants"
-    folder = next(iter(context.inputs.values()))
-    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=folder)
 
 
 def _place_page(staging: Path, graphs: GraphSet, form: _Form) -> None:

@@ -50,7 +50,11 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the two packages and of the law."""
-    folder = tmp_path_factory.mktemp("tree")
+    return copied(tmp_path_factory.mktemp("tree"))
+
+
+def copied(folder: Path) -> Path:
+    """Copy the two packages and the law into `folder`; give it back."""
     for name in ("daemon", "handlers"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests" / "layers").mkdir(parents=True)

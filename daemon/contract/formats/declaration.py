@@ -198,5 +198,7 @@ class Format:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Module → distribution of the libraries that it alone loads: results record their versions, beside those of the shared ones (torch,
     onnxruntime, …)."""
+    notes: Path | None = None
+    """Markdown for its section of docs/formats.md, with links relative to docs/: its files, what is refused and why, what was not run."""
     families: Mapping[str, str] = field(default_factory=dict)
     """"decoders", "encoder-decoders", "encoders and heads" → what was verified of them, for docs/formats.md."""

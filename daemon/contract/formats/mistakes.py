@@ -72,6 +72,8 @@ def mistakes(declared: Format) -> Iterator[str]:
                 yield f"its engine {engine} supports models of the kind {kind!r}, which does not exist; use one of {', '.join(KINDS)}"
             if not _PLACE.fullmatch(place):
                 yield f"its engine {engine} is {place!r}; write module:class"
+    if declared.notes is not None and not declared.notes.is_file():
+        yield f"its notes are {declared.notes}, which does not exist; add this file to the package (package-data of setuptools)"
     for stage in declared.stages:
         yield from _stage(stage)
         if stage.artifact:

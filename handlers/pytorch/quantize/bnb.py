@@ -17,6 +17,7 @@ import torch
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import warn_of_little
 from handlers.merge.plan.output_layout import Output
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.quantize.half import said
@@ -35,6 +36,7 @@ KERNEL = 32
 """What bitsandbytes' 4-bit kernel for AVX512-BF16 asks a layer's outputs to be divisible by."""
 LITTLE = 0.5
 """Share of quantized weights below which it is worth a warning."""
+STAYS = "embeddings, experts or of another kind that stays in 16 bits"
 READERS = {"transformers": "5", "transformers_why": "quantized folders were not read with transformers 4"}
 """The oldest release that was tried, in the place of what is known of folders that are not quantized."""
 Parts = Iterator[tuple[str, torch.Tensor]]
@@ -99,7 +101,7 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
         "quantized_layers": len(linears), "quantized_share": round(packed / model.parameters, 4),
         **output.figures, **READERS,
     }  # fmt: skip
-    warn_of_little(output, form.variant)
+    output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
     odd = [one.module for one in linears.values() if one.outputs % KERNEL]
     if odd and form.variant == "pytorch-bnb-nf4":
         output.warnings.append(
@@ -107,15 +109,6 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
             f" {odd[0]}; GPUs and other CPUs can"
         )
     return output
-
-
-def warn_of_little(output: StageOutput, variant: str) -> None:
-    """Warn where most weights are not in layers that this form quantizes, by the figures."""
-    share = output.figures["quantized_share"]
-    if isinstance(share, float) and share < LITTLE:
-        output.warnings.append(
-            f"{variant} quantizes {share:.0%} of the weights: the others are embeddings, experts or of another kind that stays in 16 bits"
-        )
 
 
 def _stem(layer: Linear) -> str:

@@ -20,11 +20,12 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import warn_of_little
 from handlers.merge.plan.output_layout import Output
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.options import PytorchOptions
 from handlers.pytorch.quantize import calibration, rounding
-from handlers.pytorch.quantize.bnb import READERS, warn_of_little
+from handlers.pytorch.quantize.bnb import LITTLE, READERS, STAYS
 from handlers.pytorch.quantize.half import said
 from handlers.pytorch.quantize.linears import Linear, Linears, find, working_dtype
 from handlers.pytorch.quantize.source import Merged, limit
@@ -258,7 +259,7 @@ def _finished(job: _Job, size: int, schemes: dict[str, Any], layout: str) -> Sta
         output.warnings.append(
             f"{len(kept)} linear layers stay in 16 bits, since their sizes do not fit {job.variant}, for example {kept[0]}"
         )
-    warn_of_little(output, job.variant)
+    output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
     return output
 
 

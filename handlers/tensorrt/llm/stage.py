@@ -19,10 +19,10 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
+from handlers.child.variants import not_possible
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import GENERATION, ModelFolder
 from handlers.tensorrt.llm import mapping, readback
-from handlers.tensorrt.stage import not_possible
 
 CONFIG, WEIGHTS = "config.json", "rank0.safetensors"
 BLOCK = 16 << 20
@@ -43,9 +43,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         table = mapping.weights(source.headers, config["num_hidden_layers"])
         shapes = {name: _stacked(name, [source.headers[one] for one in parts]) for name, parts in table.items()}
     except mapping.Unmapped as error:
-        raise not_possible(
-            context, str(error), f"leave {context.stage} out of export.variants; newer releases load the variant pytorch", source.path
-        ) from error
+        remedy = f"leave {context.stage} out of export.variants; newer releases load the variant pytorch"
+        raise not_possible(context, str(error), source.path, remedy=remedy) from error
     (staging / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     written = _write(staging / WEIGHTS, source, table, shapes, reporter)
     reporter.progress(0.9, "reading the weights back")
