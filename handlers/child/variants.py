@@ -19,6 +19,10 @@ _MOST_OF_WORDS = 400
 """Characters of a library's words in a sentence."""
 
 
+class NotPossible(Exception):
+    """Why a format can't hold a model, as a clause: raised below a stage, which makes `not_possible` of it."""
+
+
 def not_possible(
     context: StageContext, cause: str, path: Path | str | None = None, *, remedy: str = "", operation: str = ""
 ) -> Permanent:  # fmt: skip
@@ -34,14 +38,14 @@ def not_possible(
 
 
 @contextlib.contextmanager
-def refusing(context: StageContext, what: str, path: Path | str | None = None, *, own: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn what a library raises inside into `form-not-possible`: `what`, and the first words of its message; the message of `own` errors
-    alone says it all. Errors of ours and of the machine pass."""
+def refusing(context: StageContext, what: str, path: Path | str | None = None) -> Iterator[None]:
+    """Turn what a library raises inside into `form-not-possible`: `what`, and the first words of its message; that of a
+    `NotPossible` alone says it all. Errors of ours and of the machine pass."""
     try:
         yield
     except (CkptdError, OSError, MemoryError):
         raise
-    except own as error:
+    except NotPossible as error:
         raise not_possible(context, str(error), path) from error
     except Exception as error:  # converters and runtimes raise types of their own
         if foreign.of_machine(error):

@@ -20,15 +20,12 @@ import torch
 from torch.export.exported_program import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from handlers.child.variants import NotPossible
 from handlers.executorch.session import bindings
 from handlers.graphs.graphset import Graph, Port
 
 IDS, START, POSITIONS = "input_ids", "start_pos", "position_ids"
 _aten = torch.ops.aten
-
-
-class NotPossible(Exception):
-    """ExecuTorch can't have the program; the message is a clause."""
 
 
 class Cached(torch.nn.Module):

@@ -17,7 +17,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import UNREACHED, refusing, warn_of_little
 from handlers.executorch import app_runner, lowering, quantization
-from handlers.executorch.lowering import Lowered, NotPossible, Opened
+from handlers.executorch.lowering import Lowered, Opened
 from handlers.executorch.options import ExecuTorchOptions
 from handlers.executorch.session import Session
 from handlers.graphs import graphset
@@ -65,7 +65,7 @@ class _Making:
         graphs = []
         for number, graph in enumerate(self.known.graphs):
             self.reporter.progress(0.05 + 0.8 * number / len(self.known.graphs), f"lowering {graph.file}")
-            with refusing(self.context, "ExecuTorch's compiler fails", self.source, own=(NotPossible,)), torch.no_grad():
+            with refusing(self.context, "ExecuTorch's compiler fails", self.source), torch.no_grad():
                 program, made, in_place = self._made(graph, group)
             described, path = program.described, self.staging / program.described.file
             with open(path, "wb") as stream:

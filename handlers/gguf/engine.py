@@ -13,8 +13,8 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
+from handlers.child.variants import NotPossible
 from handlers.gguf import comparison, header, library
-from handlers.gguf.file.architectures import NotPossible
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.file.writing import TooLarge
 from handlers.validate.checks.stock_generation import KNOWN

@@ -18,11 +18,10 @@ import numpy as np
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.child.variants import not_possible
+from handlers.child.variants import NotPossible, not_possible
 from handlers.folder import tokenizers
 from handlers.gguf import importance, library, modelfile
 from handlers.gguf.file import architectures, writing
-from handlers.gguf.file.architectures import NotPossible
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.options import GgufOptions
 from handlers.texts.selection import calibration_texts

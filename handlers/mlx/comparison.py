@@ -14,8 +14,9 @@ import numpy as np
 
 from daemon.contract.safetensors import TensorInfo, parse_header
 from daemon.contract.values import Json
+from handlers.child.variants import NotPossible
 from handlers.mlx import layout
-from handlers.mlx.layout import NotPossible, Part, Planned
+from handlers.mlx.layout import Part, Planned
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
 

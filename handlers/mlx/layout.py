@@ -21,6 +21,7 @@ from mlx_lm import utils
 
 from daemon.contract.safetensors import TensorInfo
 from daemon.contract.values import Json
+from handlers.child.variants import NotPossible
 from handlers.models.folder import ModelFolder
 from handlers.models.older_readers import UntranslatableError, translated
 from handlers.models.tasks import task_of_config
@@ -31,10 +32,6 @@ BLOCK_BYTES = 32 << 20
 """Bytes of weights that are packed or compared at a time."""
 _DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 _RAW = {1: (np.uint8, mx.uint8), 2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32), 8: (np.uint64, mx.uint64)}
-
-
-class NotPossible(Exception):
-    """mlx-lm does not run such a model; the message says why, as a clause."""
 
 
 def library() -> str:

@@ -16,9 +16,8 @@ from mlx_lm import utils
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.child.variants import not_possible
+from handlers.child.variants import NotPossible, not_possible
 from handlers.mlx import layout, writing
-from handlers.mlx.layout import NotPossible
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_generation
 

@@ -11,7 +11,7 @@ import pytest
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from handlers.child.variants import not_possible, refusing, warn_of_little
+from handlers.child.variants import NotPossible, not_possible, refusing, warn_of_little
 from handlers.graphs import graphset, smaller
 from handlers.graphs.graphset import Graph, GraphSet
 from tests.onnx.conftest import make_context, silent
@@ -28,10 +28,6 @@ def context(tmp_path: Path) -> StageContext:
     return make_context(tmp_path / "job", "litert-int8", {"litert": source}, source)
 
 
-class Unknown(Exception):
-    """An error of a converter's own."""
-
-
 def test_a_library_that_gives_up_means_a_variant_that_can_not_be_made(context: StageContext) -> None:
     with pytest.raises(Permanent) as raised, refusing(context, "it gives up", "/a/model"):
         raise RuntimeError("no operator\n  Foo")
@@ -39,8 +35,8 @@ def test_a_library_that_gives_up_means_a_variant_that_can_not_be_made(context: S
     assert fault == not_possible(context, "it gives up (RuntimeError: no operator Foo)", "/a/model").fault
     assert fault.code == FaultCode.FORM_NOT_POSSIBLE and fault.operation == "make the variant litert-int8"
     assert fault.remedy == "leave litert-int8 out of export.variants" and str(fault.path) == "/a/model"
-    with pytest.raises(Permanent) as raised, refusing(context, "it gives up", own=(Unknown,)):
-        raise Unknown("the whole reason")
+    with pytest.raises(Permanent) as raised, refusing(context, "it gives up"):
+        raise NotPossible("the whole reason")
     assert raised.value.fault.cause == "the whole reason"
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.child.variants import NotPossible
 from handlers.gguf.file import architectures
-from handlers.gguf.file.architectures import Architecture, NotPossible
+from handlers.gguf.file.architectures import Architecture
 from handlers.gguf.file.weights import STORED, Weights, read
 from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.adapters.keys import Factors, parse

@@ -16,11 +16,8 @@ import gguf
 import numpy as np
 
 from daemon.contract.values import Json
+from handlers.child.variants import NotPossible
 from handlers.models.folder import ModelFolder
-
-
-class NotPossible(Exception):
-    """llama.cpp does not compute this model as transformers does; the message is a clause that says what is different."""
 
 
 @dataclass(frozen=True)

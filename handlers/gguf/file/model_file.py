@@ -10,8 +10,8 @@ from pathlib import Path
 import gguf
 
 from daemon.contract.values import Json
+from handlers.child.variants import NotPossible
 from handlers.gguf.file import architectures, vocabulary, writing
-from handlers.gguf.file.architectures import NotPossible
 from handlers.gguf.file.weights import Weights
 from handlers.models.folder import GENERATION, ModelFolder
 from handlers.validate.engines.generation_rules import end_tokens

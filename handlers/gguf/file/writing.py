@@ -9,7 +9,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from handlers.gguf.file.architectures import NotPossible, Part, Planned
+from handlers.child.variants import NotPossible
+from handlers.gguf.file.architectures import Part, Planned
 from handlers.gguf.file.weights import Weights
 
 FILE_TYPES = {
