@@ -52,7 +52,7 @@ def remember(pin: Path, files: Iterable[Path], top: Path) -> None:
 
 
 def read_modes(pin: Path) -> list[SourceMode]:
-    """What `remember` wrote; [] where a version before this one made the pin, or there is none."""
+    """What `remember` wrote; [] where there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return [SourceMode(str(path), int(mode), int(group)) for path, mode, group in json.loads((pin / ACCESS).read_bytes())]
     return []

@@ -197,26 +197,6 @@ def _of_the_one_that_runs() -> Path | None:
     return found[0].config if found else None
 
 
-def refuse_second_journal(config: Path | None, settings: Settings) -> None:
-    """Raise UsageError where a daemon that worked on a configuration below /etc had its journal in its user's own state directory.
-
-    It lay there before the service and the verbs agreed on /var/lib; with an empty one every checkpoint would be exported once more.
-    """
-    from daemon.config.loading import state_of_system
-    from daemon.config.paths import StatePaths
-    from daemon.config.settings import own_state
-
-    state, before = settings.state_directory, own_state()
-    if state != state_of_system(config) or StatePaths(state).journal.exists() or os.environ.get("STATE_DIRECTORY"):
-        return
-    if os.path.isfile(StatePaths(before).journal):
-        raise UsageError(
-            FaultCode.STATE_ELSEWHERE, "start", f"its state directory is {state} now, but the earlier journal is in {before}",
-            f"stop every daemon and `mv -T {shlex.quote(str(before))} {shlex.quote(str(state))}`, or set state.directory to"
-            " the one that you want", path=config,
-        )  # fmt: skip
-
-
 def command_for(one: Instance, verb: str = "status") -> str:
     """The command line that asks a certain daemon."""
     user = "" if one.trusted and one.user in (os.geteuid(), 0) else f"sudo -u {shlex.quote(one.user_name)} "

@@ -33,7 +33,6 @@ from daemon.cli.common import (
     no_access,
     of_surrogates,
     print_json,
-    refuse_second_journal,
     refuse_undecodable,
 )
 from daemon.cli.filter import STATES, Filter
@@ -114,7 +113,6 @@ def run(config: ConfigOption = None) -> None:
     """Run the service: watch the configured roots and export the checkpoints that appear there."""
     configuration = DaemonConfiguration(config)
     settings = configuration.read()
-    refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
     from daemon.config.paths import prepare
     from daemon.operating import logs

@@ -170,19 +170,17 @@ def prune_command(
 
 
 def _busy(state: Path) -> set[str]:
-    """Ids of all jobs that are open now. Raises UsageError for a journal of another version."""
+    """Ids of all jobs that are open now. Raises UsageError for a journal of an unknown schema."""
     from daemon.config.paths import StatePaths
     from daemon.journal.database import reading
     from daemon.journal.overview import open_ids
-    from daemon.operating.integrity.scene import usable_version
 
     found: set[str] = set()
     for folder in _states(state):
         journal = StatePaths(folder).journal
         if journal.exists():
             with reading(journal) as connection:
-                if usable_version(connection, journal):
-                    found |= open_ids(connection)
+                found |= open_ids(connection)
     return found
 
 

@@ -46,7 +46,7 @@ class Owner(Frozen):
     machine: str = ""
     """The machine's id (machine-id(5)); "" where it has none."""
     boot: str = ""
-    """Id of the machine's boot; "" where nobody knows, as in records of older versions."""
+    """Id of the machine's boot; "" where nobody knows."""
     place: str = ""
     """Device, root and mount point of the mount with the state directory, as they were during that boot."""
     ckptd: str = __version__

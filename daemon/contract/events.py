@@ -213,8 +213,6 @@ class Event(StrEnum):
     """Something that is not an export of ckptd was at the path of the export, or in the folder of one that went; it was moved away."""
     OWNER_REPLACED = "owner.replaced"
     """A run's folder belonged to a ckptd whose state directory has another journal now; this ckptd publishes there from now on."""
-    PUBLISH_PARTED = "publish.parted"
-    """Kept outputs that shared files with a published export now link to these files."""
     LINK_NOT_MOVED = "link.not-moved"
     """A run's link `latest` or `best` was not changed."""
     BEST_MOVED = "best.moved"

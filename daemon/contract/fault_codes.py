@@ -180,12 +180,6 @@ class FaultCode(StrEnum):
 
     To do: Give the configuration of one daemon with `--config`; the message lists them.
     """
-    STATE_ELSEWHERE = "state-elsewhere"
-    """An earlier version's journal is in the user's own state directory, but the daemon would start an empty one in /var/lib.
-
-    To do: Stop every daemon and move the old state with the command in the message, or set `state.directory` to the directory that you
-    want.
-    """
     THREAD_LOST = "thread-lost"
     """A thread of the daemon died repeatedly, or had the same error in every round; the daemon ended.
 
@@ -280,11 +274,6 @@ class FaultCode(StrEnum):
     To do: If the log says that it was put back, only find out what deleted it; otherwise stop ckptd, put the right file there and start it
     again.
     """
-    JOURNAL_NEWER = "journal-newer"
-    """A newer ckptd wrote the journal.
-
-    To do: Install the newer version again, or set another `state.directory`.
-    """
     JOURNAL_NOT_DURABLE = "journal-not-durable"
     """A change was written to the journal, but a power failure may lose it.
 
@@ -307,9 +296,9 @@ class FaultCode(StrEnum):
     To do: Install the version that wrote the journal again, and report the message.
     """
     JOURNAL_VERSION = "journal-version"
-    """`ckptd fsck` or `prune` found a journal with another schema version.
+    """Another version of ckptd wrote the journal, with a schema that this one does not know.
 
-    To do: If the journal is newer, check it with the ckptd that wrote it; if it is older, start this ckptd once, which upgrades it.
+    To do: Install that version again, or set another `state.directory`.
     """
 
     # Checkpoints and their bases

@@ -1,4 +1,4 @@
-"""The SQLite connection behind the journal: one owner thread, immediate transactions, migrations, and read-only connections.
+"""The SQLite connection behind the journal: one owner thread, immediate transactions, and read-only connections.
 
 A rollback journal, not WAL: SQLite before 3.51.3 can corrupt a WAL database that has two connections, and
 `ckptd status` is a second one. synchronous=EXTRA: with FULL a power cut right after a commit can bring back the
@@ -21,13 +21,14 @@ from typing import TypeVar
 import structlog
 
 from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.journal import backups, integrity
-from daemon.journal.sql import SCHEMA_VERSION, statements
+from daemon.journal.sql import schema_version
 from daemon.journal.sqlite_errors import damaged, explained, explaining, gone
+from daemon.journal.upgrades import refuse_unknown, upgrade, upgraded_copy, version_of
 from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("journal")
@@ -47,7 +48,7 @@ class Database:
     """A SQLite file owned by one thread. `write` and `read` may be called from any thread and wait for their turn."""
 
     def __init__(self, path: Path) -> None:
-        """Open, check and migrate `path`. Raises Permanent for a damaged file, UsageError for one of a newer ckptd,
+        """Open, check and upgrade `path`. Raises Permanent for a damaged file, UsageError for one of an unknown schema,
         Retryable where it can't be opened now."""
         self.path = path
         self._file = (0, 0)
@@ -73,7 +74,7 @@ class Database:
             with explaining("open the journal", self.path):
                 connection = self._connected()
                 _check_at_open(connection, self.path)
-                _migrate(connection, self.path)
+                upgrade(connection, self.path)
         except BaseException:
             self._drop()
             raise
@@ -191,7 +192,7 @@ class Database:
         if (problem := self._misplaced()) is not None:
             return [problem]
         try:
-            with reading(self.path) as connection:
+            with reading_as_it_is(self.path) as connection:
                 found = integrity.misshapen(connection) or integrity.unsound(connection, full=full)
                 return found or integrity.unbelievable(connection)
         except Permanent as error:
@@ -199,7 +200,7 @@ class Database:
 
     def backup(self, target: Path) -> None:
         """Write a checked copy to `target`, atomically, while work goes on. Raises as `daemon.journal.backups.write_backup` does."""
-        with reading(self.path) as connection:
+        with reading_as_it_is(self.path) as connection:
             backups.write_backup(connection, target)
 
     def close(self) -> None:
@@ -268,14 +269,14 @@ def _check_at_open(connection: sqlite3.Connection, path: Path) -> None:
     try:
         found = integrity.misshapen(connection)
         if not found:
-            _refuse_newer(_version(connection), path)
+            refuse_unknown(connection, "open the journal", path)
             pages, page = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
         size = path.stat().st_size
         if not found and pages * page > size:
             found = [f"{pages * page - size} bytes of its end are missing"]
         if not found and size <= CHECKED_AT_OPEN:
             found = integrity.unsound(connection, full=True)
-        if not found and _version(connection):
+        if not found and version_of(connection):
             found = integrity.unbelievable(connection)
     except sqlite3.Error as error:
         raise explained(error, "open the journal", path) or damaged("open the journal", str(error), path) from error
@@ -283,50 +284,27 @@ def _check_at_open(connection: sqlite3.Connection, path: Path) -> None:
         raise damaged("open the journal", "; ".join(found[:3]), path)
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Each step in one transaction with its version. Another process may do the same at the same time."""
-    while (version := _version(connection)) < SCHEMA_VERSION:
-        number = version + 1
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if _version(connection) == version:
-                for statement in statements(number):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {number}")
-            failpoints.point(f"migrate.{number}.before")
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            ours = explained(error, "open the journal", path)
-            raise ours or _not_upgraded(number, error, path) from error
-        failpoints.point(f"migrate.{number}.after")
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a read-only connection of its own to the journal in this ckptd's schema (`ckptd status`, `fsck`).
 
-
-def _refuse_newer(version: int, path: Path) -> None:
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            FaultCode.JOURNAL_NEWER, "open the journal",
-            f"a newer ckptd wrote it (schema {version}; this ckptd knows schema {SCHEMA_VERSION})",
-            "install that version again, or name another state.directory", path=path,
-        )  # fmt: skip
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _not_upgraded(number: int, error: sqlite3.Error, path: Path) -> CkptdError:
-    return Permanent(
-        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is intact, but it could not be upgraded to schema {number}: {error}",
-        "install the version that wrote it again, and report this sentence", path=path,
-    )  # fmt: skip
+    An earlier schema is read from a copy. Raises FileNotFoundError where there is no journal, UsageError for an unknown schema, Retryable
+    and Permanent as `Database.write` does.
+    """
+    with reading_as_it_is(path) as connection:
+        refuse_unknown(connection, "read the journal", path)
+        if version_of(connection) == schema_version():
+            yield connection
+            return
+        with closing(upgraded_copy(connection, path)) as copy:
+            copy.row_factory = sqlite3.Row
+            copy.execute("PRAGMA query_only = ON")
+            yield copy
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection of its own (`ckptd status`, checks, backups).
-
-    Raises FileNotFoundError where there is no journal, Retryable and Permanent as `Database.write` does.
-    """
+def reading_as_it_is(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a read-only connection of its own to a journal of any schema (checks, backups). Raises as `reading` does."""
     if not path.exists():
         raise FileNotFoundError(path)
     with explaining("read the journal", path):

@@ -14,7 +14,7 @@ from typing import Any
 
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.journal.sql import SCHEMA_VERSION, statements
+from daemon.journal.sql import schema_version, statements
 
 SMALL = 32 << 20
 """Bytes up to which everything is looked at in a few tenths of a second."""
@@ -70,17 +70,17 @@ def misshapen(connection: sqlite3.Connection) -> list[str]:
 
 
 def _compare(version: int, shape: Shape, transitions_there: Callable[[], frozenset[tuple[str, ...]]]) -> list[str]:
-    if version > SCHEMA_VERSION:
-        ours = shape == expected(SCHEMA_VERSION)[0]
-        return [f"its version is {version}, but its schema is that of version {SCHEMA_VERSION}"] if ours else []
+    if version > schema_version():
+        ours = shape == expected(schema_version())[0]
+        return [f"its version is {version}, but its schema is that of version {schema_version()}"] if ours else []
     if version <= 0:
-        known = {row[:3] for row in expected(SCHEMA_VERSION)[0]}
+        known = {row[:3] for row in expected(schema_version())[0]}
         return ["it has tables but no version"] if version < 0 or known & {row[:3] for row in shape} else []
     wanted, transitions = expected(version)
     missing = sorted(" ".join(row) for row in wanted - shape)
     if not missing and transitions - transitions_there():
         missing = ["legal transitions"]
-    if not missing and (expected(SCHEMA_VERSION)[0] - wanted) & shape:
+    if not missing and (expected(schema_version())[0] - wanted) & shape:
         return [f"its version is {version}, but its schema is that of a later version"]
     return [f"its schema lacks {name}" for name in missing[:REPORTED]]
 

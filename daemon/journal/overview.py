@@ -1,7 +1,6 @@
 """Reads a journal for display: through a connection that only reads, while the daemon writes.
 
-Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.database.reading`. The journal may be
-of an earlier schema, since a new ckptd can be asked before the daemon was started by it; what that schema lacks has its default.
+Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.database.reading`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ REBUILT = "journal-rebuilt"
 ALIKE = 8
 """Earlier exports from which the time of one is estimated."""
 LEAST_HANDLE = 4
-_SINCE_2 = ", '[]' AS warnings, NULL AS reason, 0 AS untidy"
-_SINCE_3 = ", 0 AS paused, 0 AS priority"
-_SINCE_4 = ", NULL AS executor_id"
 
 
 @dataclass(frozen=True)
@@ -111,23 +107,19 @@ class SeenRow:
 
 
 def overview(connection: sqlite3.Connection, limit: int) -> Overview:
-    """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell; empty for a journal without tables."""
-    version = _version(connection)
-    if version == 0:
-        return Overview()
+    """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell."""
     rows = connection.execute(
-        f"SELECT * FROM (SELECT *{_defaults(version)} FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?)"
-        " ORDER BY created, step",
+        "SELECT * FROM (SELECT * FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?) ORDER BY created, step",
         (limit,),
     ).fetchall()
-    said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")} if version >= 3 else {}
+    said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
     return Overview(
-        jobs=tuple(_view(connection, row, version) for row in rows),
+        jobs=tuple(_view(connection, row) for row in rows),
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
-        targets=_targets(connection) if version >= 6 else (),
-        lost=_lost(connection, limit) if version >= 2 else (),
-        rewritten=tuple(one for one in rewritten(connection.execute(OF_ALL).fetchall()) if one.count >= OFTEN) if version >= 2 else (),
+        targets=_targets(connection),
+        lost=_lost(connection, limit),
+        rewritten=tuple(one for one in rewritten(connection.execute(OF_ALL).fetchall()) if one.count >= OFTEN),
         paused_since=said[PAUSED][1] if PAUSED in said else None,
         rebuilt=json.loads(said[REBUILT][0]) if REBUILT in said else None,
     )
@@ -135,7 +127,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
 
 def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
     """The job whose id is `wanted`, else all that `is_meant` takes; those whose id begins with it before all others."""
-    if _version(connection) == 0 or not wanted:
+    if not wanted:
         return []
     known = [str(row[0]) for row in connection.execute("SELECT id FROM job ORDER BY created, id")]
     if wanted in known:
@@ -145,8 +137,6 @@ def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
 
 def ids_failed(connection: sqlite3.Connection) -> list[str]:
     """The ids of the jobs that failed, in the order in which they were taken."""
-    if _version(connection) == 0:
-        return []
     return [str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state = 'failed' ORDER BY created, id")]
 
 
@@ -160,9 +150,8 @@ def is_meant(id: str, wanted: str) -> bool:
 
 def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
     """One job; None where there is none of that id."""
-    version = _version(connection)
-    row = connection.execute(f"SELECT *{_defaults(version)} FROM job WHERE id = ?", (id,)).fetchone() if version else None
-    return None if row is None else _view(connection, row, version)
+    row = connection.execute("SELECT * FROM job WHERE id = ?", (id,)).fetchone()
+    return None if row is None else _view(connection, row)
 
 
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
@@ -175,7 +164,7 @@ def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, li
         "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
         " ((root = ? AND run = ?) OR base = ? OR json_extract(checkpoint, '$.base_name') = ?) ORDER BY rowid DESC LIMIT ?",
         (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
-    ).fetchall() if _version(connection) >= 3 else []  # fmt: skip
+    ).fetchall()  # fmt: skip
     seconds: dict[str, list[float]] = {}
     worked = passed = 0.0
     for (id,) in alike:
@@ -205,17 +194,13 @@ def _worked(spans: list[sqlite3.Row]) -> tuple[float, float]:
 
 def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
     """All attempts of a job, in the order of their start."""
-    rows = connection.execute(
-        f"SELECT *{_SINCE_4 if _version(connection) < 4 else ''} FROM attempt WHERE job = ? ORDER BY started, number", (job,)
-    )
+    rows = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (job,))
     return [attempt_of(row) for row in rows]
 
 
 def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured]]:
-    """Stage → what its latest attempts took, newest first; nothing in a journal of a schema without such figures."""
+    """Stage → what its latest attempts took, newest first."""
     found: dict[str, list[Measured]] = {}
-    if _version(connection) < 3:
-        return found
     for row in connection.execute("SELECT * FROM measured ORDER BY id DESC"):
         found.setdefault(row["stage"], []).append(measured_of(row))
     return found
@@ -233,27 +218,15 @@ def open_ids(connection: sqlite3.Connection) -> set[str]:
 
 
 def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
-    """What was last decided about a directory; None where nothing was, or in a journal without tables."""
-    if _version(connection) == 0:
-        return None
+    """What was last decided about a directory; None where nothing was."""
     row = connection.execute(
         "SELECT seen.*, job.state AS job_state FROM seen LEFT JOIN job ON job.id = seen.job WHERE path = ?", (path,)
     ).fetchone()
     return SeenRow(row["fingerprint"], row["verdict"], row["at"], row["job"], row["job_state"]) if row is not None else None
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _defaults(version: int) -> str:
-    """The columns of `job` that a schema of this version lacks."""
-    return (_SINCE_2 if version < 2 else "") + (_SINCE_3 if version < 3 else "")
-
-
-def _view(connection: sqlite3.Connection, row: sqlite3.Row, version: int) -> JobView:
-    missing = ", NULL AS key, 0 AS crashes" if version < 3 else ""
-    stages = connection.execute(f"SELECT *{missing} FROM stage WHERE job = ? ORDER BY position", (row["id"],))
+def _view(connection: sqlite3.Connection, row: sqlite3.Row) -> JobView:
+    stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],))
     return JobView(job_of(row), tuple(stage_of(stage) for stage in stages))
 
 

@@ -21,7 +21,7 @@ _WHERE = ("run", "step", "stage", "attempt")
 
 
 def log_line(record: Json) -> Text:
-    """When, how grave, the sentence, which export, and what else the record says. Logs of earlier versions have the sentence as `event`."""
+    """When, how grave, the sentence, which export, and what else the record says."""
     rest = {key: value for key, value in record.items() if key not in _APART}
     level = str(record.get("level", "info"))
     where = " ".join(f"{key}={printable(str(rest.pop(key)))}" for key in _WHERE if key in rest)

@@ -99,7 +99,7 @@ def sources_of(job: JobRow) -> list[SourceMode]:
     and the texts that it is checked and calibrated on."""
     pins = [job.pin, *(job.pin / ADDITIONS / str(number) for number in range(len(job.checkpoint.additions)))]
     found = [one for pin in pins for one in read_modes(pin)]
-    if not found:  # pinned by a version before this one, or not pinned, since it can't be used
+    if not found:  # not pinned, since it can't be used
         checkpoint = Path(job.checkpoint.path)
         found = _modes(checkpoint, export_files(checkpoint) if checkpoint.is_dir() else (), checkpoint.parent)
     if job.base is not None:

@@ -27,7 +27,6 @@ from daemon.contract.files import exchange, files_below, fsync_directory, odd_be
 from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
 from daemon.publishing.swap import NO_EXCHANGE, remove_any
-from daemon.publishing.verification import exports_below
 
 log = structlog.get_logger("publish")
 
@@ -141,28 +140,6 @@ def lend_kept(kept: Path, published: Mapping[Inode, tuple[Path, Path]]) -> None:
             _replace([(name, file) for name, file, _ in names], entry)
             failpoints.point("publish.kept-lent")
             refer_to_export(entry)
-
-
-def lend_of_former_version(kept: Path, output: Path) -> None:
-    """Where kept outputs share files with something, look whether these are published below `output`, and lend them.
-
-    Versions before this one shared them by hard link.
-    """
-    names = _shared_below([kept])
-    wanted = {inode for inode, found in names.items() if os.lstat(found[0]).st_nlink > len(found)}
-    if not wanted:
-        return
-    published = {
-        inode: (found[0], export) for export in exports_below(output) for inode, found in _shared_below([export]).items() if inode in wanted
-    }
-    if published:
-        lend_kept(kept, published)
-        log.info(
-            "kept outputs refer to published files now, which had been hard-linked",
-            event_id=Event.PUBLISH_PARTED,
-            files=len(published),
-            path=str(output),
-        )
 
 
 def take_back(staging: Path) -> None:

@@ -73,7 +73,4 @@ def read_record(staged: Path) -> SwapRecord | None:
         )  # fmt: skip
         record_of(staged).unlink()
         return None
-    if not (told.new or told.old or told.copy_name):  # versions before this one knew the names alone
-        name = Path(told.target).name
-        told = told.model_copy(update={"away": f".{name}{OLD}", "copy_name": f".{name}{NEW}"})
     return told

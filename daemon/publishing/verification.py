@@ -136,7 +136,7 @@ def _compare(look: _Look) -> Json:
 
 
 def _exports_inside(look: _Look, unnamed: set[str]) -> list[str]:
-    """Folders of exports that lie in this one, as versions before places were told apart put them, and people; each is a problem.
+    """Folders of exports that lie in this one, as people put them; each is a problem.
 
     Links that lead to them, the ones of their run, are a part of that problem.
     """
@@ -148,7 +148,7 @@ def _exports_inside(look: _Look, unnamed: set[str]) -> list[str]:
     for inner in filter(lambda inner: _is_inside(look, inner), found):
         there = look.folder.with_name(f"{look.folder.name}-{inner.replace('/', '-')}")
         move = f"`mv {shlex.quote(str(look.folder / inner))} {shlex.quote(str(there))}`, after which both can be verified"
-        look.add("inside", inner, "is another export, complete or not; an earlier version, or a person, put it into this one", move)
+        look.add("inside", inner, "is another export, complete or not, that was put into this one", move)
     links = {problem.path for problem in look.problems if problem.code == _LINK and _leads_to(look, problem.path) in found}
     look.problems = [
         replace(problem, text="is a link to an export inside this one", remedy=f"`rm {shlex.quote(str(look.folder / problem.path))}`")

@@ -22,7 +22,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, AttemptRow
-from daemon.publishing.lending import lend_of_former_version, take_all_back
+from daemon.publishing.lending import take_all_back
 from daemon.publishing.swap import complete_swaps
 from daemon.running.executor import Attempt, Bounds, Executor
 
@@ -76,10 +76,9 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
 
     `at_work`: temporary folders of attempts that go on.
     """
-    with own(paths.output, paths.staging, make=True) as staging, own(paths.output, paths.kept, make=True) as kept:
+    with own(paths.output, paths.staging, make=True) as staging:
         complete_swaps(staging)
         take_all_back(staging)
-        lend_of_former_version(kept, paths.output)
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:

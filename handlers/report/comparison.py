@@ -24,7 +24,7 @@ _OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
 
 
 def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
-    """The rows, the base first; none of what an earlier version checked, which measured no intervals."""
+    """The rows, the base first; none where no check measured intervals."""
     live = found.reference or LiveFigures()
     checked = [artifact for artifact in artifacts if artifact.measured.texts is not None]
     if not checked:

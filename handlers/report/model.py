@@ -406,7 +406,7 @@ class Report(ReportPart):
     verdict: str
     """The status in one line for people."""
     recommendation: Recommendation = Recommendation(sentence="", rule="", best=None)
-    """What to deploy and how; reports of earlier versions have an empty sentence."""
+    """What to deploy and how."""
     created: str
     """When the checkpoint's export was queued."""
     started: str | None
@@ -446,7 +446,7 @@ class Report(ReportPart):
     samples: tuple[Sample, ...] = ()
     """What base, live model and artifacts write after the check's first prompts."""
     comparison: Comparison = Comparison()
-    """Base, live model and artifacts beside each other, with intervals; reports of earlier versions have no rows."""
+    """Base, live model and artifacts beside each other, with intervals; no rows where none was compared."""
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""
     artifacts: tuple[Artifact, ...]
@@ -454,7 +454,7 @@ class Report(ReportPart):
     failures: tuple[Failure, ...]
     """Everything that failed in the end."""
     run_so_far: RunSoFar | None = None
-    """The run's exports; null for the first one, and in reports of earlier versions."""
+    """The run's exports; null for the first one."""
     replaced: tuple[Replaced, ...] = ()
     """Variants that were not exact enough, and the less quantized forms that took their place."""
     not_verified: tuple[NotVerified, ...]

@@ -84,7 +84,7 @@ def read_reference(folder: Path) -> Reference:
         ]
         fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
-        thresholds = value["subject"].pop("thresholds", None)  # outputs of earlier versions have none
+        thresholds = value["subject"].pop("thresholds")
         subject = ValidatedTask(
             labels=None if labels is None else tuple(labels),
             thresholds=None if thresholds is None else tuple(thresholds),
@@ -94,9 +94,9 @@ def read_reference(folder: Path) -> Reference:
         adapter = figures_of(value.pop("adapter"), Likeness)
         bases = figures_of(value.pop("bases"), BasesFigures)
         for name in _LONG:
-            if (long := value.get(name)) is not None:  # outputs of earlier versions have none
+            if (long := value[name]) is not None:
                 value[name] = LongText(**{**long, **{key: folder / _LOGITS / long[key] for key in _LONG_FILES if long.get(key)}})
-        value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None  # outputs of earlier versions have none
+        value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Permanent(

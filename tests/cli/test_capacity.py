@@ -6,12 +6,10 @@ import dataclasses
 import json
 import os
 import shutil
-import sqlite3
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.journal import overview
 from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
 from daemon.journal.jobs import NewJob
@@ -33,7 +30,6 @@ from daemon.operating.diagnosis.readability import ModelFound
 from tests.service import QUICK
 
 BASE = "made/up"
-SQL = Path(overview.__file__).with_name("sql")
 
 
 def base_of(folder: Path, parameters: int) -> Path:
@@ -189,16 +185,7 @@ def test_however_many_checkpoints_there_are_all_are_read_and_few_are_inspected(
     assert len(complete) == len(set(complete)), "one that is complete says it for its run"
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3])
-def test_a_journal_of_any_schema_is_asked_what_stages_took(tmp_path: Path, version: int) -> None:
-    file = tmp_path / "journal.sqlite3"
-    with closing(sqlite3.connect(file)) as raw:
-        for number in range(1, version + 1):
-            raw.executescript((SQL / f"{number:04}.sql").read_text())
-        raw.execute(f"PRAGMA user_version = {version}")
-        if version >= 3:
-            raw.execute("INSERT INTO measured VALUES (1, 'onnx', 10, 20, 30, 40, 1.5, 'now')")
-        raw.commit()
-    with reading(file) as connection:
-        found = measured_by_stage(connection)
-    assert found == ({"onnx": [Measured(ModelSize(20, 10), 30, 40, 1.5)]} if version >= 3 else {})
+def test_the_journal_is_asked_what_stages_took(journal: Journal) -> None:
+    journal.database.write("measure", lambda c: c.execute("INSERT INTO measured VALUES (1, 'onnx', 10, 20, 30, 40, 1.5, 'now')"))
+    with reading(journal.database.path) as connection:
+        assert measured_by_stage(connection) == {"onnx": [Measured(ModelSize(20, 10), 30, 40, 1.5)]}

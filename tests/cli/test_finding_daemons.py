@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from daemon.cli.common import command_for, refuse_second_journal
+from daemon.cli.common import command_for
 from daemon.cli.main import app
 from daemon.config import instances
 from daemon.config.instances import Instance, announced, running, state_of
@@ -106,27 +106,6 @@ def test_all_verbs_find_it(make_service: Make) -> None:
         told(service, verb)
     for verb in ("show", "retry", "cancel", "first"):
         assert service.run_verb(verb, "x") == 2 and "no job's id begins or ends with 'x'" in service.said
-
-
-def test_a_journal_of_before_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the service and the verbs agreed, a daemon without systemd kept it in its user's own state directory."""
-    monkeypatch.setattr("daemon.config.loading.ETC", tmp_path / "etc")
-    monkeypatch.setattr("daemon.config.loading.VAR_LIB", tmp_path / "lib")
-    file = tmp_path / "etc" / "ckptd" / "config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text(f'[output]\ndirectory = "{tmp_path}/exports"\n')
-    settings = load(file)
-    assert settings.state_directory == tmp_path / "lib" / "ckptd"
-    refuse_second_journal(file, settings)
-    (tmp_path / "xdg" / "ckptd").mkdir(parents=True)
-    (tmp_path / "xdg" / "ckptd" / "journal.sqlite3").touch()
-    with pytest.raises(UsageError) as caught:
-        refuse_second_journal(file, settings)
-    assert caught.value.fault.code is FaultCode.STATE_ELSEWHERE
-    assert f"mv -T {tmp_path}/xdg/ckptd {tmp_path}/lib/ckptd" in str(caught.value)
-    settings.state_directory.mkdir(parents=True)
-    (settings.state_directory / "journal.sqlite3").touch()
-    refuse_second_journal(file, settings)
 
 
 def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one(own_places: Path, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent, Retryable, UsageError
+from daemon.contract.errors import Permanent, Retryable
 from daemon.journal import database
-from daemon.journal.database import SCHEMA_VERSION, reading
+from daemon.journal.database import reading
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.status import snapshot
 from tests.journal.conftest import enter
@@ -85,17 +85,6 @@ def test_the_state_can_be_read_before_the_daemon_is_started_again_after_such_a_c
     journal.close()
     kill_in_the_middle_of_a_commit(file)
     assert [job.id for job in snapshot(file.parent).jobs] == ["job"]
-
-
-def test_a_journal_of_a_newer_ckptd_is_refused_in_one_sentence_and_left_alone(file: Path) -> None:
-    with closing(sqlite3.connect(file)) as raw:
-        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    before = file.read_bytes()
-    with pytest.raises(UsageError) as caught:
-        Journal(file)
-    assert str(caught.value).startswith(f"Could not open the journal ({file}): a newer ckptd wrote it (schema {SCHEMA_VERSION + 1}")
-    assert "Fix: install that version again" in str(caught.value)
-    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["text", "page"])

@@ -16,7 +16,7 @@ def test_what_only_its_owner_may_read_is_nowhere_open_and_its_report_says_it(
     pico_checkpoint: Path, pico_base: Path, tmp_path: Path
 ) -> None:
     service = Service(tmp_path, extra=f'[metrics]\ntextfile = "{tmp_path}/ckptd.prom"\n')
-    service.state.mkdir(mode=0o755)  # as an earlier version left it
+    service.state.mkdir(mode=0o755)  # as somebody else made it
     service.state.chmod(0o755)
     secrets = {"CKPTD_NOTIFY__URLS": "json://user:hidden-word@127.0.0.1:9/x", "MY_API_KEY": "hidden-word"}
     service.environment |= secrets

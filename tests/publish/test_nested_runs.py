@@ -277,7 +277,7 @@ def test_nor_where_each_is_published_before_the_next_is_taken_and_some_fail(take
 
 
 def test_verify_says_of_an_export_inside_of_another_what_to_do_and_then_both_are_sound(printer: Printer) -> None:
-    """What versions before this one made of the runs `nest` and `nest/step-500`."""
+    """As a person may put it there."""
     outer = printer.publish(printer.take("nest", 500))
     inner = printer.publish(printer.take("elsewhere", 1))
     os.rename(inner, outer / "step-1")

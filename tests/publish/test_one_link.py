@@ -18,7 +18,7 @@ from daemon.contract.export_layout import MANIFEST, README
 from daemon.contract.files import FileEntry, files_below, seal, sha256_file
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.publishing import lending, swap
-from daemon.publishing.lending import is_as_lent, lend_of_former_version, lend_others, lend_staged, take_all_back
+from daemon.publishing.lending import is_as_lent, lend_others, lend_staged, take_all_back
 from daemon.publishing.publication import ExportPart, assemble, swap_in
 from daemon.publishing.swap import complete_swaps
 from daemon.running.output_cache import OutputCache, is_whole
@@ -231,19 +231,6 @@ def test_bytes_that_kept_outputs_share_with_each_other_alone_count_once(tmp_path
         cache.keep(key, made, StageResult(outcome=Outcome.SUCCEEDED, files=seal(made)))
     assert cache.trim(1000, in_use=()) == []
     assert sorted(cache.trim(999, in_use=())) == ["merge", "pytorch"]
-
-
-def test_exports_and_kept_outputs_of_the_former_version_are_parted_and_stay_of_use(tmp_path: Path) -> None:
-    job = Job(tmp_path).make()
-    (job.target / "onnx").mkdir(parents=True)
-    for path in files_below(job.onnx):
-        os.link(path, job.target / "onnx" / path.name)
-    (job.target / MANIFEST).write_text('{"manifest_version": 1}')
-    assert several_links(job.target) == ["model.onnx", "model.onnx.data"]
-    lend_of_former_version(job.kept, tmp_path / "out")
-    assert several_links(job.target) == []
-    found = OutputCache(job.kept).find(KEY)
-    assert found is not None and is_whole(found[0], found[1].files)
 
 
 BEGINNING = [

@@ -217,7 +217,7 @@ def test_the_run_of_a_state_that_was_made_anew_in_the_same_place_is_taken_over(d
     assert owner is not None and owner.instance == new.paths.owner
 
 
-@pytest.mark.parametrize("known", ["another boot", "another machine", "an older record", "the other one was there before"])
+@pytest.mark.parametrize("known", ["another boot", "another machine", "a record without places", "the other one was there before"])
 def test_a_copy_of_a_machine_with_the_same_names_and_paths_takes_no_run_over(
     daemons: Callable[..., Daemon], tmp_path: Path, known: str
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_copy_of_a_machine_with_the_same_names_and_paths_takes_no_run_over(
         content |= {"boot": "of another kernel", "machine": "of another machine"}
     elif known == "another machine":
         content |= {"place": "1:1"}
-    elif known == "an older record":
+    elif known == "a record without places":
         content = {key: value for key, value in content.items() if key not in ("machine", "boot", "place")}
     else:
         content |= {"since": "2999-01-01T00:00:00Z"}

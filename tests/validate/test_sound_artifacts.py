@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -102,15 +101,6 @@ def test_outputs_can_be_moved_to_where_they_are_kept(validated: Validated, tmp_p
     assert same == dataclasses.replace(before, samples=[], long=None, rare=None)
     assert reference.rare is not None and reference.rare.logits is not None and reference.rare.logits.is_file()
     assert np.array_equal(np.load(reference.samples[3].logits), np.load(before.samples[3].logits))
-
-
-def test_the_reference_of_an_older_version_has_no_long_text(validated: Validated, tmp_path: Path) -> None:
-    moved = Path(shutil.copytree(validated.folders["reference"], tmp_path / "kept"))
-    value = json.loads((moved / "reference.json").read_text())
-    del value["long"], value["no_long"]
-    (moved / "reference.json").write_text(json.dumps(value))
-    reference = record.read_reference(moved)
-    assert reference.long is None and reference.no_long == "the reference was made by an older version"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"samples": 3}', '{"samples": [], "fallbacks": [], "subject": {}}'])

@@ -28,7 +28,7 @@ from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report", "validate"})
+OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report"})
 FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({

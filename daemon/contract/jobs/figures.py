@@ -110,7 +110,7 @@ def stage_figures(facts: JobFacts, stage: str, model: type[Model]) -> Model | No
 class MergeFigures(Figures):
     """What the stage `merge` did. Sizes are bytes, times seconds.
 
-    The stage gives all of them. One that is missing, since an older version did not write it or since it can't be read, has a default.
+    The stage gives all of them. One that is missing, since another version wrote them or since it can't be read, has a default.
     """
 
     base_bytes: int | None = None
@@ -120,7 +120,7 @@ class MergeFigures(Figures):
     base_dtype: str | None = None
     """Dtype of most of the base's bytes, as torch names it."""
     output_dtype: str = ""
-    """Dtype of most of the output's bytes, as torch names it; "" where an older version did not write it."""
+    """Dtype of most of the output's bytes, as torch names it; "" where it is not known."""
     base_digest: str | None = None
     """SHA-256 of the base, in hex; null when it was not computed."""
     method: str | None = None
@@ -493,7 +493,7 @@ class CheckFigures(Likeness):
     cache_growth: float | None = None
     """The same for the steps of decoding through the cache, compared with one pass."""
     long: LongFigures | None = None
-    """On a long text; missing where an older version looked at none."""
+    """On a long text; missing where none was looked at."""
     worst: WorstSample | None = None
     """Where the artifact is farthest from the live model; missing for a task without a choice."""
     notes: tuple[str, ...] = ()

@@ -175,7 +175,7 @@ class StageResult(Frozen):
     fallbacks: tuple[Fallback, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Processor time of the child and of the processes that it started and waited for, user and system; 0 of earlier versions."""
+    """Processor time of the child and of the processes that it started and waited for, user and system."""
     peak_rss: int = 0
     """Largest resident set of the child, in bytes, with interpreter and libraries; where more, what all its processes held."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -18,8 +18,6 @@ from daemon.contract.jobs.options import ExportOptions, Work
 
 CHECK = "check-"
 """What the name of a check begins with; that of its variant follows."""
-FORMER = frozenset({"validate"})
-"""Stages of earlier versions: jobs that ended then still have them."""
 
 SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspeed-sharded", "lightning"})
 """Layouts whose weights lie in pieces: their plan begins with `consolidate`, and all other stages read what that gives."""

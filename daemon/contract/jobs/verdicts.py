@@ -15,7 +15,7 @@ from daemon.contract.jobs.fallbacks import WayDown, way_down
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions, Work
-from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant, variant_names
+from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
 from daemon.contract.values import Json
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
@@ -162,11 +162,7 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
 def _given(results: Mapping[str, StageResult | None]) -> dict[str, ArtifactCheck]:
     """Variant → the check that its stage gave."""
     return {
-        check.variant: check
-        for name, result in results.items()
-        if result
-        for check in result.checks
-        if name in FORMER or name == _checker(check.variant)
+        check.variant: check for name, result in results.items() if result for check in result.checks if name == _checker(check.variant)
     }
 
 

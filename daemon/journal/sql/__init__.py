@@ -1,7 +1,6 @@
-"""The journal's schema: one script a version, each bringing the version before it up to itself.
+"""The journal's schema: `1.sql` makes the first, each of MIGRATIONS the next one of the one before it.
 
-Called by `daemon.journal.database`, which runs them, and by `daemon.journal.integrity`, which compares a file with what they make.
-A script that has been released is never changed.
+Called by `daemon.journal.upgrades`, which runs them, and by `daemon.journal.integrity`, which compares a file with what they make.
 """
 
 from __future__ import annotations
@@ -10,12 +9,19 @@ import importlib.resources
 import sqlite3
 from collections.abc import Iterator
 
-SCHEMA_VERSION = 6
+MIGRATIONS: list[str] = []
+"""Scripts in SQL, by their text (`_file("2.sql")`): the first makes schema 2 of schema 1, and so on. Each adds or removes a table, a
+column, an index or a trigger, so that the schemas can be told apart by their shape. What has been released is never changed."""
+
+
+def schema_version() -> int:
+    """The schema that this ckptd works with."""
+    return 1 + len(MIGRATIONS)
 
 
 def statements(number: int) -> Iterator[str]:
-    """The statements of one script, one by one, so that they can be part of a transaction that the caller began."""
-    text = importlib.resources.files(__name__).joinpath(f"{number:04}.sql").read_text(encoding="utf-8")
+    """Yield the statements that make a schema of the one before it, one by one, so that the caller can run them in its transaction."""
+    text = _file("1.sql") if number == 1 else MIGRATIONS[number - 2]
     statement = ""
     for line in text.splitlines(keepends=True):
         statement += line
@@ -24,3 +30,7 @@ def statements(number: int) -> Iterator[str]:
             statement = ""
     if statement.strip():
         yield statement
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files(__name__).joinpath(name).read_text(encoding="utf-8")

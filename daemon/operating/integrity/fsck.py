@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
-from daemon.journal.database import reading
+from daemon.journal.database import reading, reading_as_it_is
 from daemon.journal.integrity import misshapen
 from daemon.journal.sqlite_errors import damaged
 from daemon.operating.integrity.attempt_rules import check_attempts
 from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
-from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows, usable_version
+from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows
 from daemon.running.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 
@@ -85,12 +85,11 @@ def _look(scene: Scene, executor: Executor) -> None:
 
 def _look_at_journal(scene: Scene) -> bool:
     """Everything about the journal in one read transaction; False where it can't be believed."""
-    with reading(scene.paths.journal) as connection:
+    with reading_as_it_is(scene.paths.journal) as connection:
         if problems := misshapen(connection):
             raise damaged("check the journal", "; ".join(problems[:3]), scene.paths.journal)
+    with reading(scene.paths.journal) as connection:
         connection.execute("BEGIN")
-        if not usable_version(connection, scene.paths.journal):
-            return True
         if not check_file(connection, scene, thorough=scene.quiescent or scene.deep):
             return False
         read_rows(connection, scene)

@@ -9,9 +9,9 @@ import sqlite3
 from dataclasses import dataclass
 
 from daemon.contract.jobs.messages import CheckpointRef, JobFacts, StageFacts
-from daemon.contract.jobs.options import ValidateOptions, Work
-from daemon.contract.jobs.plan import FORMER, find_spec, spec_of, stage_names
-from daemon.contract.jobs.verdicts import asked_variants, judge, status_of, status_that_follows
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import find_spec, spec_of, stage_names
+from daemon.contract.jobs.verdicts import status_that_follows
 from daemon.journal.integrity import unbelievable, unsound
 from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
 from daemon.journal.sqlite_errors import REPAIR
@@ -169,8 +169,6 @@ def check_plans(scene: Scene) -> None:
         if plan not in planned:
             planned[plan] = tuple(stage_names(Work.recovered(job["work"]), plan[1]))
         names = stages[job["id"]]
-        if FORMER.intersection(names):
-            continue  # planned by an earlier version: the next start plans it anew
         if unknown := [name for name in names if find_spec(name) is None]:
             scene.find("stage-unknown", f"it has unknown stages: {', '.join(unknown)}",
                        "install the ckptd version that planned it, or cancel it",
@@ -196,8 +194,5 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
             stages=tuple(StageFacts(name=one.name, state=one.state, result=one.result, fault=one.fault) for one in rows),
         )  # fmt: skip
         follows = status_that_follows(facts)
-        asked = asked_variants(facts)
-        all_out = ValidateOptions(publish_unverified=asked)
-        # Until validate.publish_unverified came, whatever could not be verified was published.
-        if job.state not in (follows, status_of(asked, judge(facts), all_out)):
+        if job.state != follows:
             scene.find("job-state-wrong", f"it is {job.state}, but its stages and checks say {follows}", _REPORT, job=job.id)

@@ -27,11 +27,12 @@ from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import Json
 from daemon.journal import backups
-from daemon.journal.database import Database, mark_suspect, reading
+from daemon.journal.database import Database, mark_suspect, reading_as_it_is
 from daemon.journal.journal import Journal
 from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
-from daemon.journal.sql import SCHEMA_VERSION
+from daemon.journal.sql import schema_version
+from daemon.journal.upgrades import version_of
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
 from daemon.system.threads import reason_of
@@ -46,7 +47,7 @@ def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: in
     """Open the journal, rebuilt first where it is damaged or lost.
 
     `target_of`: where an export goes, for jobs of which nothing on disk tells it. `reserve`: bytes of free disk that a
-    backup leaves alone. Raises UsageError for a newer journal, Retryable where it can't be opened now.
+    backup leaves alone. Raises UsageError for an unknown schema, Retryable where it can't be opened now.
     """
     suspicion = _suspicion(paths)
     why = _lost(paths)
@@ -216,11 +217,11 @@ def see_room(folder: Path, size: int, reserve: int) -> None:
 
 def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
     """A copy of a journal of an earlier schema, so that the earlier version can be gone back to."""
-    with suppress(FileNotFoundError), reading(paths.journal) as connection:
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if not 0 < version < SCHEMA_VERSION:
+    with suppress(FileNotFoundError), reading_as_it_is(paths.journal) as connection:
+        version = version_of(connection)
+        if not 0 < version < schema_version():
             return
-        target = paths.backups / f"before-schema-{SCHEMA_VERSION}.sqlite3"
+        target = paths.backups / f"before-schema-{schema_version()}.sqlite3"
         try:
             see_room(paths.state, paths.journal.stat().st_size, reserve)
             backups.write_backup(connection, target)

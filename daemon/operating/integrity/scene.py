@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.config.paths import STAGING, Paths
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.journal.sql import SCHEMA_VERSION
 
 OPEN = ("pending", "running")
 REPORTED = ("succeeded", "partial", "failed")
@@ -94,22 +91,3 @@ def read_rows(connection: sqlite3.Connection, scene: Scene) -> None:
         "SELECT stage.* FROM stage JOIN job ON job.id = stage.job WHERE job.state IN ('pending', 'running') ORDER BY job, position"
     ).fetchall()
     scene.attempts = connection.execute("SELECT * FROM attempt WHERE outcome IS NULL").fetchall()
-
-
-def usable_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether there is a schema to read; False for a journal that was only just made. Raises UsageError for another schema."""
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version in (0, SCHEMA_VERSION):
-        return bool(version)
-    remedy = (
-        "check it with the ckptd that wrote it"
-        if version > SCHEMA_VERSION
-        else "start this ckptd once with this journal, which upgrades it"
-    )
-    raise UsageError(
-        FaultCode.JOURNAL_VERSION,
-        "check the journal",
-        f"its schema is {version}, but this ckptd checks schema {SCHEMA_VERSION}",
-        remedy,
-        path=path,
-    )

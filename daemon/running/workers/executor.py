@@ -1,6 +1,6 @@
 """The executor of this box: an attempt is a child process of the daemon and ends with it.
 
-Its ids name the process for good: `local:PID:START`, START in seconds after boot. (`journal/sql/0004.sql` writes the same form.)
+Its ids name the process for good: `local:PID:START`, START in seconds after boot.
 """
 
 from __future__ import annotations

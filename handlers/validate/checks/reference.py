@@ -80,15 +80,15 @@ class Reference:
     perplexity: float | None = None
     """The live model's, of the prompts' tokens; None for what is no language model, and without a tokenizer."""
     special: Json | None = None
-    """What `special_tokens.expected` gives; None in what an older version wrote."""
+    """What `special_tokens.expected` gives."""
     long: LongText | None = None
     """The long text; None where there is none."""
-    no_long: str | None = "the reference was made by an older version"
+    no_long: str | None = "none was asked for"
     """Why there is none, as a clause."""
     rare: LongText | None = None
-    """Rare tokens; None where none can be read, and in what an older version wrote."""
+    """Rare tokens; None where none can be read."""
     files: Path | None = None
-    """Folder of what `files.expected.write` gives; None in what an older version wrote."""
+    """Folder of what `files.expected.write` gives; None where nothing is compared with it."""
     numbers: list[int] | None = None
     """Of which samples of the whole reference these are, where some were left out (`room.fitting`)."""
 

@@ -1,7 +1,6 @@
 """What the files of artifacts must say: the checkpoint's own where it has them, else the base's, as the live model's loader takes them.
 
-Written by the stage `reference` into a folder of its own, beside what the live model says of texts, and read by every check. An output of
-an earlier version has none: then nothing is compared with it.
+Written by the stage `reference` into a folder of its own, beside what the live model says of texts, and read by every check.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class Expected(Frozen):
     copies: dict[str, str] = Field(default_factory=dict)
     """Path below the folder → `fingerprint` of a file that is carried along as it is."""
     present: list[str] | None = None
-    """Paths of the files beside the weights that an artifact may have from the checkpoint, its base or the merged model; None in what an
-    older version wrote."""
+    """Paths of the files beside the weights that an artifact may have from the checkpoint, its base or the merged model."""
     code: dict[str, str] = Field(default_factory=dict)
     """Python file → its `fingerprint`, of the model's own code."""
 
@@ -88,7 +86,7 @@ def write(
 
 
 def read(folder: Path | None) -> Expected | None:
-    """What was written; None where nothing was, by an earlier version or where it can't be read."""
+    """What was written; None where there is no such folder."""
     path = Path(folder or "", FILE)
     if folder is None or not path.is_file():
         return None

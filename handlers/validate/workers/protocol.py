@@ -143,7 +143,7 @@ class Transcript(Frozen):
     pairs: list[Ids | None]
     """The ids of each pair."""
     types: list[Ids | None] = Field(default_factory=list)
-    """The segment of each of these ids; nothing in what an older version wrote."""
+    """The segment of each of these ids."""
     digests: list[str | None]
     """Stands for the ids of each text that was to be digested."""
     texts: list[str | None]
