@@ -26,7 +26,7 @@ from daemon.contract.jobs.plan import CHECK, find_variant, stage_names
 from daemon.contract.values import Json
 from daemon.journal.database import Database
 from daemon.journal.rows import now
-from daemon.operating.integrity.salvage import Remains, Tried, find
+from daemon.operating.integrity.salvage import Remains, Tried, find, holds_files
 from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import same_files
 
@@ -64,9 +64,10 @@ def _taken_in(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoi
     c.execute("SAVEPOINT one")
     try:
         row = c.execute("SELECT state FROM job WHERE id = ?", (one.job,)).fetchone()
-        if row is None:
-            _insert(c, one, target_of)
-        else:
+        if row is None and (one.ended_as or one.pinned):  # else it neither ended nor can go on
+            _enter(c, one, target_of)
+            row = ("pending",)
+        if row is not None:
             _complete(c, one, str(row[0]))
     except (sqlite3.IntegrityError, KeyError) as error:
         c.execute("ROLLBACK TO one")
@@ -79,25 +80,15 @@ def _taken_in(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoi
     return True
 
 
-def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> None:
-    """A job that the journal lacks; none where it neither ended nor can go on."""
-    ended = one.ended_as
-    if ended is None and not one.pinned:
-        return
-    state = ended or ("running" if one.tries else "pending")
+def _enter(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> None:
+    """A job that the journal lacks, as it was when it was new."""
     seen = one.checkpoint
     c.execute(
-        "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, state, base, created, started, ended,"
-        " warnings, newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings, newest_first)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (one.job, seen.identity, one.work.digest, seen.root, seen.run, seen.step, seen.model_dump_json(), one.work.model_dump_json(),
-         str(one.pin or ""), str(_target(one, target_of)), state, one.base, one.created, one.tries[0].started if one.tries else None,
-         _ended_at(one) if ended else None, json.dumps(list(one.warnings)), int(one.newest_first)),
+         str(one.pin or ""), str(_target(one, target_of)), one.created, json.dumps(list(one.warnings)), int(one.newest_first)),
     )  # fmt: skip
-    names = _planned(one)
-    c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(one.job, name, i) for i, name in enumerate(names)])
-    for name in names:
-        _add_attempts(c, one, name)
-        _set_stage(c, one, name, over=ended is not None)
     if one.fingerprint:
         c.execute(
             "INSERT OR IGNORE INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,'taken',?,?)",
@@ -122,17 +113,16 @@ def _rows_of_report(one: Remains) -> list[Json]:
 def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
     """A job that the journal has: the disk counts where it is newer."""
     ended = one.ended_as
-    if state in OPEN and ended:
-        _bring_up(c, one, over=True)
-        c.execute("UPDATE job SET state = 'running', base = COALESCE(base, ?) WHERE id = ? AND state = 'pending'", (one.base, one.job))
-        c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (ended, _ended_at(one), one.job))
-    elif state in OPEN:
-        _bring_up(c, one, over=False)
-        if one.tries:
+    if state in OPEN:
+        _bring_up(c, one, over=ended is not None)
+        if ended or one.tries:
             c.execute(
-                "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?) WHERE id = ? AND state = 'pending'",
-                (one.base, one.tries[0].started, one.job),
+                "UPDATE job SET state = 'running', base = COALESCE(?, base), started = COALESCE(started, ?)"
+                " WHERE id = ? AND state = 'pending'",
+                (one.base, one.tries[0].started if one.tries else None, one.job),
             )
+        if ended:
+            c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (ended, _ended_at(one), one.job))
     elif ended is None and one.pinned and state not in ("superseded", "cancelled"):
         # A person put it back into the queue after the backup was taken.
         c.execute("UPDATE job SET state = 'pending', ended = NULL WHERE id = ?", (one.job,))
@@ -143,7 +133,7 @@ def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
 def _bring_up(c: sqlite3.Connection, one: Remains, *, over: bool) -> None:
     """The job's stages of which the disk knows later attempts than the journal, or, at the job's end, all."""
     there = [row[0] for row in c.execute("SELECT name FROM stage WHERE job = ? ORDER BY position", (one.job,))]
-    for place, name in enumerate(_planned(one)):  # forms that took the place of others came after the backup
+    for place, name in enumerate(_planned(one)):  # all of a job that was not there; forms that took the place of others after the backup
         if name not in there:
             c.execute("INSERT INTO stage (job, name, position) VALUES (?,?,?)", (one.job, name, len(there) + place))
     for name, state, attempts in c.execute("SELECT name, state, attempts FROM stage WHERE job = ?", (one.job,)).fetchall():
@@ -212,7 +202,7 @@ def _give_up(c: sqlite3.Connection) -> int:
     ).fetchall()
     for job, pin, checkpoint in rows:
         additions = CheckpointRef.model_validate_json(checkpoint).additions
-        if not _holds_files(Path(pin)) or changed(additions, Path(pin), deep=False):
+        if not holds_files(Path(pin)) or changed(additions, Path(pin), deep=False):
             c.execute(
                 "UPDATE job SET state = 'superseded', ended = ?, untidy = 1, reason = ? WHERE id = ?",
                 (now(), "its pinned files were gone when the journal was rebuilt", job),
@@ -220,13 +210,6 @@ def _give_up(c: sqlite3.Connection) -> int:
             c.execute("DELETE FROM seen WHERE job = ?", (job,))
             count += 1
     return count
-
-
-def _holds_files(folder: Path) -> bool:
-    try:
-        return any(folder.iterdir())
-    except OSError:
-        return False
 
 
 def _target(one: Remains, target_of: Callable[[CheckpointRef], Path]) -> Path:

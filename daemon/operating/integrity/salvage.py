@@ -109,10 +109,7 @@ class Remains:
     @property
     def pinned(self) -> bool:
         """Whether its pin still holds anything."""
-        try:
-            return self.pin is not None and any(self.pin.iterdir())
-        except OSError:
-            return False
+        return self.pin is not None and holds_files(self.pin)
 
     @property
     def ended_as(self) -> str | None:
@@ -124,6 +121,14 @@ class Remains:
             figures = figures_of(report.result.figures, ReportFigures)
             return figures.status if figures else None
         return None
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether anything is in a folder; not where it can't be read."""
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
 
 
 def _iso(clock: float) -> str:
