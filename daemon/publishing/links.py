@@ -46,9 +46,7 @@ def _link(job: JobRow, target: Spot, name: str) -> Spot | None:
     """
     run, leaf = job.checkpoint.run, Path(job.checkpoint.run).name
     shared = clipped(f"{run.replace('/', '-')}-{name}")
-    own = target.path.parent.name == leaf or (
-        is_marked(target.path.parent.name) and not target.beside(shared).at.is_symlink()  # versions before this one linked by that name
-    )
+    own = target.path.parent.name == leaf or is_marked(target.path.parent.name)
     plain = name if own else shared
     names = (target.beside(one) for one in (plain, marked(plain, job.checkpoint.root, run)))
     return next((link for link in names if _is_free(link, job.checkpoint)), None)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from daemon.contract.jobs.figures import LiveSample, ReferenceFigures
+from daemon.contract.jobs.figures import ReferenceFigures
 from handlers.report.model import Artifact, Sample
 
 MOST_PROMPT = 600
@@ -25,17 +25,9 @@ MISSING = "(…)"
 
 
 def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> tuple[Sample, ...]:
-    """The prompts with all answers. Exports of earlier versions know one prompt alone, and nothing of the base."""
+    """The prompts with all answers."""
     rows = [one for one in found.samples if one.prompt is not None]
-    answers = {
-        artifact.variant: {
-            one.prompt: one for one in (*artifact.measured.samples, artifact.measured.sample) if one and one.prompt is not None
-        }
-        for artifact in artifacts
-    }
-    for given in answers.values():
-        known = {row.prompt for row in rows}
-        rows += [LiveSample(prompt=prompt, base=None, text=one.reference) for prompt, one in given.items() if prompt not in known]
+    answers = {artifact.variant: {one.prompt: one for one in artifact.measured.samples if one.prompt is not None} for artifact in artifacts}
     return tuple(
         Sample(
             prompt=row.prompt or "",

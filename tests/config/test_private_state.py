@@ -25,7 +25,7 @@ def test_a_new_state_directory_is_private_and_so_is_what_is_not_published(tmp_pa
     assert mode(tmp_path / "out") == 0o777 & ~inherited_umask()
 
 
-def test_an_open_one_of_an_earlier_version_is_closed_and_that_is_said_once(tmp_path: Path) -> None:
+def test_an_open_one_is_closed_and_that_is_said_once(tmp_path: Path) -> None:
     state = prepare(tmp_path / "state", tmp_path / "out").state
     (state / "journal.sqlite3").touch()
     state.chmod(0o755)

@@ -128,7 +128,7 @@ def test_the_pin_remembers_it_after_rotation_has_taken_the_checkpoint(job: JobRo
     assert access_of(job, OutputSettings(mode="0644")).file in (0o640, 0o600)
 
 
-def test_a_pin_of_an_earlier_version_is_judged_by_the_checkpoint(job: JobRow) -> None:
+def test_a_pin_that_remembers_nothing_is_judged_by_the_checkpoint(job: JobRow) -> None:
     pin(job)
     (job.pin / ".access").unlink()
     (Path(job.checkpoint.path) / "adapter_model.safetensors").chmod(0o600)

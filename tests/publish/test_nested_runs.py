@@ -230,7 +230,7 @@ def test_what_somebody_puts_in_the_place_of_a_manifest_does_not_stop_a_publicati
     assert verify(printer.publish(printer.take("run"))).sound
 
 
-def test_what_earlier_versions_put_into_an_export_stays_where_it_is_and_readable(printer: Printer) -> None:
+def test_what_was_put_into_an_export_stays_where_it_is_and_readable(printer: Printer) -> None:
     outer = printer.publish(printer.take("nest", 500))
     inner = printer.publish(printer.take("elsewhere", 1))
     os.rename(inner, outer / "step-1")

@@ -14,7 +14,7 @@ from tests.report import facts
 from tests.report.test_page import Page, page_of
 
 END = facts.BEGIN + timedelta(seconds=96)
-OLDER = dict.fromkeys(("texts", "perplexity", "kl_interval", "agreement_interval", "fine_tuning", "fine_tuning_interval", "worst"))
+UNMEASURED = dict.fromkeys(("texts", "perplexity", "kl_interval", "agreement_interval", "fine_tuning", "fine_tuning_interval", "worst"))
 
 
 def _report(job: JobFacts, folder: Path) -> Report:
@@ -54,8 +54,8 @@ def test_a_column_that_no_model_has_a_figure_for_is_left_out(tmp_path: Path) -> 
     assert "There is no base to compare with: the checkpoint is a full fine-tune." in Page(page_of(job, tmp_path / "page")).text
 
 
-def test_artifacts_that_an_earlier_version_checked_have_no_table(tmp_path: Path) -> None:
-    job = facts.made_all(*(facts.check(name, **OLDER) for name in ("pytorch", "onnx", "onnx-int8")))
+def test_artifacts_of_which_no_intervals_were_measured_have_no_table(tmp_path: Path) -> None:
+    job = facts.made_all(*(facts.check(name, **UNMEASURED) for name in ("pytorch", "onnx", "onnx-int8")))
     assert _report(job, tmp_path / "work").comparison.rows == ()
     assert "Base, live model and artifacts" not in page_of(job, tmp_path / "page")
 

@@ -105,7 +105,7 @@ def test_stages_carry_their_times_memory_attempts_and_fallbacks(tmp_path: Path) 
     assert [(warning.source, warning.text) for warning in report.warnings] == [("onnx-int8", "1 MatMul has no constant weight")]
 
 
-def test_processor_time_that_earlier_versions_did_not_measure_is_not_stated(tmp_path: Path) -> None:
+def test_processor_time_that_was_not_measured_is_not_stated(tmp_path: Path) -> None:
     job = facts.succeeded()
     stages = [
         stage.model_copy(update={"result": stage.result and stage.result.model_copy(update={"cpu_seconds": 0.0})}) for stage in job.stages

@@ -1,4 +1,4 @@
-"""Every figure may be missing: of an earlier version, of another task, of a stage that failed. The report and its pages are written."""
+"""Every figure may be missing: of another version, of another task, of a stage that failed. The report and its pages are written."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.report import samples
-from handlers.report.build import build
 from handlers.report.model import Sample
 from tests.report import facts
 from tests.report.test_page import Page, page_of
@@ -58,23 +57,6 @@ def test_long_prompts_and_texts_are_shown_in_part_and_compared_in_bounded_time()
     found = samples.cells(row("a b " * 20_000, base="b a " * 20_000))
     assert all(sum(len(part) for part, _ in cell.parts) < 3 * samples.MOST_TEXT for cell in found)
     assert "more characters)" in "".join(part for part, _ in found[1].parts)
-
-
-def test_exports_of_an_earlier_version_show_the_one_prompt_that_they_know(tmp_path: Path) -> None:
-    job = facts.succeeded()
-    stages = []
-    for stage in job.stages:
-        if stage.result:
-            figures = {name: value for name, value in stage.result.figures.items() if name != "samples"}
-            old = (
-                check.model_copy(update={"figures": {name: value for name, value in check.figures.items() if name != "samples"}})
-                for check in stage.result.checks
-            )
-            stage = stage.model_copy(update={"result": stage.result.model_copy(update={"figures": figures, "checks": tuple(old)})})
-        stages.append(stage)
-    (sample,) = build(facts.context(job.model_copy(update={"stages": tuple(stages)}), tmp_path), END).samples
-    assert (sample.prompt, sample.base, sample.live) == ("def add(a, b):", None, "\n    return a + b\n")
-    assert set(sample.artifacts) == {"pytorch", "onnx", "onnx-int8"}
 
 
 @pytest.mark.parametrize(("text", "said"), [

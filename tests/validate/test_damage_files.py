@@ -59,5 +59,5 @@ def test_each_damage_is_caught_by_its_words_or_changes_nothing(
         assert re.search(case.words, " | ".join(check.reasons)), check.reasons
 
 
-def test_what_an_earlier_version_wrote_has_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_without_what_the_reference_wrote_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     assert expected.read(None) is None and expected.read(tmp_path) is None

@@ -276,7 +276,7 @@ def test_weights_of_another_merge_are_named_by_their_tensor(folders: dict[str, P
     assert told is not None and f"tensor {name} has other bytes" in told
 
 
-def test_a_reference_of_an_earlier_version_still_opens(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_reference_is_read_back_with_its_base(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
     bench = measured(pico_checkpoint, pico_base, pico_base, tmp_path / "logits")
     folder = tmp_path / "kept"
     shutil.copytree(tmp_path / "logits", folder / "logits")
