@@ -131,7 +131,7 @@ def _proposed(given: dict[str, Any], found: Proposal | None, *, system: bool, ye
     proposed = [one.path for one in found.roots] if found else []
     if not roots and yes and not proposed:
         raise UsageError(
-            FaultCode.NO_CONFIGURATION, "make a configuration",
+            FaultCode.CONFIG_MISSING, "make a configuration",
             f"no checkpoint was found below {', '.join(map(str, places()))}, so there is nothing to watch yet",
             "give the directory below which trainings write with --root; it does not have to exist yet",
         )  # fmt: skip
@@ -272,7 +272,7 @@ def install_service(
     service.refuse_unfit(box, user=user, dry=dry_run)
     if file is None:
         raise UsageError(
-            FaultCode.NO_CONFIGURATION, "install the service", "there is no configuration for the service",
+            FaultCode.CONFIG_MISSING, "install the service", "there is no configuration for the service",
             "create one with `ckptd init`, or give one with --config",
         )  # fmt: skip
     _refuse_odd(memory, slice_)

@@ -54,9 +54,10 @@ class FaultCode(StrEnum):
     addresses of services belong into `notify.urls` or the file of `notify.urls_file`.
     """
     CONFIG_MISSING = "config-missing"
-    """The given configuration file does not exist, or none was given or found.
+    """The given configuration file does not exist, none was given or found, or there is nothing to make one of.
 
-    To do: Correct the path of `--config` or of the variable CKPTD_CONFIG, or write a file with `ckptd init`.
+    To do: Correct the path of `--config` or of the variable CKPTD_CONFIG, or write a file with `ckptd init`, with `--root` where no
+    checkpoint is there yet.
     """
     CONFIG_SYNTAX = "config-syntax"
     """The configuration file is not TOML.
@@ -82,11 +83,6 @@ class FaultCode(StrEnum):
     """`ckptd export` was given no checkpoint.
 
     To do: Give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH.
-    """
-    NO_CONFIGURATION = "no-configuration"
-    """There is no configuration for a service, or nothing to create one from.
-
-    To do: Create one with `ckptd init`, or give the path of yours with --config.
     """
     NO_EXPORT = "no-export"
     """There is no published export in, below or above the path to verify.
@@ -561,9 +557,9 @@ class FaultCode(StrEnum):
     To do: Move one of the two out of the folder.
     """
     NO_TENSORS = "no-tensors"
-    """A weight file is not a table of tensors.
+    """A weight file, or an adapter's, is not a table of tensors, or contains none.
 
-    To do: Save the model with save_pretrained.
+    To do: Save the model or the adapter again with save_pretrained, or take another checkpoint.
     """
     NO_WEIGHTS = "no-weights"
     """The model folder contains no weights.
@@ -716,11 +712,6 @@ class FaultCode(StrEnum):
 
     To do: Set `merge.dtype` to "base", or to the wider type that the message names.
     """
-    EMPTY_ADAPTER = "empty-adapter"
-    """The adapter's file contains no tensors.
-
-    To do: Take another checkpoint.
-    """
     HALF_A_PAIR = "half-a-pair"
     """A module of the adapter has only one of its two matrices.
 
@@ -764,11 +755,6 @@ class FaultCode(StrEnum):
 
     To do: Look at the training's loss and take an earlier checkpoint; if the message names the base as the cause, copy the base again; give
     adapters that are added smaller weights (`merge.weight`, `merge.add`).
-    """
-    NOT_AN_ADAPTER = "not-an-adapter"
-    """The adapter's file is not a table of tensors.
-
-    To do: Save the adapter again with PEFT.
     """
     OUTPUT_NOT_EMPTY = "output-not-empty"
     """The output folder of the merge is not empty.
@@ -824,7 +810,7 @@ class FaultCode(StrEnum):
     To do: Raise `export.target.size` or `export.target.kl`; the message says what each of them would need.
     """
     BUILDER_FAILED = "builder-failed"
-    """onnxruntime-genai's builder failed.
+    """onnxruntime-genai's builder failed, or the folder that it made can't be run.
 
     To do: Leave the variant out of `export.variants`, and read the attempt's log.
     """
@@ -839,11 +825,6 @@ class FaultCode(StrEnum):
 
     To do: Do what the message says about the failed strategy, or leave the onnx variants out of `export.variants`.
     """
-    FIXED_AXES = "fixed-axes"
-    """The exported graph accepts only one input size, but must accept any size.
-
-    To do: Leave the onnx-activations variants out of `export.variants`.
-    """
     FORM_NOT_POSSIBLE = "form-not-possible"
     """The model is of a type, or its layers are of a kind, that this form can't hold.
 
@@ -854,11 +835,6 @@ class FaultCode(StrEnum):
     """The fp16 graph's values overflow or are too far from fp32's.
 
     To do: Use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out of `export.variants`.
-    """
-    INVALID_FOLDER = "invalid-folder"
-    """onnxruntime-genai can't run the folder that was made.
-
-    To do: Leave the variant out of `export.variants`, and read the attempt's log.
     """
     INVALID_GRAPH = "invalid-graph"
     """onnxruntime refuses a graph that was made from another one, or its inputs or outputs differ.
@@ -871,39 +847,15 @@ class FaultCode(StrEnum):
     To do: Install it: `pip install onnxruntime-genai`.
     """
     NO_ACTIVATIONS = "no-activations"
-    """The settings name no activation, or this kind of model has none.
+    """The settings name no activation, or the model or its graph can't return those that they name.
 
-    To do: Set `onnx.kinds`, for example to ["hidden_states"], or leave the onnx-activations variants out.
-    """
-    NO_ATTENTIONS = "no-attentions"
-    """The model returns no attention weights.
-
-    To do: Leave "attentions" out of `onnx.kinds`.
+    To do: Set `onnx.kinds` to what the model returns, for example to ["hidden_states"], or leave the onnx-activations variants out of
+    `export.variants`.
     """
     NO_CALIBRATION = "no-calibration"
     """The model can't be calibrated with text.
 
     To do: Leave onnx-int8-static out of `export.variants`.
-    """
-    NO_CONTRACT = "no-contract"
-    """The folder does not say which activations it returns.
-
-    To do: Export onnx-activations again.
-    """
-    NO_FEED_FORWARD = "no-feed-forward"
-    """The model's layers have no module that ckptd knows as their feed-forward part.
-
-    To do: Leave "mlp" out of `onnx.kinds`.
-    """
-    NO_GRAPHS = "no-graphs"
-    """The folder does not say which ONNX graphs it contains.
-
-    To do: Export the model to ONNX again.
-    """
-    NO_LAYERS = "no-layers"
-    """The model has no list of modules that ckptd knows as its layers.
-
-    To do: Leave the onnx-activations variants out of `export.variants`.
     """
     NO_PADDING_TOKEN = "no-padding-token"
     """The model uses the padding token to find the end of a text, but config.json names no padding token.
@@ -960,11 +912,6 @@ class FaultCode(StrEnum):
 
     To do: Run `ckptd retry JOB`; report it if it happens again.
     """
-    CROSS_CACHE_SHAPE = "cross-cache-shape"
-    """A decoder's cross-attention cache does not have one row per source token.
-
-    To do: Export the variant again.
-    """
     DEVICE_MISSING = "device-missing"
     """The artifact runs on a device, a GPU for example, that this machine does not have: it could not be checked here.
 
@@ -983,15 +930,15 @@ class FaultCode(StrEnum):
     To do: Install ckptd's dependencies again, or those of the package that brings the format; for an engine in a toolchain, run `ckptd
     toolchain check NAME`.
     """
-    GRAPH_NOT_FOUND = "graph-not-found"
-    """A graph that the artifact should contain does not exist.
+    GRAPH_UNEXPECTED = "graph-unexpected"
+    """The graph's inputs, outputs or cache are not the usual ones of this kind of model.
 
     To do: Export the variant again.
     """
     GRAPH_UNREADABLE = "graph-unreadable"
-    """onnxruntime can't load the artifact's graph.
+    """A graph of the artifact, or the description of its graphs, is missing or can't be loaded.
 
-    To do: Export the checkpoint again.
+    To do: Export the variant again, or give the folder of an artifact.
     """
     LOGITS = "logits"
     """The artifact's logits can't be compared with the reference's.
@@ -1023,35 +970,15 @@ class FaultCode(StrEnum):
 
     To do: Set decoder_start_token_id in the model's config.json.
     """
-    ONNX_CACHE_SHAPE = "onnx-cache-shape"
-    """The shape of the graph's cache inputs does not show the number of heads and their size.
-
-    To do: Export the variant again.
-    """
-    ONNX_NAMES = "onnx-names"
-    """The graph's inputs and outputs are not the usual ones of this kind of model.
-
-    To do: Export the variant again.
-    """
-    ONNX_TYPE = "onnx-type"
-    """An input of the graph has a type that numpy does not support.
-
-    To do: Export the variant again.
-    """
     PACKAGE_MISSING = "package-missing"
     """A package that the tokenizer needs is not installed.
 
     To do: Install the package that the message names with pip.
     """
-    PROMPT_EMPTY = "prompt-empty"
-    """The prompt to generate from gives no tokens.
+    PROMPT_UNUSABLE = "prompt-unusable"
+    """The prompt to generate from gives no tokens, or is longer than the model supports.
 
-    To do: Give a prompt of at least one character.
-    """
-    PROMPT_TOO_LONG = "prompt-too-long"
-    """The prompt to generate from is longer than the model supports.
-
-    To do: Give a shorter prompt.
+    To do: Give a prompt of at least one character, or a shorter one.
     """
     REFERENCE_NOT_FINITE = "reference-not-finite"
     """The live model's logits are NaN or infinite.
@@ -1162,20 +1089,10 @@ class FaultCode(StrEnum):
 
     # The demo and its trainings
 
-    BAD_SECONDS = "bad-seconds"
-    """The time to train the demo's base is not above 0.
+    BAD_TRAINING = "bad-training"
+    """The numbers given for a training of the demo are too small, or contradict each other.
 
-    To do: Give a value above 0 for `--seconds`.
-    """
-    BAD_STEPS = "bad-steps"
-    """The numbers of training steps contradict each other.
-
-    To do: Give 1 ≤ `--save-steps` ≤ `--steps`.
-    """
-    BAD_THREADS = "bad-threads"
-    """A training needs at least one thread.
-
-    To do: Give `--threads` 1 or more.
+    To do: Give `--seconds` above 0, `--threads` 1 or more, and 1 ≤ `--save-steps` ≤ `--steps`.
     """
     DEMO_PROCESS = "demo-process"
     """A process of the demo ended before its work was done.

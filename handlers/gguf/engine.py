@@ -44,7 +44,7 @@ def file_in(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         cause = f"the folder holds {len(files)} .gguf files instead of one"
-        raise Permanent(FaultCode.GRAPH_NOT_FOUND, "run the GGUF file", cause, "export the variant again", path=folder)
+        raise Permanent(FaultCode.GRAPH_UNREADABLE, "run the GGUF file", cause, "export the variant again", path=folder)
     return files[0]
 
 

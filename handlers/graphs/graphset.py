@@ -87,7 +87,7 @@ def read(folder: Path) -> GraphSet:
         cause = f"it holds no {FILE}"
     except (ValidationError, OSError) as error:
         cause = f"its {FILE} can't be read ({str(error).splitlines()[0]})"
-    raise Permanent(FaultCode.NO_GRAPHS, OPERATION, cause, "export the model to ONNX again", path=folder)
+    raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, "export the model to ONNX again", path=folder)
 
 
 def copy_beside(folder: Path, target: Path, graphs: GraphSet, without: Collection[str] = ()) -> None:

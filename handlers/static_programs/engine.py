@@ -52,7 +52,7 @@ class StaticFolder(ExportedFolder):
                 if graph is None
                 else f"graphs.json names {graph.file}, which is not there"
             )
-            raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
+            raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, AGAIN, path=self._folder)
         return self._opened(self._folder / graph.file, role, threads)
 
     def _width(self, role: str, output: str) -> int | None:

@@ -51,14 +51,14 @@ def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, th
     engine = _load(folder, threads)
     ids = _encoded(engine, folder, prompt)
     if not ids:
-        raise Permanent(FaultCode.PROMPT_EMPTY, _OPERATION, "the prompt gives no tokens", "give a prompt of at least one character")
+        raise Permanent(FaultCode.PROMPT_UNUSABLE, _OPERATION, "the prompt gives no tokens", "give a prompt of at least one character")
     pair = isinstance(engine, OnnxSeq2Seq)
     context = engine.context_length
     # A source and its translation have positions of their own; a continuation goes on in the prompt's.
     room = tokens if context is None else context - (1 if pair else len(ids))
     if room < 1 or (context is not None and len(ids) > context):
         cause = f"the prompt has {len(ids)} tokens, but the model has only {context} positions"
-        raise Permanent(FaultCode.PROMPT_TOO_LONG, _OPERATION, cause, "give a shorter prompt", path=folder)
+        raise Permanent(FaultCode.PROMPT_UNUSABLE, _OPERATION, cause, "give a shorter prompt", path=folder)
     decoded = _decode(engine, ids, min(tokens, room), penalty)
     steps = len(decoded.tokens) - 1
     return engine.text(decoded.tokens), steps / decoded.decode_seconds if steps else 0.0
@@ -74,7 +74,7 @@ def _load(folder: Path, threads: int) -> OnnxEngine | OnnxSeq2Seq:
     if not {"model", "encoder", "embedding"} & files.keys():
         cause = f"the folder holds no {GRAPH} and no {USUAL['encoder']}"
         raise Permanent(
-            FaultCode.GRAPH_NOT_FOUND, _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder
+            FaultCode.GRAPH_UNREADABLE, _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder
         )
     spec = EngineSpec(engine="onnx", folder=str(folder), threads=threads)
     try:

@@ -194,7 +194,7 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     named = isinstance(table, dict) and all(isinstance(key, str) and is_name(key) for key in table)
     if not named or not all(isinstance(value, torch.Tensor) for value in table.values()):
         raise Permanent(
-            FaultCode.NOT_AN_ADAPTER, OPERATION, "the file is not a table of tensors", "save the adapter again with PEFT", path=path
+            FaultCode.NO_TENSORS, OPERATION, "the file is not a table of tensors", "save the adapter again with PEFT", path=path
         )
     found: dict[str, torch.Tensor] = table
     return found
@@ -218,6 +218,6 @@ def read_adapter(folder: Path) -> Adapter:
         unpickled = _unpickle(path) if name == BIN else {}
         shapes = {key: info.shape for key, info in headers.items()} | {key: tuple(value.shape) for key, value in unpickled.items()}
         if not shapes:
-            raise Permanent(FaultCode.EMPTY_ADAPTER, OPERATION, "it holds no tensor", "take another checkpoint", path=path)
+            raise Permanent(FaultCode.NO_TENSORS, OPERATION, "it holds no tensor", "take another checkpoint", path=path)
         return Adapter(folder, path, config, shapes, headers, unpickled)
     raise Permanent(FaultCode.NO_ADAPTER, OPERATION, f"there is neither {SAFETENSORS} nor {BIN}", "take another checkpoint", path=folder)

@@ -50,7 +50,7 @@ def layers_of(model: torch.nn.Module, folder: Path) -> list[tuple[str, torch.nn.
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
     if not lists:
         cause = f"{architecture(folder)} has no list of {count} modules that are its layers"
-        raise Permanent(FaultCode.NO_LAYERS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
+        raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     name, found = min(lists, key=lambda pair: pair[0].count("."))
     return [(f"{name}.{number}", layer) for number, layer in enumerate(found)]
 
@@ -73,7 +73,7 @@ def _feed_forward(name: str, layer: torch.nn.Module, folder: Path) -> str:
     part = next((inner for inner in FEED_FORWARD if inner in modules), None)
     if part is None:
         cause = f"the layers of {architecture(folder)} have no module that is known as their feed-forward part"
-        raise Permanent(FaultCode.NO_FEED_FORWARD, OPERATION, cause, 'leave "mlp" out of onnx.kinds', path=folder)
+        raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, 'leave "mlp" out of onnx.kinds', path=folder)
     return f"{name}.{part}"
 
 
@@ -134,7 +134,7 @@ def take_attentions(watched: Watched, output: Any, wanted: Sequence[Site], folde
             given = output.get("attentions")
             if not given or site.layer is None or site.layer >= len(given) or given[site.layer] is None:
                 cause = f"{architecture(folder)} gives no attention weights of layer {site.layer}"
-                raise Permanent(FaultCode.NO_ATTENTIONS, OPERATION, cause, 'leave "attentions" out of onnx.kinds', path=folder)
+                raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, 'leave "attentions" out of onnx.kinds', path=folder)
             watched.seen[site.name] = given[site.layer]
 
 

@@ -109,4 +109,4 @@ def read(folder: Path) -> Contract:
         cause = f"it holds no {FILE}"
     except (ValidationError, OSError) as error:
         cause = f"its {FILE} can't be read ({str(error).splitlines()[0]})"
-    raise Permanent(FaultCode.NO_CONTRACT, "read what activations a folder gives", cause, "export onnx-activations again", path=folder)
+    raise Permanent(FaultCode.GRAPH_UNREADABLE, "read what activations a folder gives", cause, "export onnx-activations again", path=folder)

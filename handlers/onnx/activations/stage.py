@@ -89,7 +89,7 @@ def _source_graphs(folder: Path) -> GraphSet:
     fixed = [port.name for port in graphs.graphs[0].inputs if port.name == "input_ids" and port.shape != ("batch", "sequence")]
     if fixed:
         cause = f"the exported graph's {fixed[0]} have a fixed size, but activations need a dynamic batch and length"
-        raise Permanent(FaultCode.FIXED_AXES, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
+        raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     return graphs
 
 

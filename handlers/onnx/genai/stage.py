@@ -72,7 +72,7 @@ def fp16(context: StageContext, reporter: Reporter) -> StageOutput:
 def build(context: StageContext, reporter: Reporter, order: BuilderRequest) -> StageOutput:
     """Build the merged model into the staging folder, with configuration and tokenizer as they are, and run it once.
 
-    Permanent `unsupported-architecture`, `tokenizer-not-found`, `builder-failed`, or `invalid-folder` when it does not run.
+    Permanent `unsupported-architecture`, `tokenizer-not-found`, or `builder-failed`, also when it does not run.
     """
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
     check_supported(source)
@@ -158,7 +158,7 @@ def _tidy(context: StageContext, order: BuilderRequest) -> bool:
 
 
 def try_out(folder: Path) -> None:
-    """Let onnxruntime-genai load the folder and decode two tokens. Permanent `invalid-folder` when it can't."""
+    """Let onnxruntime-genai load the folder and decode two tokens. Permanent `builder-failed` when it can't."""
     genai: Any = importlib.import_module("onnxruntime_genai")
     try:
         config = genai.Config(str(folder))
@@ -175,9 +175,9 @@ def try_out(folder: Path) -> None:
         logits = np.asarray(generator.get_output("logits"), np.float32)
     except RuntimeError as error:
         cause = f"onnxruntime-genai does not run it: {str(error).strip().splitlines()[0]}"
-        raise Permanent(FaultCode.INVALID_FOLDER, OPERATION, cause, AGAIN, path=folder) from error
+        raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, cause, AGAIN, path=folder) from error
     if not np.isfinite(logits).all():
-        raise Permanent(FaultCode.INVALID_FOLDER, OPERATION, "its logits are not finite", AGAIN, path=folder)
+        raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, "its logits are not finite", AGAIN, path=folder)
 
 
 def _figures(source: Path, staging: Path, order: BuilderRequest) -> dict[str, object]:

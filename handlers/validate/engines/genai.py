@@ -49,7 +49,7 @@ class GenaiEngine:
         if not (folder / genai_config.FILE).is_file():
             cause = f"the folder holds no {genai_config.FILE}"
             raise Permanent(
-                FaultCode.GRAPH_NOT_FOUND, "run the model with onnxruntime-genai", cause, "export the variant again", path=folder
+                FaultCode.GRAPH_UNREADABLE, "run the model with onnxruntime-genai", cause, "export the variant again", path=folder
             )
         model = genai_config.read(folder)["model"]
         self.vocabulary: int | None = int(model["vocab_size"])

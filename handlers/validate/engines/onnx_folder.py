@@ -49,7 +49,7 @@ def graph_files(folder: Path) -> dict[str, Path]:
         return {role: folder / name for role, name in USUAL.items() if (folder / name).is_file()}
     files = {graph.role: folder / graph.file for graph in graphset.read(folder).graphs}
     if lost := sorted(path.name for path in files.values() if not path.is_file()):
-        raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, f"{graphset.FILE} names {lost[0]}, which is not there", AGAIN, path=folder)
+        raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, f"{graphset.FILE} names {lost[0]}, which is not there", AGAIN, path=folder)
     return files
 
 
@@ -62,7 +62,7 @@ def check_names(
     unknown = sorted(set(graph.inputs) - {*needed, *optional, *graph.past})
     if missing or unknown:
         cause = f"its inputs and outputs are not those of {what} (missing {missing}, unknown {unknown})"
-        raise Permanent(FaultCode.ONNX_NAMES, OPERATION, cause, AGAIN, path=graph.path)
+        raise Permanent(FaultCode.GRAPH_UNEXPECTED, OPERATION, cause, AGAIN, path=graph.path)
 
 
 class LoadedGraph:
@@ -90,7 +90,9 @@ class LoadedGraph:
         """numpy's type of an input."""
         kind = self.inputs[name].type
         if kind not in _DTYPES:
-            raise Permanent(FaultCode.ONNX_TYPE, OPERATION, f"its input {name} is a {kind}, which numpy can't hold", AGAIN, path=self.path)
+            raise Permanent(
+                FaultCode.GRAPH_UNEXPECTED, OPERATION, f"its input {name} is a {kind}, which numpy can't hold", AGAIN, path=self.path
+            )
         return _DTYPES[kind]
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
@@ -108,7 +110,7 @@ class LoadedGraph:
             shape = self.inputs[name].shape
             if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
                 cause = f"the input {name} has the shape {shape}, which does not say the number of heads and their size"
-                raise Permanent(FaultCode.ONNX_CACHE_SHAPE, OPERATION, cause, AGAIN, path=self.path)
+                raise Permanent(FaultCode.GRAPH_UNEXPECTED, OPERATION, cause, AGAIN, path=self.path)
             values[name] = self.value(name, np.zeros((rows, shape[1], 0, shape[3])))
         return values
 
@@ -138,11 +140,13 @@ class LoadedChain:
         for graph in self._graphs[:-1]:
             if NEXT not in graph.outputs:
                 raise Permanent(
-                    FaultCode.ONNX_NAMES, OPERATION, f"it gives no {NEXT} for the next graph of the chain", AGAIN, path=graph.path
+                    FaultCode.GRAPH_UNEXPECTED, OPERATION, f"it gives no {NEXT} for the next graph of the chain", AGAIN, path=graph.path
                 )
         for graph in self._graphs[1:]:
             if HIDDEN not in graph.inputs:
-                raise Permanent(FaultCode.ONNX_NAMES, OPERATION, f"it takes no {HIDDEN} from the graph before it", AGAIN, path=graph.path)
+                raise Permanent(
+                    FaultCode.GRAPH_UNEXPECTED, OPERATION, f"it takes no {HIDDEN} from the graph before it", AGAIN, path=graph.path
+                )
         check_names(self, what, needed, outputs, optional)
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
@@ -175,7 +179,7 @@ class OnnxFolder(ExportedFolder):
         """The graph with a role; Permanent where the folder has none."""
         if role not in self._files:
             cause = f"the folder holds no {USUAL[role]}"
-            raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
+            raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, AGAIN, path=self._folder)
         return self._opened(self._files[role], threads)
 
     def _opened(self, path: Path, threads: int) -> LoadedGraph:

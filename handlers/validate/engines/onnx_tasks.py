@@ -69,7 +69,7 @@ class OnnxSeq2Seq(OnnxFolder):
             found.append(WHOLE)
         if not found:
             cause = f"its decoders ({', '.join(sorted(self._decoders)) or 'none'}) are not enough to decode with"
-            raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
+            raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, AGAIN, path=self._folder)
         return tuple(found)
 
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
@@ -113,7 +113,7 @@ class OnnxSeq2Seq(OnnxFolder):
                     f"its output {name} has the shape {shape} where {mask.shape[0]} rows of {mask.shape[1]} source tokens belong: the"
                     " cross-attention cache is lost"
                 )
-                raise Permanent(FaultCode.CROSS_CACHE_SHAPE, OPERATION, cause, AGAIN, path=graph.path)
+                raise Permanent(FaultCode.GRAPH_UNEXPECTED, OPERATION, cause, AGAIN, path=graph.path)
 
 
 class OnnxEncoder(OnnxFolder):
