@@ -53,7 +53,7 @@ class _Bench:
     def __init__(self, context: StageContext, request: BenchRequest, reporter: Reporter) -> None:
         self._context, self._request, self._reporter = context, request, reporter
         self._end = time.monotonic() + request.seconds
-        self._found = Measurements()
+        self._measured = Measurements()
         self._left = len(request.units)
 
     def run(self) -> None:
@@ -65,17 +65,17 @@ class _Bench:
                     self._left -= 1
 
     def _keep(self, **more: object) -> None:
-        self._found = self._found.model_copy(update=more)
-        write_atomic(Path(self._context.staging, MEASURED), self._found.model_dump_json(indent=1), durable=False)
+        self._measured = self._measured.model_copy(update=more)
+        write_atomic(Path(self._context.staging, MEASURED), self._measured.model_dump_json(indent=1), durable=False)
 
     def _cut(self, sentence: str) -> None:
-        self._keep(cut=(*self._found.cut, sentence))
+        self._keep(cut=(*self._measured.cut, sentence))
 
     @contextlib.contextmanager
     def _pytorch(self, threads: int) -> Iterator[_Model | None]:
-        """The merged model in PyTorch, ready; None where there is none, or it can't be run."""
+        """Yield the merged model in PyTorch, ready; None where there is none, or it can't be run."""
         folder = self._request.peer
-        if folder is None or self._found.peer_problem is not None:
+        if folder is None or self._measured.peer_problem is not None:
             yield None
             return
         self._keep(current=(PEER, threads))
@@ -117,13 +117,13 @@ class _Bench:
             )
 
     def _series(self, unit: Unit, name: str, model: _Model, pytorch: _Model | None, left: float) -> None:
-        """All points of one model; what is found is kept, also where its process ends."""
+        """Measure all points of one model; what is found is kept, also where its process ends."""
         points = [self._point(model, batch, length) for length in self._request.lengths for batch in self._request.batches]
         series = Series(
             points, self._request.rounds, time.monotonic() + left / self._left, functools.partial(self._say_series, unit.variant)
         )
         fault = None
-        other = pytorch.worker if pytorch is not None and self._found.peer_problem is None else None
+        other = pytorch.worker if pytorch is not None and self._measured.peer_problem is None else None
         try:
             series.run(model.worker, other)
         except Lost as lost:
@@ -132,7 +132,7 @@ class _Bench:
             self._without_pytorch(series.other_failure)
         start = model.started() if fault is None else None
         if start is not None:
-            self._keep(versions={**self._found.versions, **model.versions})
+            self._keep(versions={**self._measured.versions, **model.versions})
         if series.left_out:
             self._cut(f"{name}: {series.left_out}.")
         self._keep(kind=model.subject.kind, task=model.subject.task)
@@ -140,10 +140,10 @@ class _Bench:
         self._done(unit, Measured(variant=unit.variant, threads=unit.threads, start=start, points=summaries, fault=fault))
 
     def _done(self, unit: Unit, measured: Measured) -> None:
-        self._keep(done=(*self._found.done, measured), current=None)
+        self._keep(done=(*self._measured.done, measured), current=None)
 
     def _point(self, model: _Model, batch: int, length: int) -> Point:
-        """Rows of pseudo-random tokens, the same for every model; with a problem where the model has no positions for them."""
+        """Give rows of pseudo-random tokens, the same for every model; with a problem where the model has no positions for them."""
         random = np.random.default_rng([batch, length])
         # Tokens with a meaning of their own stand at the ends of nearly every vocabulary.
         rows = random.integers(model.vocabulary // 4, max(model.vocabulary * 3 // 4, model.vocabulary // 4 + 1), (batch, length))
@@ -173,7 +173,7 @@ class _Model:
     """A variant in a process of its own, with what it says of itself. Made and ended by `with`, loaded by `start`."""
 
     def __init__(self, context: StageContext, folder: Path, engine: str, toolchain: str, name: str, threads: int) -> None:
-        """Raises WorkerFailed where nothing here can run it, Permanent where its configuration can't be read."""
+        """Raise WorkerFailed where nothing here can run it, Permanent where its configuration can't be read."""
         self.folder, self._threads = folder, threads
         self.subject: ValidatedTask = subject_of(folder)
         if self.subject.kind not in engines()[engine]:
@@ -208,7 +208,7 @@ class _Model:
         self._start_seconds = time.perf_counter() - self._began
 
     def started(self) -> BenchStart | None:
-        """What its process took so far; None where it can't say any more."""
+        """Give what its process took so far; None where it can't say any more."""
         try:
             stats = self.worker.ask(AskStats())
         except WorkerFailed:
@@ -219,7 +219,7 @@ class _Model:
         )
 
     def _vocabulary(self) -> int:
-        """Tokens that it takes: as its configuration says, since an encoder's outputs are no tokens."""
+        """Give tokens that it takes: as its configuration says, since an encoder's outputs are no tokens."""
         config = read_json(self.folder / "config.json", _OPERATION)
         text = config.get("text_config")
         for source in (config, text if isinstance(text, dict) else {}):

@@ -56,14 +56,14 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _sampled(context: StageContext, reporter: Reporter, rendering: Rendering, count: int) -> list[str]:
-    """Texts that the live model writes after the first words of built-in ones; a fixed seed each. Raises WorkerFailed."""
+    """Give texts that the live model writes after the first words of built-in ones; a fixed seed each. Raises WorkerFailed."""
     subject = subject_of(Path(context.inputs["merge"]))
     spec = EngineSpec(
         engine="torch" if context.base is None else "live", folder=context.pin, base=context.base, threads=context.limits.threads,
         task=subject.task, weight=context.checkpoint.weight,
-        additions=tuple((str(folder), one.weight) for folder, one in context.additions),
+        additions=tuple((str(folder), adapter.weight) for folder, adapter in context.additions),
     )  # fmt: skip
-    found = []
+    texts = []
     with EngineWorker("live", spec, Path(context.temporary), context.limits) as live:
         room = live.load().context_length
         if (values := base_likelihood.taken(context)) != "original":
@@ -74,13 +74,13 @@ def _sampled(context: StageContext, reporter: Reporter, rendering: Rendering, co
             tokens = TOKENS if room is None else min(TOKENS, room - len(ids))
             if ids and tokens > 0:
                 written = live.ask(Continue(ids=ids, tokens=tokens, seed=number)).tokens
-                found.append(start + live.ask(Decode(ids=written)).text)
-    return found
+                texts.append(start + live.ask(Decode(ids=written)).text)
+    return texts
 
 
 def starts(rendering: Rendering, count: int) -> list[str]:
-    """Beginnings of texts; of a chat model's, every second one is a question through its template."""
-    found = []
+    """Give beginnings of texts; of a chat model's, every second one is a question through its template."""
+    beginnings = []
     for number, text in enumerate([*FURTHER, *BUILT_IN][:count]):
         words = " ".join(text.split(" ")[:START_WORDS])
         if rendering.template is not None and number % 2 == 0:
@@ -89,5 +89,5 @@ def starts(rendering: Rendering, count: int) -> list[str]:
                 words = asked.removeprefix(rendering.begins) if rendering.begins else asked
             except RowRefused:
                 pass
-        found.append(words)
-    return found
+        beginnings.append(words)
+    return beginnings

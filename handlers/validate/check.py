@@ -71,8 +71,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         return output
     limits = context.work.validation.thresholds.get(variant.name)
     record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
-    if told := optimum_reader.sentence(variant.name, examination.figures.foreign):
-        output.warnings.append(told)
+    if sentence := optimum_reader.sentence(variant.name, examination.figures.foreign):
+        output.warnings.append(sentence)
     return output
 
 
@@ -89,22 +89,22 @@ def _examine(
     )  # fmt: skip
     outputs = scratch / "logits"
     # What it was made of is compared with it; the merge is there for its weights too, where it was not made of that at once.
-    sources = (one for one in (variant.form_of, "merge") if variant.form_of and one in variant.needs)
-    source = next((context.inputs[one] for one in sources if one in context.inputs), None)
+    sources = (name for name in (variant.form_of, "merge") if variant.form_of and name in variant.needs)
+    source = next((context.inputs[name] for name in sources if name in context.inputs), None)
     weighed = context.inputs.get("merge", source) if variant.limits.weights else source
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         about = worker.load()
         whole, reference = reference, room.fitting(reference, about.context_length)
-        output.warnings += room.told(variant.name, whole, reference, about.context_length)
-        if weighed and (told := worker.ask(CompareWeights(source=weighed)).reason):
-            examination.findings.append(findings.weights(told, variant.name))
+        output.warnings += room.warn(variant.name, whole, reference, about.context_length)
+        if weighed and (fault := worker.ask(CompareWeights(source=weighed)).reason):
+            examination.findings.append(findings.weights(fault, variant.name))
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
         examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress, result=examination)
         said = answers.given(worker, reference.samples, exact=exact)
         stats = worker.ask(AskStats())
-    rows_of, went_on = partial(logits_file, outputs), [one.tokens for one in examination.prompts]
+    rows_of, went_on = partial(logits_file, outputs), [prompt.tokens for prompt in examination.prompts]
     scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
-    examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
+    examination.figures = scoring.put_into(answers.put_into(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
@@ -116,8 +116,8 @@ def _examine(
         examination.figures = examination.figures.plus(foreign=foreign)
     rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    if told := external.example_fault(context, variant, spec, reference, examination, rows):
-        examination.findings.append(findings.example(told))
+    if fault := external.example_fault(context, variant, spec, reference, examination, rows):
+        examination.findings.append(findings.example(fault))
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
     if graphs.weights and not _names(examination, "weights"):

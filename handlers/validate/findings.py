@@ -31,39 +31,39 @@ class Finding:
 
 
 def tokenizer(reason: str) -> Finding:
-    """Its tokenizer is not the live model's."""
+    """Report that its tokenizer is not the live model's."""
     return Finding("tokenizer", reason, _TOKENIZER)
 
 
 def changed(aspect: str, reason: str, files: str = "config.json") -> Finding:
-    """What `files` say is not what belongs there."""
+    """Report that what `files` say is not what belongs there."""
     return Finding(aspect, reason, f"export again: what its {files} says was changed")
 
 
 def stray(reason: str) -> Finding:
-    """It holds a file that nobody compares."""
+    """Report that it holds a file that nobody compares."""
     remedy = "export again; where the format itself writes the file, its declaration has to name it, see docs/writing-a-format.md"
     return Finding("files", reason, remedy)
 
 
 def rare(reason: str) -> Finding:
-    """It answers otherwise where tokens are read that no prompt holds."""
+    """Report that it answers otherwise where tokens are read that no prompt holds."""
     remedy = "export again; if it happens again, export another variant: this one would answer wrongly where such tokens are read"
     return Finding(RARE, reason, remedy)
 
 
 def weights(reason: str, variant: str) -> Finding:
-    """Its weights are not those that were merged."""
+    """Report that its weights are not those that were merged."""
     return Finding("weights", reason, made_again(variant))
 
 
 def example(reason: str) -> Finding:
-    """The example that it brings does not work."""
+    """Report that the example that it brings does not work."""
     return Finding("example", reason, "export again; if it happens again, report it with the attempt's log")
 
 
 def portability(reason: str, variant: str) -> Finding:
-    """It may give other answers on other processors."""
+    """Report that it may give other answers on other processors."""
     remedy = (
         f"export {variant} again: its new weights then leave room in 16 bits; to run this graph as it is, set onnxruntime's session"
         " option session.x64quantprecision to 1"
@@ -72,16 +72,16 @@ def portability(reason: str, variant: str) -> Finding:
 
 
 def structure(reason: str, variant: str) -> Finding:
-    """Its graph is not the model that its own weights give."""
+    """Report that its graph is not the model that its own weights give."""
     return Finding("structure", reason, f"export {variant} again; if it happens again, leave it out of export.variants")
 
 
 def rounding(reason: str, less: str | None, variant: str) -> Finding:
-    """Its activations are rounded with a systematic error; `less`: the less quantized form to take instead."""
+    """Report that its activations are rounded with a systematic error; `less`: the less quantized form to take instead."""
     remedy = f"use the variant {less} instead of {variant}" if less else f"leave {variant} out of export.variants"
     return Finding("rounding", reason, remedy, of_precision=True)
 
 
 def made_again(variant: str) -> str:
-    """The remedy that makes a variant of the merged weights anew."""
+    """Give the remedy that makes a variant of the merged weights anew."""
     return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"

@@ -29,7 +29,7 @@ _OPERATION = "generate text"
 
 
 def penalized(penalty: float) -> Choose:
-    """A greedy choice that divides the positive logits (and multiplies the negative ones) of tokens already seen by `penalty`.
+    """Give a greedy choice that divides the positive logits (and multiplies the negative ones) of tokens already seen by `penalty`.
 
     The formula is that of the CTRL paper (Keskar et al., 2019), section 4.1, in the form that spares negative logits.
     """
@@ -44,7 +44,7 @@ def penalized(penalty: float) -> Choose:
 
 
 def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, threads: int = 1) -> tuple[str, float]:
-    """The continuation of `prompt`, or what an encoder-decoder makes of it, and its speed in tokens a second, prefill left out.
+    """Give the continuation of `prompt`, or what an encoder-decoder makes of it, and its speed in tokens a second, prefill left out.
 
     At most `tokens` tokens. Raises Permanent when the folder holds no usable graph or tokenizer, or the prompt gives no tokens.
     """
@@ -65,7 +65,7 @@ def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, th
 
 
 def makes_another_text(folder: Path) -> bool:
-    """Whether the folder's model makes another text of a prompt, and does not continue it."""
+    """Tell whether the folder's model makes another text of a prompt, and does not continue it."""
     return "encoder" in graph_files(folder)
 
 

@@ -26,7 +26,7 @@ from handlers.validate.workers.protocol import AskStats
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Run the merged model; write its logits and, where it is published, its check into the staging folder."""
     reference = record.read_reference(Path(context.inputs["reference"]))
-    published = next((name for name, one in catalog().variants.items() if "merged" in one.traits and name in context.inputs), None)
+    published = next((name for name, variant in catalog().variants.items() if "merged" in variant.traits and name in context.inputs), None)
     output, staging = StageOutput(strategy=context.strategy), Path(context.staging)
     examination = Examination()
     try:
@@ -39,7 +39,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         what = "Artifacts were compared only with the live model, and speed was not compared with PyTorch"
         output.warnings.append(f"{what}, because the merged model could not be run: {error.cause}.")
         return output
-    record.mark_comparable(staging, [one.tokens or [] for one in examination.prompts])
+    record.mark_comparable(staging, [prompt.tokens or [] for prompt in examination.prompts])
     output.figures["merged"] = record.finite(examination.figures.written())
     if published:
         limits = context.work.validation.thresholds.get(published)
@@ -60,12 +60,12 @@ def _examine(
         examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)
         said = answers.given(worker, reference.samples, exact=True)
         stats = worker.ask(AskStats())
-    rows_of, went_on = partial(logits_file, logits), [one.tokens for one in examination.prompts]
+    rows_of, went_on = partial(logits_file, logits), [prompt.tokens for prompt in examination.prompts]
     scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
-    examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
+    examination.figures = scoring.put_into(answers.put_into(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
-    if published and (told := weights.difference(Path(folder), Path(context.inputs["merge"]))):
-        examination.findings.append(findings.weights(told, published))
+    if published and (difference := weights.difference(Path(folder), Path(context.inputs["merge"]))):
+        examination.findings.append(findings.weights(difference, published))
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
         examination.figures = examination.figures.plus(way=taken.taken)

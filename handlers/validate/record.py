@@ -40,21 +40,21 @@ OPERATION = "read what an earlier stage of the validation found"
 
 
 def logits_folder(folder: Path) -> Path:
-    """Where a stage's logits lie in its folder; made where it is missing."""
+    """Give where a stage's logits lie in its folder; made where it is missing."""
     made = folder / _LOGITS
     made.mkdir(exist_ok=True)
     return made
 
 
 def files_folder(folder: Path) -> Path:
-    """Where a stage keeps what the checkpoint's files say; made where it is missing."""
+    """Give where a stage keeps what the checkpoint's files say; made where it is missing."""
     made = folder / _KNOWN
     made.mkdir(exist_ok=True)
     return made
 
 
 def processor() -> Processor:
-    """The processor that this stage runs on, for its figures."""
+    """Give the processor that this stage runs on, for its figures."""
     return Processor.model_validate(cpu.here().facts)
 
 
@@ -74,7 +74,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
 
 
 def read_reference(folder: Path) -> Reference:
-    """What `write_reference` wrote. Raises Permanent where it is none."""
+    """Give what `write_reference` wrote. Raises Permanent where it is none."""
     path = folder / REFERENCE
     try:
         value = json.loads(path.read_bytes())
@@ -82,7 +82,7 @@ def read_reference(folder: Path) -> Reference:
             Sample(**{**sample, **{key: folder / _LOGITS / sample[key] for key in _FILES if sample.get(key)}})
             for sample in value.pop("samples")
         ]
-        fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
+        fallbacks = [Fallback.model_validate(fallback) for fallback in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
         thresholds = value["subject"].pop("thresholds")
         subject = ValidatedTask(
@@ -109,12 +109,12 @@ def read_reference(folder: Path) -> Reference:
 
 
 def mark_comparable(folder: Path, tokens: list[list[int]]) -> None:
-    """The merged model's logits in this folder are whole, so that artifacts can be compared with them. `tokens`: what it decoded."""
+    """Say in this folder that the merged model's logits are whole and artifacts can be compared with them. `tokens`: what it decoded."""
     _write(folder / _MERGED, {"logits": _LOGITS, "tokens": tokens})
 
 
 def read_merged(folder: str | None) -> Merged | None:
-    """What the stage of the merged model found, by its output; None where it could not be run."""
+    """Give what the stage of the merged model found, by its output; None where it could not be run."""
     path = Path(folder or "", _MERGED)
     if folder is None or not path.is_file():
         return None
@@ -125,7 +125,7 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
     """Put a check into the stage's result and, with a summary of each prompt, into its folder; say what did not pass."""
     check = check.model_copy(update={"figures": finite(check.figures)})
     output.checks.append(check)
-    prompts = {"prompts": [one.written() for one in examination.prompts]} if examination else {}
+    prompts = {"prompts": [prompt.written() for prompt in examination.prompts]} if examination else {}
     _write(folder / CHECK, check.model_dump(mode="json") | {"run": examination is not None} | prompts)
     output.warnings += [f"{check.variant}: {note}." for note in check.figures.get("notes", ())]
     if check.verdict is not Verdict.PASSED:
@@ -133,7 +133,7 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
 
 
 def was_run(context: StageContext, variant: str) -> bool:
-    """Whether the check of a variant could run it."""
+    """Tell whether the check of a variant could run it."""
     stage = check_of(variant)
     if stage is None or stage.name not in context.inputs:
         return False
@@ -146,7 +146,7 @@ def _write(path: Path, value: Json) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The JSON value with None for numbers that JSON doesn't have."""
+    """Give the JSON value with None for numbers that JSON doesn't have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

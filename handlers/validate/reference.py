@@ -50,24 +50,26 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         reference=reference.figures,
         checked_on=record.processor(),
         prompts=tuple(sample.text for sample in reference.samples),
-        samples=tuple(LiveSample(prompt=one.asked or one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
+        samples=tuple(
+            LiveSample(prompt=sample.asked or sample.text, base=sample.base, text=sample.continuation) for sample in _shown(reference)
+        ),
     )
     if described is not None:
         figures = figures.plus(texts=described)
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
-    told = [*texts.warnings, *unfit, *reference.warnings]
-    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=told, strategy=context.strategy)
+    warnings = [*texts.warnings, *unfit, *reference.warnings]
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=warnings, strategy=context.strategy)
 
 
 def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
-    """What the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
+    """Give what the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
     if not reference.readable:
         return None, []
     options, files = context.work.validation, ModelFiles.of_job(context)
     mine = set(texts.plain)
     whole = [sample for sample in reference.samples if sample.text in mine]  # without the halves that a classifier reads too
-    cut = sum(len(sample.ids) < len(sample.encoded) for sample in whole) + sum(not one.whole for one in texts.texts)
+    cut = sum(len(sample.ids) < len(sample.encoded) for sample in whole) + sum(not text.whole for text in texts.texts)
     figures = distribution.describe(texts, [sample.ids for sample in whole], Vocabulary.of(files), cut=min(cut, len(whole)))
     warnings = distribution.unfit(figures, named=bool(options.prompts or options.data))
     if options.prompts and options.data:
@@ -77,12 +79,12 @@ def _described(context: StageContext, texts: Texts, reference: Reference) -> tup
 
 
 def _shown(reference: Reference) -> list[Sample]:
-    """What people get to see: nothing where the prompts are made-up token ids."""
+    """Give what people get to see: nothing where the prompts are made-up token ids."""
     return reference.samples[:SHOWN] if reference.readable else []
 
 
 def _subject(context: StageContext) -> ValidatedTask:
-    """What the merged model is for; its labels must have the names that the live model's have."""
+    """Give what the merged model is for; its labels must have the names that the live model's have."""
     subject = subject_of(Path(context.inputs["merge"]))
     return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
 
@@ -93,9 +95,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
     engine = engine_for("torch" if context.base is None else "live", context, subject.kind)
     spec = EngineSpec(
         engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
-        weight=context.checkpoint.weight, additions=tuple((str(folder), one.weight) for folder, one in context.additions),
+        weight=context.checkpoint.weight, additions=tuple((str(folder), adapter.weight) for folder, adapter in context.additions),
     )  # fmt: skip
-    told = proof.prove(spec, Path(context.cache), scratch, context.limits) if spec.base and engine.endswith(LAYERWISE) else []
+    warnings = proof.prove(spec, Path(context.cache), scratch, context.limits) if spec.base and engine.endswith(LAYERWISE) else []
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
@@ -129,7 +131,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             raise kind(
                 error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
             ) from error
-    reference.warnings += told
+    reference.warnings += warnings
     reference.special = special_tokens.expected(Path(context.pin), base)
     reference.files = known
     reference.figures = LiveFigures(
@@ -152,7 +154,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
 
 
 def _no_base(context: StageContext, reference: Reference) -> str | None:
-    """Why there is no base to compare with."""
+    """Say why there is no base to compare with."""
     if reference.adapter is not None:
         return None
     if context.base is None:

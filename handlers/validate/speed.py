@@ -26,10 +26,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Measure every artifact whose check could run it; the figure `speed` is variant → figures."""
     reference = record.read_reference(Path(context.inputs["reference"]))
     timing = _Timing(context, reporter, reference)
-    here = {name: one for name, one in catalog().variants.items() if one.limits.timed}
-    made = [one for name, one in here.items() if name in context.inputs and record.was_run(context, name)]
-    published = next((one.name for one in made if "merged" in one.traits), None)
-    found, beside = dict[str, Speed](), list[Timing]()
+    here = {name: variant for name, variant in catalog().variants.items() if variant.limits.timed}
+    made = [variant for name, variant in here.items() if name in context.inputs and record.was_run(context, name)]
+    published = next((variant.name for variant in made if "merged" in variant.traits), None)
+    speeds, beside = dict[str, Speed](), list[Timing]()
     with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
         pytorch: Peer | None = Peer(worker)
         try:
@@ -37,18 +37,18 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         except WorkerFailed as error:
             pytorch = None
             timing.lost("the merged model in PyTorch", error)
-        for number, one in enumerate(made):
-            if one.name == published:
+        for number, variant in enumerate(made):
+            if variant.name == published:
                 continue
-            reporter.progress(number / len(made), one.name)
+            reporter.progress(number / len(made), variant.name)
             try:
-                with timing.worker(one.limits.engine, context.inputs[one.name], one.name, one.limits.toolchain) as artifact:
+                with timing.worker(variant.limits.engine, context.inputs[variant.name], variant.name, variant.limits.toolchain) as artifact:
                     artifact.load()
                     raced = race(artifact, pytorch, reference)
-                found[one.name] = raced.speed
+                speeds[variant.name] = raced.speed
                 beside += raced.peer
             except WorkerFailed as error:
-                timing.lost(one.name, error)
+                timing.lost(variant.name, error)
                 continue
             if raced.failed is not None:
                 pytorch = None
@@ -57,10 +57,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             try:
                 figures = summary(beside) if beside else alone(worker, reference)
                 own = {"pytorch_tokens_per_second": figures.tokens_per_second, "speed_over_pytorch": None, "speed_over_pytorch_range": None}
-                found = {published: figures.plus(**own), **found}
+                speeds = {published: figures.plus(**own), **speeds}
             except WorkerFailed as error:
                 timing.lost("the merged model in PyTorch", error)
-    return StageOutput(figures=SpeedFigures(speed=found).written(), warnings=timing.warnings, reusable=not timing.warnings)
+    return StageOutput(figures=SpeedFigures(speed=speeds).written(), warnings=timing.warnings, reusable=not timing.warnings)
 
 
 class _Timing:
@@ -71,7 +71,7 @@ class _Timing:
         self.warnings: list[str] = []
 
     def worker(self, engine: str, folder: str, name: str, toolchain: str = "") -> EngineWorker:
-        """A worker that has not loaded its model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
+        """Give a worker that has loaded no model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
         subject = self._subject
         spec = EngineSpec(
             engine=engine, folder=folder, base=self._context.base, base_values=base_likelihood.taken(self._context),

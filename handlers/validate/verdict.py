@@ -1,7 +1,7 @@
 """From figures to a verdict: the limits, the reasons as sentences, and the remedy. Pure.
 
-Called by the validate stage. Findings fail an artifact as they are; self-consistency (cache, padding) and the export's fidelity are
-judged by limits of the variant's kind; closeness to the live model by the configured thresholds.
+Called by the stages `merged` and `check-VARIANT`. Findings fail an artifact as they are; self-consistency (cache, padding) and the export's
+fidelity are judged by limits of the variant's kind; closeness to the live model by the configured thresholds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from handlers.validate.workers.client import WorkerFailed
 
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
-    """The check of one artifact that could be run."""
+    """Give the check of one artifact that could be run."""
     figures = examination.figures
     told_alone = [finding for finding in examination.findings if finding.aspect == RARE]  # whatever is wrong everywhere is wrong there too
     reasons = [finding.reason for finding in examination.findings if finding not in told_alone]
@@ -56,14 +56,14 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if not reasons:
         reasons += [finding.reason for finding in told_alone]
         remedies += [finding.remedy for finding in told_alone]
-    told = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
+    remarks = [*examination.notes, *notes.notes(figures, examination.base, thresholds, failed=bool(reasons))]
     if as_rounded:
-        told.append(as_rounded)
+        remarks.append(as_rounded)
     if lost := _swallowed(figures):
-        told.append(lost)
+        remarks.append(lost)
     if not reasons and figures.long and thresholds and figures.rounded is None and (lone := length_faults.tied(figures.long, thresholds)):
-        told.append(lone)
-    written = figures.plus(notes=tuple(told)).written()
+        remarks.append(lone)
+    written = figures.plus(notes=tuple(remarks)).written()
     if reasons:
         foreign = any(not finding.of_precision for finding in examination.findings)
         if missing and unquantized(variant) is None:
@@ -80,7 +80,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
 
 
 def _defects(figures: CheckFigures, own: Limits) -> list[str]:
-    """What is wrong whatever the thresholds say."""
+    """Give what is wrong whatever the thresholds say."""
     noise = own.noise_share * _largest_error(figures)
     ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
     padding = None if _mask_is_judged_in_float(figures) else figures.padding_error_max_absolute
@@ -91,19 +91,19 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
          "it does not honour the attention mask or the positions"),
         (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
-    found = []
+    defects = []
     for value, limit, what, meaning in limits:
         if value is None or limit is None:
             continue
         deviations = in_deviations(value, figures.logit_std or 0.0)
         if not deviations <= limit:
-            found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
-    return found
+            defects.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
+    return defects
 
 
 def _mask_is_judged_in_float(figures: CheckFigures) -> bool:
-    """Whether the comparison with the twin says if the mask is honoured: where one scale rounds the activations of all rows, padding and
-    the other rows change a row's outputs in a sound artifact too."""
+    """Tell whether the comparison with the twin says if the mask is honoured: where one scale rounds the activations of all rows, padding
+    and the other rows change a row's outputs in a sound artifact too."""
     return figures.has("twin_padding_error")
 
 
@@ -122,7 +122,7 @@ def _coarse_in_batches(figures: CheckFigures, own: Limits, thresholds: Threshold
 
 
 def _course(figures: CheckFigures) -> str:
-    """What the course of the cache's error over the steps says."""
+    """Give what the course of the cache's error over the steps says."""
     if figures.cache_growth is None:
         return ""
     if figures.cache_growth > growth.MARGIN:
@@ -141,22 +141,22 @@ missing part of the fine-tuning is one that the weights can't hold. Of vectors a
 
 
 def _missing(figures: CheckFigures, *, rounded: bool, proved: bool) -> str | None:
-    """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain. `rounded`: it is
+    """Say that the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain. `rounded`: it is
     a form of another variant in fewer bits, which may have taken it away. `proved`: it computes with the merged weights, rounded."""
     share, interval = figures.fine_tuning, figures.fine_tuning_interval
     if share is None or not _lacks(figures) or _within_rounding(figures):
         return None
     nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
-    told = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
-    found = (
+    value = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
+    sentence = (
         f"it is {nearer}: where these differ most, its divergence is {_show(figures.distance_from_base or 0.0)} from the base without the"
-        f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {told}"
+        f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {value}"
     )
     if proved:
-        return f"{found}. Its weights are the merged ones, rounded: its few bits lost the rest, unless the merged model lacks it too"
+        return f"{sentence}. Its weights are the merged ones, rounded: its few bits lost the rest, unless the merged model lacks it too"
     if share < UNSURE:
-        return f"{found}. So it is a merged model without its adapter" + (", or its few bits took the adapter away" if rounded else "")
-    return f"{found}. So it is of an earlier or another checkpoint, merged with another factor, or " + (
+        return f"{sentence}. So it is a merged model without its adapter" + (", or its few bits took the adapter away" if rounded else "")
+    return f"{sentence}. So it is of an earlier or another checkpoint, merged with another factor, or " + (
         "its few bits lost the rest" if rounded else "where the merge warned of it, rounding to the weights' dtype lost the rest"
     )
 
@@ -174,7 +174,7 @@ def _within_rounding(figures: CheckFigures) -> bool:
 
 
 def _swallowed(figures: CheckFigures) -> str | None:
-    """That the fine-tuning changes less than merged weights can hold."""
+    """Say that the fine-tuning changes less than merged weights can hold."""
     if not _lacks(figures) or not _within_rounding(figures):
         return None
     return (
@@ -184,12 +184,12 @@ def _swallowed(figures: CheckFigures) -> str | None:
 
 
 def _largest_error(figures: Likeness) -> float:
-    """`error_max` as a number to judge by: JSON, and so the model, has null for infinity."""
+    """Give `error_max` as a number to judge by: JSON, and so the model, has null for infinity."""
     return math.inf if figures.error_max is None else figures.error_max
 
 
 def _largest(errors: dict[str, float] | None) -> list[str]:
-    """The names of the largest errors: those of at least half the largest one."""
+    """Give the names of the largest errors: those of at least half the largest one."""
     return [name for name, error in (errors or {}).items() if error >= max((errors or {}).values()) / 2]
 
 
@@ -204,13 +204,13 @@ _CHOICES = {
 
 
 def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool:
-    """Whether the agreement is judged: always where the configuration asks for more than the default."""
+    """Tell whether the agreement is judged: always where the configuration asks for more than the default."""
     default = catalog().thresholds.get(variant)
     return default is None or thresholds.agreement > default.agreement or not notes.even(figures, thresholds)
 
 
 def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tuple[list[tuple[str, str]], str | None]:
-    """The thresholds that are not met, as `_distances`; and, where they are met beside the live model with rounded weights, that."""
+    """Give the thresholds that are not met, as `_distances`; and, where they are met beside the live model with rounded weights, that."""
     distances = _distances(variant, figures, thresholds)
     rounded = figures.rounded
     if not distances or rounded is None or _distances(variant, figures.plus(**rounded.given), thresholds):
@@ -224,23 +224,23 @@ def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tupl
 
 
 def _distances(variant: str, figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:
-    """Threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
-    found = []
+    """Give threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
+    unmet = []
     positions, agrees = _CHOICES.get(figures.task or "", ("positions", "its most likely token is"))
     agreement = figures.agreement
     if agreement is not None and not agreement >= thresholds.agreement and _counts(variant, figures, thresholds):
-        found.append(("agreement", (
+        unmet.append(("agreement", (
             f"agreement {_show(agreement)} is below the limit {_show(thresholds.agreement)}: at only that share of"
             f" {figures.positions} {positions}, {agrees} the live model's"
         )))  # fmt: skip
     if figures.kl is not None and not figures.kl <= thresholds.kl:
         unit = "a token" if positions == "positions" else "a position"
-        found.append(("kl", f"the divergence of {_show(figures.kl)} nats {unit} is above the limit {_show(thresholds.kl)}"))
+        unmet.append(("kl", f"the divergence of {_show(figures.kl)} nats {unit} is above the limit {_show(thresholds.kl)}"))
     error = _largest_error(figures)
     if not error <= thresholds.error:
         text = f"the largest logit error, {_show(error)} standard deviations, is above the limit {_show(thresholds.error)}"
-        found.append(("error", text))
-    return found
+        unmet.append(("error", text))
+    return unmet
 
 
 def _remedy(variant: str, keys: list[str]) -> str:
@@ -255,7 +255,7 @@ def _remedy(variant: str, keys: list[str]) -> str:
 
 
 def unrunnable(variant: str, error: WorkerFailed, known: Sequence[Finding] = ()) -> ArtifactCheck:
-    """The check of an artifact that could not be run, or not to the end. `known`: what had been found out until then.
+    """Give the check of an artifact that could not be run, or not to the end. `known`: what had been found out until then.
 
     It failed, unless the machine lacks the device that it runs on: then nobody knows.
     """

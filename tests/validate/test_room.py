@@ -24,13 +24,13 @@ def test_prompts_that_do_not_fit_are_left_out_and_keep_their_numbers() -> None:
     whole = reference((10, 4), (30, 4), (12, 4))
     kept = room.fitting(whole, 16)
     assert [kept.number(place) for place in range(len(kept.samples))] == [0, 2]
-    assert room.told("litert", whole, kept, 16) == ["1 of 3 prompts were not compared: litert has room for 16 tokens, and they need more."]
+    assert room.warn("litert", whole, kept, 16) == ["1 of 3 prompts were not compared: litert has room for 16 tokens, and they need more."]
 
 
 def test_where_all_fit_nothing_changes() -> None:
     whole = reference((10, 4), (12, 4))
     assert room.fitting(whole, 16) is whole and room.fitting(whole, None) is whole
-    assert room.told("litert", whole, whole, 16) == [] and whole.number(1) == 1
+    assert room.warn("litert", whole, whole, 16) == [] and whole.number(1) == 1
 
 
 def test_where_none_fits_the_artifact_can_not_be_checked() -> None:

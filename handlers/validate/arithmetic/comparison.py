@@ -1,7 +1,7 @@
 """How far an artifact's logits are from a reference's: agreement, divergence, error, perplexity. Pure numpy.
 
-Called by the validate stage. Figures are pooled over all positions of all prompts, with intervals from the prompts' own sums; errors come
-both in logits and in units of the standard deviation of the reference's logits, which makes them comparable between models.
+Called by all stages that compare. Figures are pooled over all positions of all prompts, with intervals from the prompts' own sums; errors
+come both in logits and in units of the standard deviation of the reference's logits, which makes them comparable between models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ score alike, rounding would look like an error."""
 
 
 def label_borders(thresholds: Sequence[float] | None) -> np.ndarray:
-    """The logit from which on a text has a label, for each threshold (a probability); 0 for all without thresholds."""
+    """Give the logit from which on a text has a label, for each threshold (a probability); 0 for all without thresholds."""
     shares = np.clip(np.asarray(0.5 if thresholds is None else thresholds, np.float64), 1e-12, 1 - 1e-12)
     borders: np.ndarray = np.log(shares) - np.log1p(-shares)
     return borders
@@ -64,7 +64,7 @@ class Rows:
 
 @dataclass
 class _Sums:
-    """Of one text, which may have been compared in pieces."""
+    """Sums over one text, which may have been compared in pieces."""
 
     positions: int = 0
     agreeing: int = 0
@@ -77,7 +77,7 @@ class _Sums:
 
 
 class Comparison:
-    """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
+    """An accumulator over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
     - choice: agreement is the share of rows with the same largest value, kl the divergence of the softmax distributions;
     - labels: the share of rows whose every label is on the same side of its threshold (of 0 without thresholds), and the sum of the
@@ -184,11 +184,11 @@ class Comparison:
         return _exponential(sum(text.surprise for text in self._texts) / tokens) if tokens else None
 
     def figures(self, logit_std: float) -> Likeness:
-        """The pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
+        """Give the pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
         texts = self._texts
         if len(self._single) > 1 and len(self._single) == len(self._vectors):
             self._judge_among_prompts()
-        found = Likeness(
+        figures = Likeness(
             agreement=self._share(sum(text.agreeing for text in texts), self.positions),
             kl=self._divergence(sum(text.kl for text in texts), self.positions),
             error_max=in_deviations(self._error_max, logit_std),
@@ -199,15 +199,15 @@ class Comparison:
             texts=len(texts),
         )
         if self._cosines:
-            found = found.plus(cosine_min=min(self._cosines), cosine_mean=sum(self._cosines) / len(self._cosines))
+            figures = figures.plus(cosine_min=min(self._cosines), cosine_mean=sum(self._cosines) / len(self._cosines))
         if (ranks := self._rank_correlation()) is not None:
-            found = found.plus(rank_correlation=ranks)
+            figures = figures.plus(rank_correlation=ranks)
         below = [text.positions for text in texts]
-        if found.agreement is not None:
-            found = found.plus(agreement_interval=intervals.of_ratio([text.agreeing for text in texts], below))
-        if found.kl is not None:
-            found = found.plus(kl_interval=intervals.of_ratio([text.kl for text in texts], below))
-        return found.plus(**self._perplexities()) if any(text.tokens for text in texts) else found
+        if figures.agreement is not None:
+            figures = figures.plus(agreement_interval=intervals.of_ratio([text.agreeing for text in texts], below))
+        if figures.kl is not None:
+            figures = figures.plus(kl_interval=intervals.of_ratio([text.kl for text in texts], below))
+        return figures.plus(**self._perplexities()) if any(text.tokens for text in texts) else figures
 
     def _judge_among_prompts(self) -> None:
         """Of vectors of texts: whether each is closest to its own counterpart among those of all prompts."""
@@ -219,7 +219,7 @@ class Comparison:
             text.agreeing += int(right)
 
     def _rank_correlation(self) -> float | None:
-        """Spearman's correlation of the similarities (cosines) of all pairs of prompts under both models; None from less than three."""
+        """Give Spearman's correlation of the cosines of all pairs of prompts under both models; None from less than three."""
         if len(self._vectors) < 3:
             return None
         pairs = np.triu_indices(len(self._vectors), 1)
@@ -241,23 +241,23 @@ class Comparison:
 
 
 def surprise(rows: np.ndarray, following: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Negative log-likelihood, in nats, of (row, token) pairs under logits (P, V): float64 (N,)."""
-    found = []
+    """Give negative log-likelihood, in nats, of (row, token) pairs under logits (P, V): float64 (N,)."""
+    surprises = []
     for row, token in following:
         logits = rows[row].astype(np.float64)
         top = logits.max()
-        found.append(top + math.log(np.exp(logits - top).sum()) - logits[token])
-    return np.array(found)
+        surprises.append(top + math.log(np.exp(logits - top).sum()) - logits[token])
+    return np.array(surprises)
 
 
 def perplexity(losses: Sequence[np.ndarray]) -> float | None:
-    """The perplexity of tokens with these negative log-likelihoods; None of no tokens."""
-    tokens = sum(len(one) for one in losses)
-    return _exponential(sum(float(one.sum()) for one in losses) / tokens) if tokens else None
+    """Give the perplexity of tokens with these negative log-likelihoods; None of no tokens."""
+    tokens = sum(len(loss) for loss in losses)
+    return _exponential(sum(float(loss.sum()) for loss in losses) / tokens) if tokens else None
 
 
 def largest_error(reference: np.ndarray, other: np.ndarray) -> float:
-    """max |Δ| of rows (P, V). Raises ValueError as `Comparison.add` does."""
+    """Give max |Δ| of rows (P, V). Raises ValueError as `Comparison.add` does."""
     if reference.shape != other.shape:
         raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
     error = float(np.abs(reference - other).max())
@@ -267,20 +267,20 @@ def largest_error(reference: np.ndarray, other: np.ndarray) -> float:
 
 
 def distances(head: Head, reference: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How far each row (P, V) is from its counterpart, (P,), as something that grows with the square of the difference: the divergence in
-    nats, of numbers the mean square, of vectors what their cosine lacks of 1."""
+    """Give how far each row (P, V) is from its counterpart, (P,), as something that grows with the square of the difference: the divergence
+    in nats, of numbers the mean square, of vectors what their cosine lacks of 1."""
     mine, theirs = reference.astype(np.float64), other.astype(np.float64)
-    found: np.ndarray
+    gap: np.ndarray
     if head == "choice":
         return divergence(log_softmax(mine), log_softmax(theirs))
     if head == "labels":
         return _label_divergence(mine, theirs)
-    found = np.square(mine - theirs).mean(axis=1) if head == "value" else np.maximum(1.0 - (_unit(mine) * _unit(theirs)).sum(axis=1), 0.0)
-    return found
+    gap = np.square(mine - theirs).mean(axis=1) if head == "value" else np.maximum(1.0 - (_unit(mine) * _unit(theirs)).sum(axis=1), 0.0)
+    return gap
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Spearman's rank correlation of two series (N,); equal values share the mean of their ranks. None where one series is constant."""
+    """Give Spearman's rank correlation of two series (N,); equal values share the mean of their ranks. None where one is constant."""
     mine, theirs = (_ranks(series) - (len(series) - 1) / 2 for series in (first, second))
     length = float(np.sqrt((mine**2).sum() * (theirs**2).sum()))
     return float((mine * theirs).sum() / length) if length > 0 else None
@@ -297,16 +297,16 @@ def _exponential(nats: float) -> float:
 
 
 def in_deviations(value: float, deviation: float) -> float:
-    """A difference of logits in units of a standard deviation; infinite where the deviation is 0 and the difference isn't."""
+    """Give a difference of logits in units of a standard deviation; infinite where the deviation is 0 and the difference isn't."""
     return value / deviation if deviation > 0 else (0.0 if value == 0 else math.inf)
 
 
 def _label_divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Sum over the labels of KL(reference ‖ other) in nats, each label a coin of its own, for each row of logits (P, V) float64."""
+    """Give sum over the labels of KL(reference ‖ other) in nats, each label a coin of its own, for each row of logits (P, V) float64."""
     chance = 1 / (1 + np.exp(-reference))
     yes, no = _log_sigmoid(reference) - _log_sigmoid(other), _log_sigmoid(-reference) - _log_sigmoid(-other)
-    found: np.ndarray = np.maximum((chance * yes + (1 - chance) * no).sum(axis=1), 0.0)
-    return found
+    divergence: np.ndarray = np.maximum((chance * yes + (1 - chance) * no).sum(axis=1), 0.0)
+    return divergence
 
 
 def _log_sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -343,7 +343,7 @@ class Spread:
         return float(np.sqrt(max(self._squares / self._count - mean * mean, 0.0)))
 
     def unit(self, head: Head) -> float:
-        """What errors are measured in: the standard deviation, of numbers at least SMALLEST_SPREAD of their root mean square."""
+        """Give what errors are measured in: the standard deviation, of numbers at least SMALLEST_SPREAD of their root mean square."""
         if head != "value" or not self._count:
             return self.std
         return max(self.std, SMALLEST_SPREAD * float(np.sqrt(self._squares / self._count)))

@@ -16,7 +16,7 @@ CERTAIN = 104.0
 
 
 class Degeneration:
-    """Accumulates rows of outputs over prompts; holds one row of each width: a question's answer has one logit for each position."""
+    """An accumulator of rows of outputs over prompts; holds one row of each width: a question's answer has one logit for each position."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -41,7 +41,7 @@ class Degeneration:
                 self._doubt = min(self._doubt, float(most) - float(least))
 
     def warnings(self) -> list[str]:
-        """What has to be said in the report; nothing of a model that answers as models do."""
+        """Give what has to be said in the report; nothing of a model that answers as models do."""
         if self._rows < 2:
             return []
         compared = self._rows > len(self._first)

@@ -30,7 +30,7 @@ NOISE = 1e-6
 
 
 def most_changed(apart: np.ndarray, most: int) -> list[int]:
-    """The rows, at most `most`, ascending, that are `apart` (P,) most."""
+    """Give the rows, at most `most`, ascending, that are `apart` (P,) most."""
     return sorted(np.argsort(-apart, kind="stable")[:most].tolist())
 
 
@@ -53,7 +53,7 @@ class _Text:
 
 @dataclass
 class FineTuning:
-    """Accumulates over prompts."""
+    """An accumulator over prompts."""
 
     head: Head
     _texts: list[_Text] = field(default_factory=list)
@@ -70,24 +70,24 @@ class FineTuning:
         text.back += float(distances(self.head, base, live).sum())
 
     def figures(self) -> CheckFigures:
-        """The share and both distances; nothing where no base was given, or where it does not differ from the live model."""
+        """Give the share and both distances; nothing where no base was given, or where it does not differ from the live model."""
         sums = np.array([text.sums for text in self._texts])
         if not len(sums):
             return CheckFigures()
         rows, from_live, from_base, there, back = sums.sum(axis=0)
         if min(there, back) / rows <= NOISE:
             return CheckFigures()
-        found = CheckFigures(
+        figures = CheckFigures(
             fine_tuning=float(_shares(sums.sum(axis=0, keepdims=True))[0]),
             fine_tuning_interval=intervals.middle(_shares(intervals.drawn(sums))) if len(sums) > 1 else None,
             distance_from_live=float(from_live / rows),
             distance_from_base=float(from_base / rows),
         )
-        return found if math.isfinite(found.fine_tuning or 0.0) else CheckFigures()
+        return figures if math.isfinite(figures.fine_tuning or 0.0) else CheckFigures()
 
 
 def _shares(sums: np.ndarray) -> np.ndarray:
-    """The share for each row (N, 5) of sums. A distance is not the same in both directions: the one that makes both ends exact is taken."""
+    """Give the share of each row (N, 5) of sums. A distance is not symmetric: the one that makes both ends exact is taken."""
     _, from_live, from_base, there, back = sums.T
     apart = np.maximum(np.where(from_live > from_base, there, back), 1e-30)
     shares: np.ndarray = 0.5 + (from_base - from_live) / (2 * apart)

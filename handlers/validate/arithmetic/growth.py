@@ -21,7 +21,7 @@ had 1.7, with an interval from 1.26."""
 
 
 def of(curves: Sequence[np.ndarray]) -> tuple[float, intervals.Interval | None] | None:
-    """(ratio of late to early, its 95 % interval over prompts) of curves (P,); None where none is long enough or nothing differs."""
+    """Give (ratio of late to early, its 95 % interval over prompts) of curves (P,); None where none is long enough or nothing differs."""
     logs = [math.log(ratio) for curve in curves if (ratio := _ratio(curve)) is not None]
     if not logs:
         return None

@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 
 
 def drawn(sums: np.ndarray) -> np.ndarray:
-    """Sums (N, K) of N prompts, added up for RESAMPLES samples of N prompts with replacement: (RESAMPLES, K). The same at every call."""
+    """Give sums (N, K) of N prompts, added up for RESAMPLES samples of N with replacement: (RESAMPLES, K). The same at every call."""
     count = len(sums)
     weights = np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     totals: np.ndarray = weights.astype(np.float64) @ sums
@@ -26,7 +26,7 @@ def drawn(sums: np.ndarray) -> np.ndarray:
 
 
 def middle(values: np.ndarray) -> Interval | None:
-    """The 95 % in the middle; None where not all values are finite."""
+    """Give the 95 % in the middle; None where not all values are finite."""
     if not np.isfinite(values).all():
         return None
     low, high = np.percentile(values, _ENDS)
@@ -34,7 +34,7 @@ def middle(values: np.ndarray) -> Interval | None:
 
 
 def of_ratio(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """The interval of sum(above) / sum(below), one value of each for each prompt; None from fewer than two prompts."""
+    """Give the interval of sum(above) / sum(below), one value of each for each prompt; None from fewer than two prompts."""
     if len(above) < 2 or not np.isfinite(above).all():
         return None
     totals = drawn(np.stack([np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)], axis=1))

@@ -32,20 +32,20 @@ Answers = Mapping[int, Answer]
 
 
 def given(worker: EngineWorker, samples: Sequence[Sample], *, exact: bool, bare: bool = False) -> Answers:
-    """A model's greedy answers; `bare`: without the adapter, `exact`: see `examination.examine`. Raises WorkerFailed where the worker
+    """Give a model's greedy answers; `bare`: without the adapter, `exact`: see `examination.examine`. Raises WorkerFailed where the worker
     fails."""
     asked = {
         number: Greedy(ids=sample.prompt, tokens=sample.steps, least=1, stop=True, bare=bare)
         for number, sample in enumerate(samples)
         if sample.prompt is not None and sample.answer is not None
     }
-    found = {}
+    answers = {}
     for place, (number, request) in enumerate(asked.items()):
         if place % GROUP == 0 and exact and worker.load().together:
             of_answers(worker, list(asked.values())[place : place + GROUP])
         tokens = worker.ask(request).tokens
-        found[number] = Answer(tokens, worker.ask(Decode(ids=tokens)).text)
-    return found
+        answers[number] = Answer(tokens, worker.ask(Decode(ids=tokens)).text)
+    return answers
 
 
 def of_live(live: EngineWorker, reference: Reference) -> Answers:
@@ -66,7 +66,7 @@ def of_live(live: EngineWorker, reference: Reference) -> Answers:
 
 
 def of_base(live: EngineWorker, reference: Reference) -> Answers | None:
-    """The same of the base without the adapter, for people to compare with; None where it can't answer."""
+    """Give the same of the base without the adapter, for people to compare with; None where it can't answer."""
     try:
         answers = given(live, reference.samples, exact=True, bare=True)
     except WorkerFailed as error:
@@ -82,8 +82,8 @@ def of_base(live: EngineWorker, reference: Reference) -> Answers | None:
     return answers
 
 
-def told(figures: CheckFigures, tokens: Sequence[list[int] | None], reference: Reference, answers: Answers) -> CheckFigures:
-    """The figures of a check with an artifact's answers in place of what it went on with after whole rows, in `tokens`."""
+def put_into(figures: CheckFigures, tokens: Sequence[list[int] | None], reference: Reference, answers: Answers) -> CheckFigures:
+    """Give the figures of a check with an artifact's answers in place of what it went on with after whole rows, in `tokens`."""
     asked = {number for number in answers if reference.samples[number].asked is not None}
     if not asked:
         return figures
@@ -93,8 +93,8 @@ def told(figures: CheckFigures, tokens: Sequence[list[int] | None], reference: R
     ]
     samples = tuple(
         SampleFigures(prompt=sample.asked, question=sample.question, reference=sample.continuation, text=answers[number].text)
-        if number in asked else one
-        for number, (one, sample) in enumerate(zip(figures.samples, reference.samples, strict=False))
+        if number in asked else shown
+        for number, (shown, sample) in enumerate(zip(figures.samples, reference.samples, strict=False))
     )  # fmt: skip
     return figures.plus(
         greedy_identical=sum(mine == theirs for mine, theirs in pairs),

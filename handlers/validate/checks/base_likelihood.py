@@ -30,23 +30,23 @@ MARGIN = 3.0
 
 
 def taken(context: StageContext) -> str:
-    """What `merge.base` comes to: "original" where there is no adapter, and for a base that is stored quantized, where it has no effect."""
+    """Give what `merge.base` comes to: "original" where there is no adapter, and for a base stored quantized, where it has no effect."""
     wanted = context.work.merge.base
     return "original" if wanted == "original" or context.base is None or stored_quantized(Path(context.base)) else wanted
 
 
 def method(context: StageContext) -> str:
-    """What the live model is, for people."""
+    """Give what the live model is, for people."""
     if context.base is None:
         return "full fine-tune"
     on = "" if taken(context) == "original" else f", on the {taken(context)} base"
     mine = f"{context.checkpoint.method} adapter" + (f" × {context.checkpoint.weight:g}" if context.checkpoint.weight != 1 else "")
-    others = "".join(f" + {one.name} × {one.weight:g}" for _, one in context.additions)
+    others = "".join(f" + {adapter.name} × {adapter.weight:g}" for _, adapter in context.additions)
     return f"{mine}{others} applied at run time, not merged{on}"
 
 
 def stored_quantized(base: Path) -> bool:
-    """Whether a base is quantized as it lies on disk, by its config.json."""
+    """Tell whether a base is quantized as it lies on disk, by its config.json."""
     config = read_json(base / "config.json", "read the base's configuration")
     return bool(setting(config, "quantization_config") or config.get("compression_config"))
 
@@ -76,7 +76,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
 
 
 def _unfit(reference: Reference, context: StageContext, base: Path) -> str | None:
-    """Why there is nothing to compare, or nothing that `merge.base` could be set to, as a clause."""
+    """Say why there is nothing to compare, or nothing that `merge.base` could be set to, as a clause."""
     if reference.subject.kind != "causal":
         return "only a language model gives a probability of its text"
     if stored_quantized(base):
@@ -95,20 +95,20 @@ def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Pat
         if values == chosen:
             continue
         live.ask(Rebase(values=values))
-        comparison, found = Comparison(reference.subject.head), []
+        comparison, surprises = Comparison(reference.subject.head), []
         for number, sample in enumerate(reference.samples):
             progress(1.0, f"{values} base, prompt {number + 1} of {len(reference.samples)}")
             rows = teacher_forced(live, sample, folder / "other-base.npy")
             comparison.add(np.load(sample.logits), rows)
-            found.append(surprise(rows, sample.scored))
-        losses[values] = np.concatenate(found)
+            surprises.append(surprise(rows, sample.scored))
+        losses[values] = np.concatenate(surprises)
         divergence[values] = comparison.figures(reference.logit_std).kl
     (folder / "other-base.npy").unlink()
     return summary(chosen, losses, divergence)
 
 
 def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, float | None]) -> BasesFigures:
-    """The figures of `compare` from losses of the same tokens on each base. The standard error is that of paired differences."""
+    """Give the figures of `compare` from losses of the same tokens on each base. The standard error is that of paired differences."""
     means = {values: float(losses[values].mean()) for values in VALUES if values in losses}
     count = len(losses[chosen])
     errors = {
@@ -121,7 +121,7 @@ def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, fl
 
 
 def better(figures: BasesFigures, *, own: bool) -> str | None:
-    """What to say when another base than the chosen one fits the samples clearly better; `own`: the prompts are the user's."""
+    """Give what to say when another base than the chosen one fits the samples clearly better; `own`: the prompts are the user's."""
     chosen, best, nll = figures.chosen, figures.best, figures.nll
     error = figures.error.get(best) if figures.error and best else None
     if nll is None or best is None or error is None or nll[chosen] - nll[best] <= MARGIN * error:

@@ -22,21 +22,21 @@ class BaseTexts:
         """`base`: all that tells the base from others."""
         self._hints = None if cache is None else Hints(cache / FILE, LIMIT)
         self._base = base
-        self._found: dict[str, list[int]] = {}
+        self._decoded: dict[str, list[int]] = {}
 
     def draft(self, request: Greedy) -> list[int]:
-        """What the base will probably say; nothing where that is not known."""
+        """Give what the base will probably say; nothing where that is not known."""
         tokens = None if self._hints is None else self._hints.get(self._key(request))
-        return tokens if isinstance(tokens, list) and all(type(one) is int and one >= 0 for one in tokens) else []
+        return tokens if isinstance(tokens, list) and all(type(token) is int and token >= 0 for token in tokens) else []
 
     def keep(self, request: Greedy, tokens: list[int]) -> None:
         """Remember what it said, until `store`."""
-        self._found[self._key(request)] = tokens
+        self._decoded[self._key(request)] = tokens
 
     def store(self) -> None:
         """Leave what was remembered for the next checkpoint."""
-        if self._hints is not None and any(self._hints.get(key) != tokens for key, tokens in self._found.items()):
-            self._hints.put(self._found)
+        if self._hints is not None and any(self._hints.get(key) != tokens for key, tokens in self._decoded.items()):
+            self._hints.put(self._decoded)
 
     def _key(self, request: Greedy) -> str:
         return digest_of({"base": self._base, "ids": request.ids, "tokens": request.tokens, "least": request.least})[:32]

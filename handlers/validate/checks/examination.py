@@ -1,6 +1,6 @@
 """All checks of one artifact in its worker, as figures; `verdict.py` decides the verdict.
 
-Called by the validate stage for the merged model and for every variant.
+Called by the stage `merged` for the merged model, and by the stages `check-VARIANT` for every variant.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def examine(
     about = worker.load()
     result = result or Examination()
     subject = reference.subject
-    if tokenizer and reference.readable and (told := _tokenizer_difference(worker, reference)):
-        result.findings.append(findings.tokenizer(told))
+    if tokenizer and reference.readable and (fault := _tokenizer_difference(worker, reference)):
+        result.findings.append(findings.tokenizer(fault))
     result.findings += _named(Path(worker.folder), reference, about.ends)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
     compared = compare(worker, reference.files, outputs, texts=tokenizer)
-    told, known = stock_generation.fault(worker, reference, outputs, _limit(worker.name)) if tokenizer else (None, [])
-    result.findings += [*compared.findings, *([findings.changed("generation", told, "settings of generation")] if told else [])]
+    fault, known = stock_generation.fault(worker, reference, outputs, _limit(worker.name)) if tokenizer else (None, [])
+    result.findings += [*compared.findings, *([findings.changed("generation", fault, "settings of generation")] if fault else [])]
     result.notes = [*compared.notes, *known]
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
@@ -160,44 +160,44 @@ def examine(
         **padding.given,
         **tuned.figures().given,
         **_growth_figures(reference, rows, result.prompts).given,
-        merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
+        merged_error_max_absolute=_largest(prompt.merged_error_max_absolute for prompt in result.prompts),
         long=figures_at_length,
         sample=samples[0] if samples else None,
         samples=samples,
     )
     if tied is not None:
         result.figures = result.figures.plus(rounded=tied.figures())
-    if (found := worst.find(worker, reference, rows, outputs)) is not None:
-        result.figures = result.figures.plus(worst=found)
+    if (worst_sample := worst.find(worker, reference, rows, outputs)) is not None:
+        result.figures = result.figures.plus(worst=worst_sample)
     return result
 
 
 def _rare(reference: Reference, room: int | None) -> LongText | None:
-    """The rare tokens, as far as an artifact has room for them."""
-    found = reference.rare.fitting(room, reference.subject.kind) if reference.rare else None
-    return found if isinstance(found, LongText) else None
+    """Give the rare tokens, as far as an artifact has room for them."""
+    text = reference.rare.fitting(room, reference.subject.kind) if reference.rare else None
+    return text if isinstance(text, LongText) else None
 
 
 def _limit(variant: str) -> float:
-    """Standard deviations of the logits that a variant's cached steps may be off."""
-    found = catalog().variants.get(variant)
-    return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.cache)
+    """Give standard deviations of the logits that a variant's cached steps may be off."""
+    entry = catalog().variants.get(variant)
+    return EXACT_CACHE if entry is None else max(EXACT_CACHE, entry.limits.cache)
 
 
 def _takes_batches(variant: str) -> bool:
-    """Whether a batch may have any number of rows."""
-    found = catalog().variants.get(variant)
-    return found is None or bool({"merged", "dynamic axes"} & found.traits)
+    """Tell whether a batch may have any number of rows."""
+    entry = catalog().variants.get(variant)
+    return entry is None or bool({"merged", "dynamic axes"} & entry.traits)
 
 
 def _padding_limit(variant: str) -> float:
-    """Standard deviations of the outputs that a row of a batch may be off."""
-    found = catalog().variants.get(variant)
-    return EXACT_CACHE if found is None else max(EXACT_CACHE, found.limits.padding)
+    """Give standard deviations of the outputs that a row of a batch may be off."""
+    entry = catalog().variants.get(variant)
+    return EXACT_CACHE if entry is None else max(EXACT_CACHE, entry.limits.padding)
 
 
 def _batch_finding(worker: EngineWorker, reference: Reference, result: Examination, few: float) -> Finding | None:
-    """What batches of many rows show, or those in which texts were decoded; nothing where `few` rows, |Δ| apart, show it too."""
+    """Give what batches of many rows show, or those in which texts were decoded; nothing where `few` rows, |Δ| apart, show it too."""
     limit = _padding_limit(worker.name)
     if not in_deviations(few, reference.logit_std) <= limit:
         return None
@@ -205,70 +205,70 @@ def _batch_finding(worker: EngineWorker, reference: Reference, result: Examinati
 
 
 def _apart_in_batches(reference: Reference, result: Examination) -> Finding | None:
-    """That a text got something else in a batch than alone, where its cache alone is right; not of mixtures of experts, of which two may
-    be almost equally good."""
+    """Say that a text got something else in a batch than alone, where its cache alone is right; not of mixtures of experts, of which two
+    may be almost equally good."""
     known = expected.read(reference.files)
     if known is None or rounded.chooses_experts(known.config):
         return None
-    for one in result.prompts:
-        error, cached = one.batch_error_max_absolute, one.cache_error_max_absolute or 0.0
+    for prompt in result.prompts:
+        error, cached = prompt.batch_error_max_absolute, prompt.cache_error_max_absolute or 0.0
         if error is None or in_deviations(cached, reference.logit_std) > EXACT_CACHE:
             continue  # a wrong cache is told as one
         if (deviations := in_deviations(error, reference.logit_std)) > EXACT_CACHE:
-            return wide.told(one.batch_rows or 2, deviations, EXACT_CACHE)
+            return wide.report(prompt.batch_rows or 2, deviations, EXACT_CACHE)
     return None
 
 
 def _named(folder: Path, reference: Reference, ends: Sequence[int] | None) -> list[Finding]:
-    """What its files say of labels and special tokens that is not so of the live model."""
-    found = []
-    if told := _label_difference(folder, reference.subject.labels) or _threshold_difference(folder, reference.subject):
-        found.append(findings.changed("labels", told))
-    if told := special_tokens.difference(folder, reference.special, ends):
-        found.append(findings.changed("special tokens", told, "generation_config.json, config.json or tokenizer_config.json"))
-    return found
+    """Give what its files say of labels and special tokens that is not so of the live model."""
+    changes = []
+    if difference := _label_difference(folder, reference.subject.labels) or _threshold_difference(folder, reference.subject):
+        changes.append(findings.changed("labels", difference))
+    if difference := special_tokens.difference(folder, reference.special, ends):
+        changes.append(findings.changed("special tokens", difference, "generation_config.json, config.json or tokenizer_config.json"))
+    return changes
 
 
 def _draft(reference: Reference, place: int, merged: Merged | None) -> list[int]:
-    """What an artifact will decode if it is sound: what the merged model did, whose weights it has. Nothing where that is not known."""
+    """Give what an artifact will decode if it is sound: what the merged model did, whose weights it has; nothing where that is unknown."""
     number = reference.number(place)
     return list(merged.tokens[number]) if merged is not None and number < len(merged.tokens) else []
 
 
 def _growth_figures(reference: Reference, rows: list[Rows], prompts: list[PromptFigures]) -> CheckFigures:
-    """Whether differences grow over the positions; nothing for encoders, whose positions see each other."""
+    """Measure whether differences grow over the positions; nothing for encoders, whose positions see each other."""
     if reference.subject.kind == "encoder":
         return CheckFigures()
-    found = CheckFigures()
-    if (live := growth.of([one.means for one in rows])) is not None:
-        found = found.plus(growth=live[0], growth_interval=live[1])
+    figures = CheckFigures()
+    if (live := growth.of([row.means for row in rows])) is not None:
+        figures = figures.plus(growth=live[0], growth_interval=live[1])
     # The first step is the prompt's own pass.
-    cached = growth.of([np.array(one.cache_steps[1:]) for one in prompts if one.cache_steps])
-    return found if cached is None else found.plus(cache_growth=cached[0])
+    cached = growth.of([np.array(prompt.cache_steps[1:]) for prompt in prompts if prompt.cache_steps])
+    return figures if cached is None else figures.plus(cache_growth=cached[0])
 
 
 def _decoding_figures(reference: Reference, prompts: list[PromptFigures]) -> CheckFigures:
-    """The results of greedy decoding through the cache; None where nothing is decoded."""
+    """Give the results of greedy decoding through the cache; None where nothing is decoded."""
     if not prompts[0].has("tokens"):
         return CheckFigures(greedy_identical=None, greedy_prompts=None, cache_error_max_absolute=None)
     figures = CheckFigures(
-        greedy_identical=sum(bool(one.greedy_identical) for one in prompts),
+        greedy_identical=sum(bool(prompt.greedy_identical) for prompt in prompts),
         greedy_prompts=len(prompts),
-        cache_error_max_absolute=_largest(one.cache_error_max_absolute for one in prompts),
-        **greedy_likeness([(one.tokens or [], sample.tokens) for one, sample in zip(prompts, reference.samples, strict=True)]).given,
+        cache_error_max_absolute=_largest(prompt.cache_error_max_absolute for prompt in prompts),
+        **greedy_likeness([(prompt.tokens or [], sample.tokens) for prompt, sample in zip(prompts, reference.samples, strict=True)]).given,
     )
     if ways := prompts[0].cache_errors:
-        figures = figures.plus(cache_errors={way: _largest((one.cache_errors or {}).get(way) for one in prompts) for way in ways})
+        figures = figures.plus(cache_errors={way: _largest((prompt.cache_errors or {}).get(way) for prompt in prompts) for way in ways})
     return figures
 
 
 def _largest(errors: Iterable[float | None]) -> float | None:
-    """The largest error; None where there is none."""
+    """Give the largest error; None where there is none."""
     return max((error for error in errors if error is not None), default=None)
 
 
 def _padding_figures(worker: EngineWorker, reference: Reference) -> CheckFigures:
-    """max |Δ| between padded batches and their rows alone, on each side that the live model itself can be padded on."""
+    """Give max |Δ| between padded batches and their rows alone, on each side that the live model itself can be padded on."""
     errors = {side: padding_error(worker, reference.samples, side) for side in reference.sides}
     if not errors:
         return CheckFigures()  # a figure that is missing is reported as something that nobody verified
@@ -277,7 +277,7 @@ def _padding_figures(worker: EngineWorker, reference: Reference) -> CheckFigures
 
 
 def logits_file(folder: Path, number: int) -> Path:
-    """Where the logits of a prompt lie."""
+    """Give where the logits of a prompt lie."""
     return folder / f"{number}.npy"
 
 
@@ -291,7 +291,7 @@ def _comparable() -> Iterator[None]:
 
 
 def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> PromptFigures:
-    """The figures with those of the artifact's own greedy decoding through its cache, compared with the live model's tokens."""
+    """Give the figures with those of the artifact's own greedy decoding through its cache, compared with the live model's tokens."""
     decoded = worker.ask(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True))
     tokens = decoded.tokens
     different = next((place for place, pair in enumerate(zip(tokens, sample.tokens, strict=True)) if pair[0] != pair[1]), None)
@@ -308,10 +308,10 @@ def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> Pr
 
 
 def _samples(worker: EngineWorker, reference: Reference, result: Examination, outputs: Path) -> tuple[SampleFigures, ...]:
-    """The first prompts with both answers, for a person to look at."""
+    """Give the first prompts with both answers, for a person to look at."""
     if not reference.readable:
         return ()
-    found = []
+    samples = []
     for number, sample in enumerate(reference.samples[:SHOWN]):
         try:
             tokens = result.prompts[number].tokens or []
@@ -320,35 +320,35 @@ def _samples(worker: EngineWorker, reference: Reference, result: Examination, ou
             if error.code == FaultCode.WORKER_LOST:
                 raise
             text = None  # a tokenizer that can't be used is a reason of its own
-        found.append(SampleFigures(prompt=sample.text, reference=sample.continuation, text=text))
-    return tuple(found)
+        samples.append(SampleFigures(prompt=sample.text, reference=sample.continuation, text=text))
+    return tuple(samples)
 
 
 def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | None:
-    """Why the names that an artifact gives its labels are not `wanted`; None where they are, or where it carries no configuration."""
-    found = labels_of(folder) if wanted is not None else None
-    if found is None or wanted is None or found == wanted:
+    """Say why the names that an artifact gives its labels are not `wanted`; None where they are, or where it carries no configuration."""
+    labels = labels_of(folder) if wanted is not None else None
+    if labels is None or wanted is None or labels == wanted:
         return None
-    if len(found) != len(wanted):
-        return f"it names {len(found)} labels and the live model {len(wanted)}"
-    number = next(place for place, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
-    return f"its labels have other names than the live model's: label {number} is {found[number]!r} instead of {wanted[number]!r}"
+    if len(labels) != len(wanted):
+        return f"it names {len(labels)} labels and the live model {len(wanted)}"
+    number = next(place for place, pair in enumerate(zip(labels, wanted, strict=True)) if pair[0] != pair[1])
+    return f"its labels have other names than the live model's: label {number} is {labels[number]!r} instead of {wanted[number]!r}"
 
 
 def _threshold_difference(folder: Path, subject: ValidatedTask) -> str | None:
-    """Why an artifact chooses labels from other probabilities on; None where it does not, or where it carries no configuration."""
+    """Say why an artifact chooses labels from other probabilities on; None where it does not, or where it carries no configuration."""
     if subject.head != "labels" or not (folder / "config.json").is_file():
         return None
     usual = (0.5,) * len(subject.labels or ())
-    found, wanted = thresholds_of(folder) or usual, subject.thresholds or usual
-    number = next((place for place, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
+    mine, wanted = thresholds_of(folder) or usual, subject.thresholds or usual
+    number = next((place for place, pair in enumerate(zip(mine, wanted, strict=False)) if pair[0] != pair[1]), None)
     if number is None:
         return None
-    return f"its labels have other thresholds than the live model's: label {number} has {found[number]:g} instead of {wanted[number]:g}"
+    return f"its labels have other thresholds than the live model's: label {number} has {mine[number]:g} instead of {wanted[number]:g}"
 
 
 def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | None:
-    """Why the artifact's own tokenizer can't stand in for the reference's, or None when all prompts give the same ids."""
+    """Say why the artifact's own tokenizer can't stand in for the reference's, or None when all prompts give the same ids."""
     texts = [sample.text for sample in reference.samples]
     firsts = [sample.first for sample in reference.samples if sample.first is not None]
     try:

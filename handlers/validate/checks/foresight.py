@@ -29,7 +29,7 @@ def of_reference(
     beside: Sequence[LongPass],
     progress: Progress,
 ) -> list[Decoding | None]:
-    """The prompts' decoding, that of the first ones by the base without the adapter, the passes over all that was decoded, and `beside`.
+    """Give the prompts' decoding, that of the first ones by the base alone, the passes over all that was decoded, and `beside`.
 
     `drafts`: what the base will probably say, if it is known, of each prompt that it is asked. Gives what was decoded, where a model had to
     be asked for it before its passes: asked again, it would decode again.
@@ -39,7 +39,7 @@ def of_reference(
     if _tell(live, [*prompts, *bare, *beside], progress) == 0:
         return [None] * len(prompts)
     decoded = [live.ask(request) for request in prompts]
-    passes = [Teacher(ids=request.ids, targets=one.tokens, keep=[], out="") for request, one in zip(prompts, decoded, strict=True)]
+    passes = [Teacher(ids=request.ids, targets=text.tokens, keep=[], out="") for request, text in zip(prompts, decoded, strict=True)]
     _tell(live, [*passes, *(request.model_copy(update={"bare": True}) for request in passes if adapted)], progress)
     return list(decoded)
 
@@ -47,7 +47,7 @@ def of_reference(
 def of_examination(
     worker: EngineWorker, samples: Sequence[Sample], drafts: Sequence[list[int]], beside: Sequence[Padding | LongPass], progress: Progress
 ) -> None:
-    """What `examination.examine` asks of a language model about these samples, of which it will probably say `drafts`, and `beside`."""
+    """Tell a language model what `examination.examine` asks about these samples, of which it probably says `drafts`, and `beside`."""
     requests: list[Request[Any]] = list(beside)
     for sample, draft in zip(samples, drafts, strict=True):
         requests.append(Teacher(ids=sample.ids, targets=sample.tokens, keep=[], out=""))
@@ -56,12 +56,12 @@ def of_examination(
 
 
 def of_answers(worker: EngineWorker, requests: Sequence[Greedy]) -> None:
-    """Answers to prompts of the data."""
+    """Tell a model that it will be asked for answers to prompts of the data."""
     _tell(worker, requests, lambda share, what: None)
 
 
 def _tell(worker: EngineWorker, requests: Sequence[Request[Any]], progress: Progress) -> int:
-    """Passes that the model went ahead with over its weights."""
+    """Tell a model what it will be asked; give the passes that it went ahead with over its weights."""
     going = worker.ask(Ahead(requests=[request.line for request in requests]))
     while going.more:
         progress(0.0, f"{worker.name}, layer by layer, {going.passes} passes over the weights")

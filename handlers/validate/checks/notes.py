@@ -19,16 +19,16 @@ OWN_DATA = "give prompts of the run's own data in validate.prompts"
 
 
 def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds | None, *, failed: bool) -> list[str]:
-    """All notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and the
-    reasons say why; then only what is unsure of that is left to say."""
+    """Give all notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and
+    the reasons say why; then only what is unsure of that is left to say."""
     unsure = _unsure(figures, thresholds)
-    if thresholds is not None and not failed and (told := _even(figures, thresholds)):
-        unsure.append(told)
+    if thresholds is not None and not failed and (sentence := _even(figures, thresholds)):
+        unsure.append(sentence)
     return unsure if failed else [*unsure, *(_blind(figures, base) if base else []), *_growing(figures)]
 
 
 def even(figures: Likeness, thresholds: Thresholds) -> bool:
-    """Whether the divergence is certainly so small that the choices which differ say nothing of the artifact: not from one prompt alone."""
+    """Tell whether the divergence is certainly so small that choices that differ say nothing of the artifact: not from one prompt alone."""
     return figures.kl_interval is not None and figures.kl_interval[1] <= EVEN * thresholds.kl
 
 
@@ -44,27 +44,27 @@ def _even(figures: CheckFigures, thresholds: Thresholds) -> str | None:
 
 
 def _unsure(figures: CheckFigures, thresholds: Thresholds | None) -> list[str]:
-    """Figures whose interval holds the limit."""
+    """Give figures whose interval holds the limit."""
     if thresholds is None:
         return []
-    found = []
+    sentences = []
     for name, value, interval, limit in (
         ("KL", figures.kl, figures.kl_interval, thresholds.kl),
         ("agreement", figures.agreement, figures.agreement_interval, thresholds.agreement),
     ):
         if value is not None and interval is not None and interval[0] < limit < interval[1]:
-            found.append(
+            sentences.append(
                 f"{name} {value:.3g}, 95 % {_span(interval)}, limit {limit:.3g}: {figures.texts} prompts are too few to be sure;"
                 " raise validate.samples"
             )
-    return found
+    return sentences
 
 
 def _blind(figures: CheckFigures, base: Likeness) -> list[str]:
-    """Where the base is no farther from the live model than the artifact is, nearness does not show whose weights the artifact has."""
-    if told := _alike(figures, base):
+    """Say that nearness does not show whose weights the artifact has, where the base is no farther from the live model."""
+    if reason := _alike(figures, base):
         return [
-            f"the comparison is blind: {told}. So it does not show that the fine-tuning is in the artifact{_share(figures)}; {OWN_DATA}"
+            f"the comparison is blind: {reason}. So it does not show that the fine-tuning is in the artifact{_share(figures)}; {OWN_DATA}"
         ]
     if base.agreement is None or figures.agreement is None or base.agreement < figures.agreement:
         return []
@@ -80,13 +80,13 @@ def _blind(figures: CheckFigures, base: Likeness) -> list[str]:
 
 
 def _alike(figures: CheckFigures, base: Likeness) -> str | None:
-    """That the base is as near as the artifact by the first of these measures that the task has, with its figures."""
+    """Say that the base is as near as the artifact by the first of these measures that the task has, with its figures."""
     if base.kl is not None and figures.kl is not None:
-        told = f"the base without the adapter has KL {base.kl:.3g} from the live model, the artifact {figures.kl:.3g}"
-        return told if base.kl <= figures.kl else None
+        sentence = f"the base without the adapter has KL {base.kl:.3g} from the live model, the artifact {figures.kl:.3g}"
+        return sentence if base.kl <= figures.kl else None
     if base.cosine_mean is not None and figures.cosine_mean is not None:
-        told = f"the vectors of the base have a mean cosine of {base.cosine_mean:.4g} with those of the live model"
-        return f"{told}, the artifact's {figures.cosine_mean:.4g}" if base.cosine_mean >= figures.cosine_mean else None
+        sentence = f"the vectors of the base have a mean cosine of {base.cosine_mean:.4g} with those of the live model"
+        return f"{sentence}, the artifact's {figures.cosine_mean:.4g}" if base.cosine_mean >= figures.cosine_mean else None
     mine, theirs = base.error_mean_absolute, figures.error_mean_absolute
     if mine is None or theirs is None or mine > theirs:
         return None
@@ -101,7 +101,7 @@ def _share(figures: CheckFigures) -> str:
 
 
 def grows(figures: CheckFigures) -> str | None:
-    """That the differences from the live model grow over the sequence, as a clause with figures; None where that is not certain."""
+    """Say that the differences from the live model grow over the sequence, as a clause with figures; None where that is not certain."""
     interval = figures.growth_interval
     if figures.growth is None or interval is None or interval[0] <= growth.MARGIN:
         return None
@@ -115,8 +115,8 @@ def _growing(figures: CheckFigures) -> list[str]:
     """Of an artifact that passed; nothing where all of its errors are as small as those of sums in another order, which may grow."""
     if figures.error_max is not None and figures.error_max < NOISE:
         return []
-    told = grows(figures)
-    return [f"{told}, {POSITIONS}"] if told else []
+    growth = grows(figures)
+    return [f"{growth}, {POSITIONS}"] if growth else []
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -1,6 +1,6 @@
 """What the live model says: the prompts' token ids, its greedy continuations and its logits, kept on disk.
 
-Called by the validate stage while the live worker holds the model. The live model is base + adapter, not merged, in
+Called by the stage `reference` while the live worker holds the model. The live model is base + adapter, not merged, in
 fp32. Logits are kept for at most LOGITS_BYTES; beyond that, evenly spaced positions stand for all.
 """
 
@@ -93,11 +93,11 @@ class Reference:
     """Of which samples of the whole reference these are, where some were left out (`room.fitting`)."""
 
     def number(self, place: int) -> int:
-        """The number that a sample has in the whole reference."""
+        """Give the number that a sample has in the whole reference."""
         return place if self.numbers is None else self.numbers[place]
 
     def following(self, sample: Sample) -> list[tuple[int, int]]:
-        """The rows of a sample at which a model says how likely the prompt's next token is, each with that token."""
+        """Give the rows of a sample at which a model says how likely the prompt's next token is, each with that token."""
         return sample.scored if self.subject.kind == "causal" and self.readable else []
 
 
@@ -150,7 +150,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     rows, readable = _encode(live, subject, pieces(subject, prompts), about.vocabulary, fallbacks)
     hide = _hidden(live, subject, readable, fallbacks)
     room, count = _room(subject, about.context_length, options.new_tokens)
-    if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
+    if count < options.new_tokens * (subject.kind != "encoder") or any(len(row.ids) > room for row in rows):
         what = f", and continuations to {count}" if subject.kind != "encoder" else ""
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
     asked = _Asked(
@@ -165,12 +165,12 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     samples, total, text = list[Sample](), 0, ""
     base_tokens, losses = list[tuple[list[int], list[int]]](), list[np.ndarray]()
     ahead = list[Decoding | None]()
-    for number, one in enumerate(rows):
+    for number, row in enumerate(rows):
         if number % GROUP == 0:
-            told = beside if number == 0 else []  # its passes are the others', where a model is read layer by layer
-            ahead += _tell(asked, rows, number, about.adapted, told, progress) if about.together else [None] * GROUP
+            passes = beside if number == 0 else []  # its passes are the others', where a model is read layer by layer
+            ahead += _tell(asked, rows, number, about.adapted, passes, progress) if about.together else [None] * GROUP
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
-        sample, possible = _run(asked, one, folder / f"live-{number}.npy", ahead[number])
+        sample, possible = _run(asked, row, folder / f"live-{number}.npy", ahead[number])
         total += possible
         logits = np.load(sample.logits)
         if not np.isfinite(logits).all():
@@ -215,7 +215,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
 
 
 def greedy_likeness(pairs: list[tuple[list[int], list[int]]]) -> Likeness:
-    """For how many tokens each greedy text goes as the reference's, given as (tokens, the reference's tokens); nothing of no tokens."""
+    """Give for how many tokens each greedy text goes as the reference's, given as (tokens, the reference's tokens); nothing of none."""
     pairs = [pair for pair in pairs if pair[1]]
     if not pairs:
         return Likeness()
@@ -225,7 +225,7 @@ def greedy_likeness(pairs: list[tuple[list[int], list[int]]]) -> Likeness:
 
 
 def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, *, bare: bool = False) -> np.ndarray:
-    """A worker's rows for a sample, which `out` receives too; `bare`: without the adapter."""
+    """Give a worker's rows for a sample, which `out` receives too; `bare`: without the adapter."""
     worker.ask(Teacher(ids=sample.ids, targets=sample.tokens, types=sample.types, keep=sample.keep, out=str(out), bare=bare))
     rows: np.ndarray = np.load(out)
     return rows
@@ -234,7 +234,7 @@ def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, *, bare: boo
 def _encode(
     live: EngineWorker, subject: ValidatedTask, texts: list[str], vocabulary: int | None, fallbacks: list[Fallback]
 ) -> tuple[list[Encoded], bool]:
-    """Texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
+    """Give texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
     firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
     try:
         answer = live.ask(Encode(texts=texts, firsts=firsts))
@@ -251,7 +251,7 @@ def _encode(
         return [Encoded(f"(token ids {ids[0]}, {ids[1]}, …)", ids) for ids in encoded], False
     none = [None] * len(texts)
     columns = (texts, answer.ids, answer.types or none, firsts or none)
-    rows = [Encoded(*one) for one in zip(*columns, strict=True) if one[1]]
+    rows = [Encoded(*row) for row in zip(*columns, strict=True) if row[1]]
     if not rows:
         raise WorkerFailed(
             "the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code=FaultCode.PROMPTS_EMPTY
@@ -266,7 +266,7 @@ class _Special:
 
 
 def _hidden(live: EngineWorker, subject: ValidatedTask, readable: bool, fallbacks: list[Fallback]) -> _Special:
-    """Special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
+    """Give special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
     if not readable or subject.task not in ("token-classification", "fill-mask"):
         return _Special()
     special = live.ask(ListSpecialTokens())
@@ -276,7 +276,7 @@ def _hidden(live: EngineWorker, subject: ValidatedTask, readable: bool, fallback
 
 
 def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple[int, int]:
-    """Largest prompt and number of new tokens that fit the positions the model can address."""
+    """Give largest prompt and number of new tokens that fit the positions the model can address."""
     if subject.kind == "encoder":
         return context or 1 << 30, 0
     if context is None:
@@ -287,25 +287,25 @@ def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple
     return max(1, context - count), count
 
 
-def _run(asked: _Asked, one: Encoded, path: Path, decoded: Decoding | None) -> tuple[Sample, int]:
-    """The sample, whose logits `path` receives, and the number of rows that could be compared. `decoded`: what follows, if known."""
+def _run(asked: _Asked, row: Encoded, path: Path, decoded: Decoding | None) -> tuple[Sample, int]:
+    """Give the sample, whose logits `path` receives, and the number of rows that could be compared. `decoded`: what follows, if known."""
     live, subject, special = asked.live, asked.subject, asked.special
-    ids, tokens, places = one.ids[: asked.room], [], None
+    ids, tokens, places = row.ids[: asked.room], [], None
     if subject.kind != "encoder":
         tokens = (decoded or live.ask(Greedy(ids=ids, tokens=asked.count, least=asked.least, stop=True))).tokens
     if subject.task == "fill-mask":
         ids, places = hidden(ids, special.tokens, special.mask)
     places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
     keep = [places[place] for place in evenly(len(places), asked.positions)]
-    types = None if one.types is None else one.types[: asked.room]
-    sample = Sample(one.text, one.ids, ids, tokens, None, keep, path, types, one.first)
+    types = None if row.types is None else row.types[: asked.room]
+    sample = Sample(row.text, row.ids, ids, tokens, None, keep, path, types, row.first)
     rows = teacher_forced(live, sample, path)
     answer = answer_text(live, subject, sample, tokens, rows) if asked.readable else None
     return replace(sample, continuation=answer), len(places)
 
 
 def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, tokens: list[int], rows: np.ndarray) -> str | None:
-    """What a model says about a sample, for a person to read: text, label, labels, hidden tokens, span or number; None for vectors."""
+    """Give what a model says about a sample, for a person to read: text, label, labels, hidden tokens, span or number; None for vectors."""
     if subject.kind != "encoder":
         return worker.ask(Decode(ids=tokens)).text
     if subject.head == "vector":
@@ -326,8 +326,8 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
 
 
 def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | None, list[int]]:
-    """What the base says without the adapter, `rows` being its outputs, and its tokens. It takes no more steps than the live model took
-    at most."""
+    """Give what the base says without the adapter, `rows` being its outputs, and its tokens. It takes no more steps than the live model
+    took at most."""
     tokens: list[int] = []
     try:
         if asked.subject.kind != "encoder":
@@ -342,7 +342,7 @@ def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | N
 
 
 def padded_batch(samples: Iterable[Sample]) -> PaddedBatch:
-    """The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample."""
+    """Give the shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample."""
     ordered = sorted(samples, key=lambda sample: len(sample.ids))
     chosen = [ordered[index] for index in sorted({0, len(ordered) // 2, len(ordered) - 1})][: PADDED_ROWS - 1]
     longest = ordered[-1]
@@ -358,17 +358,17 @@ def padded_batch(samples: Iterable[Sample]) -> PaddedBatch:
 
 
 def padding_error(worker: EngineWorker, samples: Iterable[Sample], side: str) -> float:
-    """max |Δ| between a batch that is padded on one side and its rows alone."""
+    """Give max |Δ| between a batch that is padded on one side and its rows alone."""
     error = worker.ask(Padding(batch=padded_batch(samples), side=side)).max_absolute
     assert error is not None  # every driver has rows to compare
     return error
 
 
 def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
-    """The sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
+    """Give the sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
     if subject.kind == "causal":
         return ["left"]
-    found = []
+    sides = []
     for side in ("right", "left"):
         try:
             error = padding_error(live, samples, side)
@@ -380,10 +380,10 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
             )
             continue
         if in_deviations(error, unit) <= PADDING_LIMIT:
-            found.append(side)
+            sides.append(side)
         elif side == "right":
             warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
-    return found
+    return sides
 
 
 def _tell(
@@ -391,20 +391,20 @@ def _tell(
 ) -> list[Decoding | None]:
     """Tell a model that answers many requests together what it will be asked for the next group of prompts; see `of_reference`."""
     group = rows[first : first + GROUP]
-    decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
+    decoded = [Greedy(ids=row.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for row in group]
     shown = decoded[: max(0, SHOWN - first)] if asked.readable else []
-    return of_reference(asked.live, decoded, adapted, [asked.base_texts.draft(one) for one in shown], beside, progress)
+    return of_reference(asked.live, decoded, adapted, [asked.base_texts.draft(request) for request in shown], beside, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:
-    """At most `most` evenly spaced indices below `length`, the first and the last among them where two fit."""
+    """Give at most `most` evenly spaced indices below `length`, the first and the last among them where two fit."""
     if most >= length:
         return list(range(length))
     return sorted({round(value) for value in np.linspace(0, length - 1, most)})
 
 
 def _speed_work(subject: ValidatedTask, samples: list[Sample], context: int | None, speed_tokens: int) -> tuple[list[int], int]:
-    """A prompt of SPEED_PROMPT tokens made of the samples, and the tokens to decode after it, within the context."""
+    """Give a prompt of SPEED_PROMPT tokens made of the samples, and the tokens to decode after it, within the context."""
     ids = [token for sample in samples for token in sample.ids + (sample.tokens if subject.kind == "causal" else [])]
     ids = (ids * (SPEED_PROMPT // len(ids) + 1))[:SPEED_PROMPT]
     if context is None:

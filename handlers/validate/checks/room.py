@@ -15,7 +15,7 @@ from handlers.validate.workers.client import WorkerFailed
 
 
 def fitting(reference: Reference, room: int | None) -> Reference:
-    """The reference with the samples that fit into `room` tokens; itself where all do, or where there is no bound.
+    """Give the reference with the samples that fit into `room` tokens; itself where all do, or where there is no bound.
 
     Raises WorkerFailed where none does.
     """
@@ -28,13 +28,13 @@ def fitting(reference: Reference, room: int | None) -> Reference:
         cause = f"it has room for {room} tokens, and the shortest prompt needs {shortest} with its continuation"
         remedy = "give the artifact more room (static.context_length), or shorter texts in validate.prompts"
         raise WorkerFailed(cause, remedy, code=FaultCode.PROMPTS_EMPTY)
-    if len(kept) == len(reference.samples) and all(one is reference.samples[number] for number, one in kept):
+    if len(kept) == len(reference.samples) and all(sample is reference.samples[number] for number, sample in kept):
         return reference
-    return replace(reference, samples=[one for _, one in kept], numbers=[number for number, _ in kept])
+    return replace(reference, samples=[sample for _, sample in kept], numbers=[number for number, _ in kept])
 
 
-def told(variant: str, reference: Reference, compared: Reference, room: int | None) -> list[str]:
-    """A warning where prompts were left out."""
+def warn(variant: str, reference: Reference, compared: Reference, room: int | None) -> list[str]:
+    """Give a warning where prompts were left out."""
     missing = len(reference.samples) - len(compared.samples)
     if not missing:
         return []
@@ -42,14 +42,14 @@ def told(variant: str, reference: Reference, compared: Reference, room: int | No
 
 
 def _tokens(sample: Sample, kind: Kind) -> int:
-    """Tokens of the longest of what a model reads at once: an encoder-decoder has room for a source, and as much for its answer."""
+    """Give tokens of the longest of what a model reads at once: an encoder-decoder has room for a source, and as much for its answer."""
     if kind == "causal":
         return len(sample.ids) + len(sample.tokens)
     return max(len(sample.ids), len(sample.tokens) + 1 if kind == "seq2seq" else 0)
 
 
 def _answering(sample: Sample, room: int) -> Sample:
-    """The sample without a question whose answer would not fit."""
+    """Give the sample without a question whose answer would not fit."""
     if sample.prompt is None or len(sample.prompt) + sample.steps <= room:
         return sample
     return replace(sample, prompt=None, answer=None, asked=None)

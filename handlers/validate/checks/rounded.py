@@ -42,19 +42,19 @@ class Beside:
         self._comparison, self._unit, self._errors = Comparison(subject.head, subject.thresholds), unit, list[np.ndarray]()
 
     def add(self, wanted: np.ndarray, logits: np.ndarray, following: list[tuple[int, int]]) -> None:
-        """Rows (N, V) of one prompt, with the tokens that follow."""
+        """Take in rows (N, V) of one prompt, with the tokens that follow."""
         self._comparison.add(wanted, logits, following)
         self._errors.append(np.abs(wanted - logits).max(axis=-1))
 
     def figures(self) -> Likeness:
-        """Those of all prompts."""
+        """Give those of all prompts."""
         largest = float(np.quantile(np.concatenate(self._errors), 1 - TIES, method="lower"))
         return self._comparison.figures(self._unit).plus(error_max=in_deviations(largest, self._unit))
 
 
 def chooses_experts(config: Json) -> bool:
-    """Whether a configuration, or a part of it, is of a mixture of experts."""
-    parts = [config, *(one for one in config.values() if isinstance(one, dict))]
+    """Tell whether a configuration, or a part of it, is of a mixture of experts."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     return any(isinstance(value, int) and value > 1 and _EXPERTS.match(key) for part in parts for key, value in part.items())
 
 

@@ -31,7 +31,7 @@ _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANM
 
 
 def mark(live: EngineWorker, reference: Reference, texts: Sequence[Text], new_tokens: int) -> list[Sample]:
-    """The samples with what their rows of the data set say that the model should say. Raises WorkerFailed where the worker is lost."""
+    """Give the samples with what their rows of the data set say that the model should say. Raises WorkerFailed where the worker is lost."""
     if not reference.readable:
         return reference.samples
     given = {text.text: text for text in texts}
@@ -61,7 +61,7 @@ def _marked(live: EngineWorker, subject: ValidatedTask, sample: Sample, text: Te
 
 
 def _completion(live: EngineWorker, sample: Sample, text: Text) -> list[int]:
-    """Numbers of the kept rows that predict a token of what the model should say."""
+    """Give numbers of the kept rows that predict a token of what the model should say."""
     ends = live.ask(Encode(texts=[text.text[:place] for span in text.spans for place in span])).ids
     tokens: set[int] = set()
     for before, until in zip(ends[::2], ends[1::2], strict=True):
@@ -69,13 +69,13 @@ def _completion(live: EngineWorker, sample: Sample, text: Text) -> list[int]:
     return [number for number, row in enumerate(sample.keep) if row + 1 in tokens and row + 1 < len(sample.ids)]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with: what a tokenizer puts at the end of a text, or makes of a cut word, is not among them."""
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Give tokens that both begin with: what a tokenizer puts at the end of a text, or makes of a cut word, is not among them."""
+    return next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def label_number(label: str | None, names: Sequence[str] | None) -> int | None:
-    """The number of a label that a row names, by its name in any case or by its number; None for one that the model does not have."""
+    """Give the number of a label that a row names, by its name in any case or by its number; None for one that the model does not have."""
     if label is None or not names:
         return None
     lowered = [name.lower() for name in names]
@@ -85,7 +85,7 @@ def label_number(label: str | None, names: Sequence[str] | None) -> int | None:
 
 
 def completion(reference: Reference, logits: Callable[[int], Path]) -> Likeness | None:
-    """How near an artifact is to the live model where the data says that the model speaks; None where nothing is so marked.
+    """Give how near an artifact is to the live model where the data says that the model speaks; None where nothing is so marked.
 
     `logits`: the file of the artifact's rows of a sample, by its number.
     """
@@ -97,7 +97,7 @@ def completion(reference: Reference, logits: Callable[[int], Path]) -> Likeness 
 
 
 def score(reference: Reference, answers: Answers, logits: Callable[[int], Path]) -> Scores | None:
-    """A model's scores, whose rows of each sample lie in the file `logits`; None where the data has neither labels nor references."""
+    """Give a model's scores, whose rows of each sample lie in the file `logits`; None where the data has neither labels nor references."""
     labelled = [(number, sample.label) for number, sample in enumerate(reference.samples) if sample.label is not None]
     if labelled:
         return of_labels([int(np.load(logits(number))[0].argmax()) for number, _ in labelled], [label for _, label in labelled])
@@ -105,12 +105,12 @@ def score(reference: Reference, answers: Answers, logits: Callable[[int], Path])
 
 
 def score_bare(live: EngineWorker, reference: Reference, answers: Answers | None, scratch: Path) -> Scores | None:
-    """The same of the base without the adapter, for people to compare with; None where that can't be run."""
+    """Give the same of the base without the adapter, for people to compare with; None where that can't be run."""
     try:
         labelled = [sample for sample in reference.samples if sample.label is not None]
         if labelled:
             rows = [teacher_forced(live, sample, scratch / "bare.npy", bare=True) for sample in labelled]
-            return of_labels([int(one[0].argmax()) for one in rows], [sample.label for sample in labelled if sample.label is not None])
+            return of_labels([int(row[0].argmax()) for row in rows], [sample.label for sample in labelled if sample.label is not None])
         return _of_answers(reference.samples, answers or {})
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
@@ -124,25 +124,25 @@ def _of_answers(samples: Sequence[Sample], answers: Answers) -> Scores | None:
 
 
 def of_labels(said: Sequence[int], wanted: Sequence[int]) -> Scores:
-    """Accuracy, and F1 as the plain mean over the classes that occur on either side."""
+    """Give accuracy, and F1 as the plain mean over the classes that occur on either side."""
     pairs = list(zip(said, wanted, strict=True))
     scores = []
-    for one in sorted({*said, *wanted}):
-        hits = sum(pair == (one, one) for pair in pairs)
-        scores.append(2 * hits / (said.count(one) + wanted.count(one)) if hits else 0.0)
+    for label in sorted({*said, *wanted}):
+        hits = sum(pair == (label, label) for pair in pairs)
+        scores.append(2 * hits / (said.count(label) + wanted.count(label)) if hits else 0.0)
     return Scores(texts=len(pairs), accuracy=sum(mine == theirs for mine, theirs in pairs) / len(pairs), macro_f1=sum(scores) / len(scores))
 
 
 def of_texts(said: Sequence[str], wanted: Sequence[str]) -> Scores:
-    """Exact match, and chrF and BLEU of the corpus (0 to 100) by sacrebleu; both None in a Python that does not have it."""
+    """Give exact match, and chrF and BLEU of the corpus (0 to 100) by sacrebleu; both None in a Python that does not have it."""
     mine, theirs = ([" ".join(text.split()) for text in texts] for texts in (said, wanted))
-    found = Scores(texts=len(mine), exact_match=sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine))
+    scores = Scores(texts=len(mine), exact_match=sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine))
     try:
         import sacrebleu
     except ImportError:
-        return found.plus(chrf=None, bleu=None)
+        return scores.plus(chrf=None, bleu=None)
     tokenizer = "char" if _without_spaces(theirs) else "13a"
-    return found.plus(
+    return scores.plus(
         chrf=round(sacrebleu.corpus_chrf(mine, [theirs]).score, 3),
         bleu=round(sacrebleu.corpus_bleu(mine, [theirs], tokenize=tokenizer).score, 3),
     )
@@ -150,9 +150,9 @@ def of_texts(said: Sequence[str], wanted: Sequence[str]) -> Scores:
 
 def _without_spaces(texts: Sequence[str]) -> bool:
     letters = [character for text in texts for character in text if character.isalpha()]
-    return sum(unicodedata.name(one, "").startswith(_WITHOUT_SPACES) for one in letters) * 2 > len(letters)
+    return sum(unicodedata.name(letter, "").startswith(_WITHOUT_SPACES) for letter in letters) * 2 > len(letters)
 
 
-def told(figures: CheckFigures, scores: Scores | None, marked: Likeness | None) -> CheckFigures:
-    """The figures with what of both was measured."""
+def put_into(figures: CheckFigures, scores: Scores | None, marked: Likeness | None) -> CheckFigures:
+    """Give the figures with what of both was measured."""
     return figures.plus(**({"scores": scores} if scores else {}), **({"completion": marked} if marked else {}))

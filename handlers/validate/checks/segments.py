@@ -23,7 +23,7 @@ NOISE = 1e-4
 
 
 def lost(live: EngineWorker, samples: Iterable[Sample], unit: float) -> list[str]:
-    """A warning where PEFT's wrapper answers otherwise than the model inside of it does with segments, or could not be asked."""
+    """Give a warning where PEFT's wrapper answers otherwise than the model inside of it does with segments, or could not be asked."""
     pairs = [(sample, sample.types) for sample in samples if sample.types and len(set(sample.types)) > 1]
     try:
         errors = [live.ask(CompareWrapper(ids=sample.ids, types=types)).max_absolute for sample, types in pairs]

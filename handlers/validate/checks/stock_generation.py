@@ -39,7 +39,7 @@ _OTHERS = ("num_beams", "encoder_repetition_penalty", "sequence_bias", "exponent
 
 
 def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: float) -> tuple[str | None, list[str]]:
-    """Why what the runtime generates is not right, as a sentence, or None; and what is to be known of it.
+    """Say why what the runtime generates is not right, as a sentence, or None; and what is to be known of it.
 
     `limit`: by how many standard deviations of the logits a token may be worse than the best one. Raises WorkerFailed.
     """
@@ -60,10 +60,10 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
     ignored = [key for key in made.ignores if settings.get(key) not in (None, wanted.defaults.get(key), [], 0)]
     notes = [f"its runtime knows no {key}, which the checkpoint's generation_config.json sets" for key in ignored]
     stopped = _is_stopped(worker, made.tokens, settings.get("stop_strings"))
-    if (told := _end_fault(made, ends, len(made.tokens) if stopped else count)) or any(
+    if (problem := _end_fault(made, ends, len(made.tokens) if stopped else count)) or any(
         settings.get(key) != wanted.defaults.get(key) for key in _OTHERS
     ):
-        return told, notes
+        return problem, notes
     file, first = outputs / "generated.npy", len(sample.ids) - 1
     places = list(range(first, first + len(made.tokens)))
     worker.ask(Teacher(ids=sample.ids, targets=made.tokens, keep=places, out=str(file)))
@@ -73,7 +73,7 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
         scores = _scores(row.astype(np.float64), [*sample.ids, *made.tokens[:place]], place, rules, ends)
         best = int(scores.argmax())
         if not scores[token] >= scores[best] - limit * reference.logit_std:
-            mine, theirs = (worker.ask(Decode(ids=[one])).text for one in (token, best))
+            mine, theirs = (worker.ask(Decode(ids=[choice])).text for choice in (token, best))
             return (
                 f"its runtime, by the folder's own settings, generates token {token} ({mine!r}) at place {place + 1} behind a prompt, where"
                 f" the checkpoint's settings make {best} ({theirs!r}) of its logits"
@@ -82,21 +82,21 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
 
 
 def _chosen(samples: Sequence[Sample], ends: frozenset[int]) -> tuple[Sample, int]:
-    """The sample whose text ends first, and how many tokens to generate."""
-    ended = [one for one in samples if one.tokens and one.tokens[-1] in ends and len(one.tokens) <= LONGEST - 2]
+    """Give the sample whose text ends first, and how many tokens to generate."""
+    ended = [sample for sample in samples if sample.tokens and sample.tokens[-1] in ends and len(sample.tokens) <= LONGEST - 2]
     if not ended:
         return samples[0], TOKENS
-    sample = min(ended, key=lambda one: len(one.tokens))
+    sample = min(ended, key=lambda candidate: len(candidate.tokens))
     return sample, len(sample.tokens) + 2
 
 
 def _is_stopped(worker: EngineWorker, tokens: Sequence[int], stops: Any) -> bool:
-    """Whether a text ends with one of the strings at which the checkpoint's settings end it."""
+    """Tell whether a text ends with one of the strings at which the checkpoint's settings end it."""
     strings = [stops] if isinstance(stops, str) else list(stops or ())
     if not strings or not tokens:
         return False
     before, text = (worker.ask(Decode(ids=list(part))).text for part in (tokens[:-1], tokens))
-    return any(one in text and one not in before for one in strings)  # the last token may go on behind it
+    return any(string in text and string not in before for string in strings)  # the last token may go on behind it
 
 
 def _end_fault(made: Generated, ends: frozenset[int], count: int) -> str | None:
@@ -113,7 +113,7 @@ def _end_fault(made: Generated, ends: frozenset[int], count: int) -> str | None:
 
 
 def _scores(row: np.ndarray, seen: Sequence[int], place: int, rules: Json, ends: frozenset[int]) -> np.ndarray:
-    """Logits (V,) after the rules, as transformers' processors of the same names apply them. `seen`: prompt and text so far."""
+    """Give logits (V,) after the rules, as transformers' processors of the same names apply them. `seen`: prompt and text so far."""
     scores, known = row.copy(), np.unique([token for token in seen if token < len(row)])
     if (penalty := float(rules.get("repetition_penalty") or 1.0)) != 1.0 and len(known):
         scores[known] = np.where(scores[known] < 0, scores[known] * penalty, scores[known] / penalty)

@@ -28,25 +28,25 @@ class Encoded:
 
 
 def pieces(subject: ValidatedTask, texts: Sequence[str]) -> list[str]:
-    """The texts to run. Where a text gets one answer its halves are texts too, so that one near tie does not decide a verdict."""
+    """Give the texts to run. Where a text gets one answer its halves are texts too, so that one near tie does not decide a verdict."""
     if not subject.one_answer:
         return list(texts)
-    found = []
+    parts = []
     for text in texts:
         words = text.split(" ")
         middle = len(words) // 2
-        found += [text, " ".join(words[:middle]), " ".join(words[middle:])]
-    return list(dict.fromkeys(text for text in found if text.strip()))
+        parts += [text, " ".join(words[:middle]), " ".join(words[middle:])]
+    return list(dict.fromkeys(text for text in parts if text.strip()))
 
 
 def question(text: str) -> str:
-    """What is asked about a text: its first words."""
+    """Give what is asked about a text: its first words."""
     words = text.split()
     return " ".join(words[: max(1, len(words) // 3)])
 
 
 def hidden(ids: Sequence[int], special: Collection[int], mask: int | None) -> tuple[list[int], list[int]]:
-    """The ids with a few tokens hidden behind the mask token, and their places; without a mask token nothing is hidden."""
+    """Give the ids with a few tokens hidden behind the mask token, and their places; without a mask token nothing is hidden."""
     real = [place for place, token in enumerate(ids) if token not in special] or list(range(len(ids)))
     places = real[len(real) // 2 % _EVERY :: _EVERY] or real[:1]
     if mask is None:
@@ -55,7 +55,7 @@ def hidden(ids: Sequence[int], special: Collection[int], mask: int | None) -> tu
 
 
 def rows_that_count(subject: ValidatedTask, ids: Sequence[int], targets: Sequence[int], special: Collection[int]) -> list[int]:
-    """Which rows of a model's outputs are compared.
+    """Say which rows of a model's outputs are compared.
 
     All tokens of prompt and continuation; all target tokens; the one row of a classifier or of a text's vector; start and end of an answer;
     all tokens that are not special; of a bare encoder all tokens.

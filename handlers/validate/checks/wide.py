@@ -32,13 +32,13 @@ _REMEDY = "export again; until it is right, run one text at a time, or no more r
 
 
 def seed_of(reference: Reference, place: int = 0) -> int:
-    """A number that follows from what the live model says: the same for the same checkpoint, and known to nobody who makes an artifact."""
+    """Give a number that follows from what the live model says: the same for one checkpoint, and known to nobody who makes an artifact."""
     digest = hashlib.sha256(reference.samples[0].logits.read_bytes())
     return int.from_bytes(digest.digest()[:8], "little") + place
 
 
 def batches(reference: Reference, seed: int) -> list[PaddedBatch]:
-    """One batch of unlike lengths, a text of one token among them; one of equal lengths."""
+    """Give one batch of unlike lengths, a text of one token among them; one of equal lengths."""
     random, samples = np.random.default_rng(seed), reference.samples
     lengths = [1, *random.integers(2, LENGTH, TEXTS - 1).tolist()]
     unlike = [_piece(samples[place % len(samples)], length) for place, length in enumerate(lengths)]
@@ -49,29 +49,29 @@ def batches(reference: Reference, seed: int) -> list[PaddedBatch]:
 
 
 def requests(reference: Reference) -> list[Padding]:
-    """What a model is asked, on each side that the live model can be padded on."""
+    """Give what a model is asked, on each side that the live model can be padded on."""
     mixed, equal = batches(reference, seed_of(reference))
     sides = reference.sides
     return [*(Padding(batch=mixed, side=side) for side in sides), *(Padding(batch=equal, side=side) for side in sides[:1])]
 
 
 def finding(worker: EngineWorker, reference: Reference, limit: float) -> Finding | None:
-    """That rows of a batch affect each other, by more than `limit` standard deviations of the outputs. Raises WorkerFailed."""
+    """Say that rows of a batch affect each other, by more than `limit` standard deviations of the outputs. Raises WorkerFailed."""
     for request in requests(reference):
         error = _error(worker, request)
         if in_deviations(error, reference.logit_std) <= limit:
             continue
-        place = 1 if len({len(one) for one in request.batch.prompts}) == 1 else 0
+        place = 1 if len({len(prompt) for prompt in request.batch.prompts}) == 1 else 0
         for draw in range(1, DRAWS):
             again = batches(reference, seed_of(reference, draw))[place]
             error = min(error, _error(worker, Padding(batch=again, side=request.side)))
         if not (deviations := in_deviations(error, reference.logit_std)) <= limit:
-            return told(len(request.batch.prompts), deviations, limit)
+            return report(len(request.batch.prompts), deviations, limit)
     return None
 
 
-def told(rows: int, deviations: float, limit: float) -> Finding:
-    """The finding about a batch of so many rows."""
+def report(rows: int, deviations: float, limit: float) -> Finding:
+    """Give the finding about a batch of so many rows."""
     reason = (
         f"in a batch of {rows} rows its outputs differ from those of each row alone by {deviations:.3g} standard deviations, above the"
         f" limit {limit:g}: rows of a batch affect each other"
@@ -86,12 +86,12 @@ def _error(worker: EngineWorker, request: Padding) -> float:
 
 
 def _piece(sample: Sample, length: int) -> tuple[list[int], list[int], list[int] | None]:
-    """The beginning of a sample: its tokens, what is decoded after it, its segments."""
+    """Give the beginning of a sample: its tokens, what is decoded after it, its segments."""
     return sample.ids[:length], sample.tokens, None if sample.types is None else sample.types[:length]
 
 
 def _batch(pieces: Sequence[tuple[list[int], list[int], list[int] | None]], random: np.random.Generator, *, steps: int) -> PaddedBatch:
-    """Rows drawn from the pieces, each at least once."""
+    """Give rows drawn from the pieces, each at least once."""
     count = int(random.integers(*ROWS))
     rows = random.permutation([*range(len(pieces)), *random.integers(0, len(pieces), count - len(pieces)).tolist()])
     chosen = [pieces[row] for row in rows]

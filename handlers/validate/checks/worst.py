@@ -22,21 +22,21 @@ MOST_BEFORE = 48
 
 
 def find(worker: EngineWorker, reference: Reference, rows: list[Rows], outputs: Path) -> WorstSample | None:
-    """The worst position of the prompt with the largest divergence; None for heads without one, and where nothing is text.
+    """Give the worst position of the prompt with the largest divergence; None for heads without one, and where nothing is text.
 
     `outputs`: the folder with the artifact's rows, N.npy for each prompt.
     """
-    if not reference.readable or not all(len(one.divergences) for one in rows):
+    if not reference.readable or not all(len(text.divergences) for text in rows):
         return None
     number = max(range(len(rows)), key=lambda place: float(rows[place].divergences.mean()))
     sample, divergences = reference.samples[number], rows[number].divergences
     row = int(divergences.argmax())
     live, artifact = (np.load(path, mmap_mode="r")[row] for path in (sample.logits, outputs / f"{number}.npy"))
-    found = WorstSample(
+    figures = WorstSample(
         number=number + 1, kl=float(divergences.mean()), position=sample.keep[row], position_kl=float(divergences[row]), prompt=sample.text
     )
     try:
-        return found.plus(
+        return figures.plus(
             before=_before(worker, reference, sample, sample.keep[row]),
             live=_choice(worker, reference, sample, live),
             artifact=_choice(worker, reference, sample, artifact),
@@ -44,11 +44,11 @@ def find(worker: EngineWorker, reference: Reference, rows: list[Rows], outputs: 
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
-        return found  # a tokenizer that can't be used is a reason of its own
+        return figures  # a tokenizer that can't be used is a reason of its own
 
 
 def _before(worker: EngineWorker, reference: Reference, sample: Sample, place: int) -> str | None:
-    """The text up to the position: of a language model's row, up to the token after which it chooses."""
+    """Give the text up to the position: of a language model's row, up to the token after which it chooses."""
     subject = reference.subject
     if subject.one_answer:
         return None

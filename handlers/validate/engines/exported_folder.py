@@ -45,11 +45,11 @@ class ExportedFolder:
         return self._loaded_tokenizer().decode(ids)
 
     def whole_text(self, ids: list[int]) -> str | None:
-        """The text of token ids, with special tokens; None where the tokenizer's reader leaves them out."""
+        """Give the text of token ids, with special tokens; None where the tokenizer's reader leaves them out."""
         return self._loaded_tokenizer().decode_whole(ids)
 
     def tokenizer_json(self) -> str | None:
-        """tokenizer.json with all that it says, as the library tokenizers reads it; None where there is none."""
+        """Give tokenizer.json with all that it says, as the library tokenizers reads it; None where there is none."""
         from tokenizers import Tokenizer  # not in every toolchain
 
         path = self._folder / "tokenizer.json"

@@ -89,13 +89,13 @@ class GenaiEngine:
         return Apart([Alone(self, row) for row in rows])
 
     def generator(self, rows: int, length: int) -> Any:
-        """A generator of `rows` texts with room for `length` tokens each, as far as the model reaches."""
+        """Give a generator of `rows` texts with room for `length` tokens each, as far as the model reaches."""
         parameters = genai.GeneratorParams(self.model)
         parameters.set_search_options(batch_size=rows, max_length=min(length, self.context_length or length), **_PLAIN)
         return genai.Generator(self.model, parameters)
 
     def generate(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """At most `tokens` tokens after `ids`, by the search of genai_config.json without sampling; its cache has room for these alone."""
+        """Give at most `tokens` tokens after `ids`, by the search of genai_config.json without sampling; its cache holds just these."""
         parameters = genai.GeneratorParams(self.model)
         room = min(len(ids) + tokens, int(parameters.get_search_options()["max_length"]))
         parameters.set_search_options(do_sample=False, max_length=room)
@@ -123,22 +123,22 @@ class GenaiEngine:
         return str(self._own_tokenizer().decode(np.array(ids, np.int32)))
 
     def tokenizer_json(self) -> str | None:
-        """tokenizer.json, which onnxruntime-genai reads, as the library tokenizers reads it; None where there is none."""
+        """Give tokenizer.json, which onnxruntime-genai reads, as the library tokenizers reads it; None where there is none."""
         from tokenizers import Tokenizer
 
         path = self._folder / "tokenizer.json"
         return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
 
     def runtime_settings(self) -> Json:
-        """What onnxruntime-genai reads from genai_config.json, in transformers' names; sizes as the file says them."""
-        told = genai_config.read(self._folder)["model"]
-        decoder, tokenizer = told["decoder"], self._own_tokenizer()
+        """Give what onnxruntime-genai reads from genai_config.json, in transformers' names; sizes as the file says them."""
+        settings = genai_config.read(self._folder)["model"]
+        decoder, tokenizer = settings["decoder"], self._own_tokenizer()
         return {
             "eos_token_id": [int(token) for token in tokenizer.eos_token_ids],
             "pad_token_id": int(tokenizer.pad_token_id),
-            **({"bos_token_id": int(tokenizer.bos_token_id)} if "bos_token_id" in told else {}),
-            "context_length": told["context_length"],
-            "vocab_size": told["vocab_size"],
+            **({"bos_token_id": int(tokenizer.bos_token_id)} if "bos_token_id" in settings else {}),
+            "context_length": settings["context_length"],
+            "vocab_size": settings["vocab_size"],
             **{name: decoder[key] for name, key in _SIZES.items() if key in decoder},
             **genai.GeneratorParams(self.model).get_search_options(),
         }
@@ -150,7 +150,7 @@ class GenaiEngine:
 
 
 def _configured(folder: Path, threads: int) -> Any:
-    """The folder's configuration, on the CPU, with bounded threads that don't spin: those would slow down whose turn is next."""
+    """Give the folder's configuration, on the CPU, with bounded threads that don't spin: those would slow down whose turn is next."""
     options = {"intra_op_num_threads": threads, "inter_op_num_threads": 1, "session.intra_op.allow_spinning": "0"}
     config = genai.Config(str(folder))
     config.clear_providers()
@@ -168,7 +168,7 @@ class Alone:
         self._generator: Any = None
 
     def feed(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits (n, V) of n further tokens."""
+        """Give logits (n, V) of n further tokens."""
         new = list(tokens)
         self._seen += new
         if len(self._seen) > self._room:
@@ -187,8 +187,8 @@ class Apart:
         self._rows = rows
 
     def feed(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Logits (n, V) of each row's further tokens."""
-        return [one.feed(row) for one, row in zip(self._rows, rows, strict=True)]
+        """Give logits (n, V) of each row's further tokens."""
+        return [alone.feed(row) for alone, row in zip(self._rows, rows, strict=True)]
 
 
 class Together:
@@ -209,12 +209,12 @@ class Together:
         """Logits (n, V) of each row's first tokens."""
 
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
-        """Whether the batch can go on with these tokens."""
+        """Tell whether the batch can go on with these tokens."""
         single = all(len(row) == 1 and row[0] not in self._stops for row in rows)
         return single and max(len(row) for row in self.rows) + 1 < self._room
 
     def feed(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Logits (1, V) after each row's next token."""
+        """Give logits (1, V) after each row's next token."""
         allowed = np.full((len(rows), 1, self.first[0].shape[-1]), -1e9, np.float32)
         for number, row in enumerate(rows):
             allowed[number, 0, row[0]] = 0
@@ -226,5 +226,5 @@ class Together:
 
 
 def _logits(generator: Any) -> np.ndarray:
-    """The model's own output (B, S, V) of the last run, in float32, before any rule of the search."""
+    """Give the model's own output (B, S, V) of the last run, in float32, before any rule of the search."""
     return np.asarray(generator.get_output("logits")).astype(np.float32, copy=True)

@@ -31,7 +31,7 @@ class Rules:
     ends: tuple[int, ...]
 
     def choose(self, logits: np.ndarray, place: int) -> int:
-        """The token for `place`, from logits (V,)."""
+        """Give the token for `place`, from logits (V,)."""
         if place == 0 and self.first is not None:
             return self.first
         banned = [*self.banned, *(self.banned_first if place == 0 else ())]
@@ -47,12 +47,12 @@ def _tokens(value: Any) -> tuple[int, ...]:
 
 
 def end_tokens(generation: Json, config: Json) -> tuple[int, ...]:
-    """Tokens that end a text; generation_config.json goes before config.json."""
+    """Give tokens that end a text; generation_config.json goes before config.json."""
     return _tokens(generation.get("eos_token_id", config.get("eos_token_id")))
 
 
 def read_rules(generation: Json, config: Json) -> Rules:
-    """The rules in generation_config.json and config.json, the first going before; Permanent without a start token."""
+    """Give the rules in generation_config.json and config.json, the first going before; Permanent without a start token."""
 
     def get(key: str) -> Any:
         value = generation.get(key)

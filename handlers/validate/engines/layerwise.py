@@ -52,7 +52,7 @@ class Layerwise:
     _model: Any
 
     def start(self, work: Callable[[], Any], wanted: Wanted, held: Door | None = None) -> Task:
-        """A task that runs with the adapter, or without it inside of `without_adapter`; it stands at its first door."""
+        """Give a task that runs with the adapter, or without it inside of `without_adapter`; it stands at its first door."""
         return self.lockstep.add(Task(work, Pass(self._bare, wanted, held is not None), held))
 
     def _keeps_cache(self) -> bool:
@@ -122,10 +122,10 @@ class LayerwiseLive(Layerwise, LiveEngine):
         return model
 
     def _resize(self, model: Any, shapes: dict[str, tuple[int, ...]]) -> vocabulary.Resized | None:
-        """Permanent where the adapter has another vocabulary."""
-        if found := vocabulary.wanted(model, shapes):
-            wanted = [found.rows, *found.shape[1:]]
-            raise skeleton.refuse(self._files.path, f"the adapter changes the size of {found.name} from {list(found.shape)} to {wanted}")
+        """Raise Permanent where the adapter has another vocabulary."""
+        if weight := vocabulary.wanted(model, shapes):
+            wanted = [weight.rows, *weight.shape[1:]]
+            raise skeleton.refuse(self._files.path, f"the adapter changes the size of {weight.name} from {list(weight.shape)} to {wanted}")
         return None
 
     def rebase(self, values: str) -> int:

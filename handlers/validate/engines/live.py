@@ -61,16 +61,16 @@ class Adapted(TorchModel):
         if (pin / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
         self._rebasing = packed_base.Rebasing(model, self._again, base)  # asked now, since PEFT gives the parameters other names
-        wrapped, told = loading.wrap(model, pin)
+        wrapped, deviations = loading.wrap(model, pin)
         self._rebasing.note_changes({loading.in_base(key) for key in shapes})
-        self.deviations = (*unpacked, *(resized.settle(wrapped) if resized else ()), *told)
+        self.deviations = (*unpacked, *(resized.settle(wrapped) if resized else ()), *deviations)
         _mix(wrapped, spec)
         return wrapped
 
     def _resize(self, model: Any, shapes: dict[str, tuple[int, ...]]) -> vocabulary.Resized | None:
         """Give the base the vocabulary that the adapter's embeddings have; None where it has it."""
-        found = vocabulary.wanted(model, shapes)
-        return vocabulary.resize(model, found.rows) if found else None
+        weight = vocabulary.wanted(model, shapes)
+        return vocabulary.resize(model, weight.rows) if weight else None
 
     def _load_base(self, base: Path, spec: EngineSpec, shapes: dict[str, tuple[int, ...]]) -> Any:
         stored, task = task_of(base), spec.task
@@ -95,7 +95,7 @@ class Adapted(TorchModel):
         return self._rebasing.take(values)
 
     def fixed(self) -> str | None:
-        """Why the adapter can't be put on another base, as a clause; None where it can."""
+        """Say why the adapter can't be put on another base, as a clause; None where it can."""
         return self._rebasing.obstacle
 
     def round(self, dtype: str) -> int:
@@ -141,14 +141,14 @@ class LiveEncoder(Adapted, TorchEncoder):
     """An encoder, with a head or without."""
 
     def wrapper_difference(self, ids: Sequence[int], types: Sequence[int]) -> float:
-        """max |Δ| of a text's outputs between PEFT's wrapper and the model inside of it, both with the adapter and the segments `types`."""
+        """Give max |Δ| of a text's outputs between PEFT's wrapper and the model inside of it, both with adapter and segments `types`."""
         row, segments = np.array([ids], np.int64), np.array([types], np.int64)
         wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
         return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
 
 
 def _factors(model: Any) -> set[int]:
-    """The ids of the parameters that an adapter added, of any method: beside a base in 16 bits PEFT keeps them in fp32."""
+    """Give the ids of the parameters that an adapter added, of any method: beside a base in 16 bits PEFT keeps them in fp32."""
     layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
     holders = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
     return {id(weight) for holder in holders if isinstance(holder, torch.nn.Module) for weight in holder.parameters()}
@@ -173,7 +173,7 @@ def _mix(model: Any, spec: EngineSpec) -> None:
 
 
 def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
-    """Number of labels of the head that the adapter brings: the rows of its last layer."""
+    """Give number of labels of the head that the adapter brings: the rows of its last layer."""
     heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
     if not heads:
         cause = f"the base is not a model for {task}, and the adapter brings no head for it"

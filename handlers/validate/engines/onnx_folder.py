@@ -44,7 +44,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 
 
 def graph_files(folder: Path) -> dict[str, Path]:
-    """Role → file of the graphs of a folder. Permanent when graphs.json can't be read or names a file that is not there."""
+    """Give role → file of the graphs of a folder. Permanent when graphs.json can't be read or names a file that is not there."""
     if not (folder / graphset.FILE).is_file():
         return {role: folder / name for role, name in USUAL.items() if (folder / name).is_file()}
     files = {graph.role: folder / graph.file for graph in graphset.read(folder).graphs}
@@ -83,11 +83,11 @@ class LoadedGraph:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def check_names(self, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str] = ()) -> None:
-        """Permanent unless the graph takes the inputs `needed` and none but those, `optional` and its past, and gives `outputs`."""
+        """Raise Permanent unless the graph takes the inputs `needed` and none but those, `optional` and its past, and gives `outputs`."""
         check_names(self, what, needed, outputs, optional)
 
     def dtype(self, name: str) -> type[np.generic]:
-        """numpy's type of an input."""
+        """Give numpy's type of an input."""
         kind = self.inputs[name].type
         if kind not in _DTYPES:
             raise Permanent(
@@ -96,15 +96,15 @@ class LoadedGraph:
         return _DTYPES[kind]
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
-        """An array as the input `name` takes it."""
+        """Give an array as the input `name` takes it."""
         return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array, dtype=self.dtype(name)))
 
     def passed(self, name: str, value: OrtValue) -> OrtValue:
-        """Another graph's output as the input `name` takes it."""
+        """Give another graph's output as the input `name` takes it."""
         return value if value.data_type() == self.inputs[name].type else self.value(name, value.numpy())
 
     def empty_past(self, rows: int) -> dict[str, OrtValue]:
-        """A cache of no tokens."""
+        """Give a cache of no tokens."""
         values = {}
         for name in self.past:
             shape = self.inputs[name].shape
@@ -115,11 +115,11 @@ class LoadedGraph:
         return values
 
     def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
-        """Name → value of the outputs asked for."""
+        """Give name → value of the outputs asked for."""
         return dict(zip(outputs, self.session.run_with_ort_values(outputs, feeds), strict=True))
 
     def width(self, output: str) -> int | None:
-        """Size of an output's last axis, None where it is not fixed."""
+        """Give size of an output's last axis, None where it is not fixed."""
         width = self.outputs[output].shape[-1]
         return width if isinstance(width, int) else None
 
@@ -156,13 +156,13 @@ class LoadedChain:
         return {name: value for graph in self._graphs for name, value in graph.empty_past(rows).items()}
 
     def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
-        found: dict[str, OrtValue] = {}
+        values: dict[str, OrtValue] = {}
         for graph in self._graphs:
-            if NEXT in found:
-                feeds = feeds | {HIDDEN: graph.passed(HIDDEN, found[NEXT])}
+            if NEXT in values:
+                feeds = feeds | {HIDDEN: graph.passed(HIDDEN, values[NEXT])}
             wanted = [name for name in graph.outputs if name in outputs or name == NEXT]
-            found |= graph.run(wanted, {name: feeds[name] for name in graph.inputs})
-        return {name: found[name] for name in outputs}
+            values |= graph.run(wanted, {name: feeds[name] for name in graph.inputs})
+        return {name: values[name] for name in outputs}
 
     def width(self, output: str) -> int | None:
         return self._graphs[-1].width(output)
@@ -176,7 +176,7 @@ class OnnxFolder(ExportedFolder):
         self._files = graph_files(self._folder)
 
     def _graph(self, role: str, threads: int) -> LoadedGraph:
-        """The graph with a role; Permanent where the folder has none."""
+        """Give the graph with a role; Permanent where the folder has none."""
         if role not in self._files:
             cause = f"the folder holds no {USUAL[role]}"
             raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, AGAIN, path=self._folder)
@@ -186,18 +186,18 @@ class OnnxFolder(ExportedFolder):
         return LoadedGraph(path, threads)
 
     def _decoder(self, threads: int) -> LoadedGraph | LoadedChain:
-        """The decoder: one graph, or a chain of all of the folder's graphs in their order."""
+        """Give the decoder: one graph, or a chain of all of the folder's graphs in their order."""
         if EMBEDDING not in self._files:
             return self._graph("model", threads)
         return LoadedChain([self._opened(path, threads) for path in self._files.values()])
 
 
 def present(past: str) -> str:
-    """The output that becomes the input `past` of the next step."""
+    """Give the output that becomes the input `past` of the next step."""
     return past.replace("past_key_values.", "present.", 1)
 
 
 def floats(value: OrtValue) -> np.ndarray:
-    """An output in float32."""
+    """Give an output in float32."""
     array: np.ndarray = value.numpy().astype(np.float32, copy=False)
     return array

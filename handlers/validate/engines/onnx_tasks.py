@@ -63,14 +63,14 @@ class OnnxSeq2Seq(OnnxFolder):
         self.vocabulary: int | None = self._decoders[self.ways[0]].width("logits")
 
     def _ways(self) -> tuple[str, ...]:
-        found = [TWO_GRAPHS] if WHOLE in self._decoders and TWO_GRAPHS in self._decoders else []
-        found += [MERGED] if MERGED in self._decoders else []
+        ways = [TWO_GRAPHS] if WHOLE in self._decoders and TWO_GRAPHS in self._decoders else []
+        ways += [MERGED] if MERGED in self._decoders else []
         if WHOLE in self._decoders and not any(name.startswith("present.") for name in self._decoders[WHOLE].outputs):
-            found.append(WHOLE)
-        if not found:
+            ways.append(WHOLE)
+        if not ways:
             cause = f"its decoders ({', '.join(sorted(self._decoders)) or 'none'}) are not enough to decode with"
             raise Permanent(FaultCode.GRAPH_UNREADABLE, OPERATION, cause, AGAIN, path=self._folder)
-        return tuple(found)
+        return tuple(ways)
 
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
         arrays = {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -23,7 +23,7 @@ class Value:
         return self.array
 
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """Give its sizes."""
         return list(self.array.shape)
 
 
@@ -38,5 +38,5 @@ class OtherGraph(LoadedGraph):
         return value
 
     def run(self, outputs: list[str], feeds: dict[str, Any]) -> dict[str, Any]:
-        found = self.session.run(outputs, {name: feeds[name].array for name in self.inputs})
-        return {name: Value(array) for name, array in zip(outputs, found, strict=True)}
+        arrays = self.session.run(outputs, {name: feeds[name].array for name in self.inputs})
+        return {name: Value(array) for name, array in zip(outputs, arrays, strict=True)}

@@ -31,7 +31,7 @@ class Reach(Frozen):
 
 
 def reach_of(config: Any) -> Reach:
-    """The reach of a transformers configuration, the one of the text where it has several."""
+    """Give the reach of a transformers configuration, the one of the text where it has several."""
     rope = _rope(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     last = _number(getattr(config, "max_position_embeddings", None))
@@ -46,11 +46,11 @@ def reach_of(config: Any) -> Reach:
 
 
 def _rope(parameters: object) -> Mapping[str, Any]:
-    """The parameters of rotary positions; of several for kinds of layers, those that scale."""
+    """Give the parameters of rotary positions; of several for kinds of layers, those that scale."""
     if not isinstance(parameters, Mapping):
         return {}
-    nested = [one for one in parameters.values() if isinstance(one, Mapping)]
-    scaled = [one for one in nested if one.get("rope_type", "default") != "default"]
+    nested = [part for part in parameters.values() if isinstance(part, Mapping)]
+    scaled = [part for part in nested if part.get("rope_type", "default") != "default"]
     return next(iter(scaled or nested), parameters)
 
 
@@ -58,7 +58,7 @@ def _window(config: Any) -> int | None:
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     if getattr(config, "use_sliding_window", True) is False or (kinds and not _LOCAL & set(kinds)):
         return None
-    return next((found for name in _WINDOWS if (found := _number(getattr(config, name, None)))), None)
+    return next((window for name in _WINDOWS if (window := _number(getattr(config, name, None)))), None)
 
 
 def _number(value: object) -> int | None:

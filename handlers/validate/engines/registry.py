@@ -62,13 +62,13 @@ class LoadedModel(Protocol):
         """Import what loading `spec` will need, without loading it; never raises."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens as the tokenizer's own default has them."""
+        """Give token ids of a text, special tokens as the tokenizer's own default has them."""
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Token ids of two texts as one input, and the segment (0 or 1) that each token is of."""
+        """Give token ids of two texts as one input, and the segment (0 or 1) that each token is of."""
 
     def text(self, ids: list[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Give the text of token ids, without special tokens."""
 
 
 class Engine(LoadedModel, Protocol):
@@ -116,7 +116,7 @@ class EncoderEngine(LoadedModel, Protocol):
     """Token that fills up a batch."""
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """All three (B, S) → the task's outputs in float32: one of (B, S, V) or (B, V), or starts and ends of answers, both (B, S)."""
+        """Run all three (B, S) → the task's outputs in float32: one of (B, S, V) or (B, V), or starts and ends of answers, both (B, S)."""
 
 
 _OURS: dict[str, dict[str, str]] = {
@@ -143,22 +143,22 @@ EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 
 
 def engines() -> dict[str, dict[str, str]]:
-    """Engine → kind of model → `module:class`."""
+    """Give engine → kind of model → `module:class`."""
     return {**catalog().engines, **_OURS}
 
 
 def runs_models(engine: str) -> bool:
-    """Whether an engine runs what transformers and PEFT read, and no file of a format of ours."""
+    """Tell whether an engine runs what transformers and PEFT read, and no file of a format of ours."""
     return engine in _OURS
 
 
 def in_pytorch(engine: str) -> bool:
-    """Whether an engine runs PyTorch and transformers, so that it starts at once in a process that has them loaded."""
+    """Tell whether an engine runs PyTorch and transformers, so that it starts at once in a process that has them loaded."""
     return engine in _OURS or engine.removesuffix(LAYERWISE) in catalog().in_pytorch
 
 
 def engine_for(name: str, context: StageContext, kind: Kind) -> str:
-    """The engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose.
+    """Give the engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose.
 
     Permanent where the model turns out to be of a kind that can't be run in this way: an adapter may bring another task than its base has.
     """
@@ -174,7 +174,7 @@ def engine_for(name: str, context: StageContext, kind: Kind) -> str:
 
 
 def as_taken(engine: str) -> Fallback | None:
-    """What to record of an engine that does not hold its model whole."""
+    """Give what to record of an engine that does not hold its model whole."""
     if not engine.endswith(LAYERWISE):
         return None
     reason = "the whole model needs more memory than limits.memory_fraction allows; the outputs are the same"
@@ -187,5 +187,5 @@ def load(spec: EngineSpec) -> Any:
 
 
 def engine_class(spec: EngineSpec) -> Any:
-    """The class that loads `spec`; imports its libraries."""
+    """Give the class that loads `spec`; imports its libraries."""
     return pkgutil.resolve_name(engines()[spec.engine][BY_NAME[spec.task].kind])

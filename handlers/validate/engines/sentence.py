@@ -51,7 +51,7 @@ class SentencePooling:
                 self._steps.append(_layer_norm(_weights(folder / module.folder / "model.safetensors")))
 
     def __call__(self, vectors: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Vectors (B, S, H) of tokens and their mask (B, S) → vectors (B, D) of texts, float32."""
+        """Pool vectors (B, S, H) of tokens and their mask (B, S) → vectors (B, D) of texts, float32."""
         pooled = np.concatenate([_pooled(mode, vectors.astype(np.float32), mask.astype(np.float32)) for mode in self._modes], axis=-1)
         for step in self._steps:
             pooled = step(pooled)
@@ -59,21 +59,21 @@ class SentencePooling:
 
 
 def _pooled(mode: str, vectors: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(B, H) of (B, S, H), by one way of pooling; tokens with a mask of 0 don't count."""
+    """Give (B, H) of (B, S, H), by one way of pooling; tokens with a mask of 0 don't count."""
     rows, first = np.arange(len(mask)), mask.argmax(axis=1)
     if mode == "cls":
-        found: np.ndarray = vectors[rows, first]
+        pooled: np.ndarray = vectors[rows, first]
     elif mode == "lasttoken":
-        found = vectors[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
+        pooled = vectors[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
     elif mode == "max":
-        found = np.where(mask[:, :, None] == 0, -np.inf, vectors).max(axis=1)
+        pooled = np.where(mask[:, :, None] == 0, -np.inf, vectors).max(axis=1)
     else:
         weights = mask
         if mode == "weightedmean":
             weights = mask * (np.arange(1, mask.shape[1] + 1, dtype=np.float32)[None] - first[:, None])
         total = np.maximum(weights.sum(axis=1, keepdims=True), _FEWEST)
-        found = (vectors * weights[:, :, None]).sum(axis=1) / (np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total)
-    return found
+        pooled = (vectors * weights[:, :, None]).sum(axis=1) / (np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total)
+    return pooled
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ _ACTIVATIONS: dict[str, Step] = {
 
 
 def _weights(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a small safetensors file in float32. Permanent for a file that is not whole, or holds other than floats."""
+    """Give the tensors of a small safetensors file in float32. Permanent for a file that is not whole, or holds other than floats."""
     return {name: _tensor(path, name, info) for name, info in read_header(path).items()}
 
 
@@ -126,5 +126,5 @@ def _tensor(path: Path, name: str, info: TensorInfo) -> np.ndarray:
 
 
 def settings_of(folder: Path, base: Path | None) -> Path:
-    """The folder whose modules count: the model's own, else its base's."""
+    """Give the folder whose modules count: the model's own, else its base's."""
     return base if base is not None and not (folder / sentence.MODULES).is_file() else folder

@@ -56,7 +56,7 @@ LANGUAGE_MODEL = ValidatedTask()
 
 
 def subject_of(folder: Path) -> ValidatedTask:
-    """The subject of a transformers folder. What names no known task is taken for a language model: loading it will tell."""
+    """Give the subject of a transformers folder. What names no known task is taken for a language model: loading it will tell."""
     config = read_json(folder / "config.json", _OPERATION)
     task = task_of_config(config)
     if task is None:
@@ -81,13 +81,13 @@ def _head(task: str, config: Json) -> Head:
 
 
 def _count(config: Json) -> int:
-    """Number of labels; transformers' own default is two."""
+    """Give number of labels; transformers' own default is two."""
     table = config.get("id2label")
     return len(table) if isinstance(table, dict) and table else int(config.get("num_labels") or 2)
 
 
 def labels_of(folder: Path) -> tuple[str, ...] | None:
-    """Names of labels in the order of their numbers; None where a folder has no config.json, or one without usable numbers."""
+    """Give names of labels in the order of their numbers; None where a folder has no config.json, or one without usable numbers."""
     if not (folder / "config.json").is_file():
         return None
     config = read_json(folder / "config.json", _OPERATION)
@@ -99,7 +99,7 @@ def labels_of(folder: Path) -> tuple[str, ...] | None:
 
 
 def thresholds_of(folder: Path) -> tuple[float, ...] | None:
-    """The labels' thresholds as config.json sets them: `threshold` for all, or `thresholds` by number or name; None where it does not.
+    """Give the labels' thresholds as config.json sets them: `threshold` for all, or `thresholds` by number or name; None where it does not.
 
     A label without one of its own has one half, and so has one with something that is no number.
     """
@@ -112,12 +112,12 @@ def thresholds_of(folder: Path) -> tuple[float, ...] | None:
         listed = [said.get(name, said.get(str(number))) for number, name in enumerate(labels)]
     else:
         listed = said if isinstance(said, list) else [said] * len(labels)
-    found = [float(one) if isinstance(one, (int, float)) else 0.5 for one in [*listed, *[None] * len(labels)][: len(labels)]]
-    return None if said is None else tuple(found)
+    thresholds = [float(value) if isinstance(value, (int, float)) else 0.5 for value in [*listed, *[None] * len(labels)][: len(labels)]]
+    return None if said is None else tuple(thresholds)
 
 
 def live_labels(subject: ValidatedTask, base: Path | None) -> tuple[str, ...] | None:
-    """The names that an artifact's labels must have: the base's own where the head is the base's, else the merged model's."""
+    """Give the names that an artifact's labels must have: the base's own where the head is the base's, else the merged model's."""
     if subject.labels is None or base is None:
         return subject.labels
     task = task_of_config(read_json(base / "config.json", _OPERATION))
@@ -126,7 +126,7 @@ def live_labels(subject: ValidatedTask, base: Path | None) -> tuple[str, ...] | 
 
 
 def context_length(config: Json) -> int | None:
-    """Tokens of one text that a model with this configuration can address; None where it sets no bound."""
+    """Give tokens of one text that a model with this configuration can address; None where it sets no bound."""
     kind = config.get("model_type")
     length = config.get("max_position_embeddings", config.get("n_positions"))
     if kind in _RELATIVE_POSITIONS or not isinstance(length, int) or length < 1:

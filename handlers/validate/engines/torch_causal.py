@@ -93,11 +93,11 @@ class TorchModel:
             self._usual = False
 
     def _products(self) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds each run of the model."""
+        """Give what surrounds each run of the model."""
         return contextlib.nullcontext() if self._usual else products.faster()
 
     def _plain(self) -> Any:
-        """The model itself, without a wrapper around it."""
+        """Give the model itself, without a wrapper around it."""
         return self._model
 
     def _load(self, spec: EngineSpec) -> Any:
@@ -109,7 +109,7 @@ class TorchModel:
         return ids
 
     def token_ids(self, text: str) -> list[int]:
-        """The same, whether the model knows the tokens or not."""
+        """Give what `encode` does, whether the model knows the tokens or not."""
         return list(self._loaded_tokenizer()(text)["input_ids"])
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
@@ -120,7 +120,7 @@ class TorchModel:
         return ids, list(encoded.get("token_type_ids", [0] * len(ids)))
 
     def _refuse_unknown(self, ids: list[int]) -> None:
-        """Permanent where the tokenizer gives tokens that the model has no embedding for: torch would say "index out of range"."""
+        """Raise Permanent where the tokenizer gives tokens that the model has no embedding for: torch would say "index out of range"."""
         weight = None
         with contextlib.suppress(NotImplementedError, AttributeError):  # a model's own code may have no such method
             weight = self._plain().get_input_embeddings().weight
@@ -136,31 +136,31 @@ class TorchModel:
         return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
 
     def whole_text(self, ids: list[int]) -> str:
-        """The text of token ids, with special tokens."""
+        """Give the text of token ids, with special tokens."""
         return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=False))
 
     def tokenizer_json(self) -> str | None:
-        """The tokenizer as transformers loads it, as a tokenizer.json; None where it can't be written so."""
+        """Give the tokenizer as transformers loads it, as a tokenizer.json; None where it can't be written so."""
         backend = getattr(self._loaded_tokenizer(), "backend_tokenizer", None)
         return None if backend is None else str(backend.to_str())
 
     def vocabulary_map(self) -> dict[str, int] | None:
-        """Token → id of a tokenizer that has no tokenizer.json."""
+        """Give token → id of a tokenizer that has no tokenizer.json."""
         tokenizer = self._loaded_tokenizer()
         return None if getattr(tokenizer, "backend_tokenizer", None) is not None else dict(tokenizer.get_vocab())
 
     def chat_templates(self) -> dict[str, str]:
-        """Name → chat template, as transformers loads them."""
-        found = self._loaded_tokenizer().chat_template
-        return found if isinstance(found, dict) else {"default": found} if found else {}
+        """Give name → chat template, as transformers loads them."""
+        template = self._loaded_tokenizer().chat_template
+        return template if isinstance(template, dict) else {"default": template} if template else {}
 
     def generation_settings(self) -> Json | None:
-        """The settings of generation that the model was loaded with; None for one that generates nothing."""
-        found = self._plain().generation_config if self._plain().can_generate() else None
-        return None if found is None else json.loads(found.to_json_string(use_diff=True))
+        """Give the settings of generation that the model was loaded with; None for one that generates nothing."""
+        settings = self._plain().generation_config if self._plain().can_generate() else None
+        return None if settings is None else json.loads(settings.to_json_string(use_diff=True))
 
     def generation_defaults(self) -> Json:
-        """What transformers takes for settings of generation that are not set."""
+        """Give what transformers takes for settings of generation that are not set."""
         return dict(transformers.GenerationConfig._get_default_generation_params())
 
     @property
@@ -206,7 +206,7 @@ class TorchEngine(TorchModel):
 
     @torch.inference_mode()
     def generate(self, ids: list[int], tokens: int) -> list[int]:
-        """At most `tokens` tokens after `ids` by transformers' `generate`, with the settings that were loaded and without sampling."""
+        """Give at most `tokens` tokens after `ids` by transformers' `generate`, with the settings that were loaded and without sampling."""
         row = torch.tensor([ids])
         settings = self._plain().generation_config
         reader = {"tokenizer": self._loaded_tokenizer()} if settings is not None and settings.stop_strings else {}  # which it asks for
@@ -214,7 +214,7 @@ class TorchEngine(TorchModel):
         return [int(token) for token in made[0, len(ids) :]]
 
     def _keeps_cache(self) -> bool:
-        """Whether anybody will go on from where a step ends."""
+        """Tell whether anybody will go on from where a step ends."""
         return True
 
     @torch.inference_mode()
@@ -224,7 +224,7 @@ class TorchEngine(TorchModel):
 
     @torch.inference_mode()
     def copied(self, cache: Any) -> Any:
-        """A cache that can be gone on from without changing this one."""
+        """Give a cache that can be gone on from without changing this one."""
         return copy.deepcopy(cache)
 
     @torch.inference_mode()
@@ -260,8 +260,8 @@ class TorchEngine(TorchModel):
 
 
 def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.dtype | str = torch.float32, **settings: Any) -> Any:
-    """The model of a transformers folder, as its task's class; Permanent when it has no such class, and when weights would be made up, but
-    for those `made` later.
+    """Give the model of a transformers folder, as its task's class; Permanent when it has no such class, and when weights would be made up,
+    but for those `made` later.
 
     `dtype` is what it computes in, "auto" for what its configuration says; `settings` are keys of its configuration to change.
     """

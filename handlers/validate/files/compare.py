@@ -52,18 +52,18 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
     folder, made = Path(worker.folder), scratch / "files"
     made.mkdir(parents=True, exist_ok=True)
     read = worker.ask(ReadFiles(out=str(made), known=str(known / STORED)))
-    found = _Folder(folder, worker.name, wanted, read)
+    artifact = _Folder(folder, worker.name, wanted, read)
     result = Compared()
     if texts:
         if wanted.asked is not None and wanted.told is not None:
-            told = worker.ask(wanted.asked)
-            result.findings += found.tokenizer(known, made, told)
-            result.notes += found.apart(told)
-        result.findings += [*found.templates(), *found.copies(), *found.strays()]
-        modelfile = found.modelfile(known)
+            transcript = worker.ask(wanted.asked)
+            result.findings += artifact.tokenizer(known, made, transcript)
+            result.notes += artifact.apart(transcript)
+        result.findings += [*artifact.templates(), *artifact.copies(), *artifact.strays()]
+        modelfile = artifact.modelfile(known)
         result.findings += modelfile.findings
         result.notes += modelfile.notes
-    result.findings += [*found.generation(), *found.runtime(known), *found.config()]
+    result.findings += [*artifact.generation(), *artifact.runtime(known), *artifact.config()]
     return result
 
 
@@ -76,45 +76,45 @@ class _Folder:
     wanted: Expected
     read: FilesRead
 
-    def tokenizer(self, known: Path, made: Path, told: Transcript) -> list[Finding]:
-        """The tokenizer: vocabulary, what it makes of texts, its settings."""
-        wanted, found = self.wanted, list[Finding]()
+    def tokenizer(self, known: Path, made: Path, transcript: Transcript) -> list[Finding]:
+        """Compare the tokenizer: vocabulary, what it makes of texts, its settings."""
+        wanted, problems = self.wanted, list[Finding]()
         assert wanted.asked is not None and wanted.told is not None
-        behaviour = tokenizer.transcript_fault(wanted.asked, told, wanted.told)
+        behaviour = tokenizer.transcript_fault(wanted.asked, transcript, wanted.told)
         places = [known / name for name in (CANONICAL, STORED) if (known / name).is_file()]
-        mine = [*([made / CANONICAL] if self.read.tokenizer else []), *([one] if (one := self.path / CANONICAL).is_file() else [])]
-        others = [one for one in mine if not any(one.read_bytes() == other.read_bytes() for other in places)]
-        theirs = [values(one) for one in places] if others else []
+        mine = [*([made / CANONICAL] if self.read.tokenizer else []), *([file] if (file := self.path / CANONICAL).is_file() else [])]
+        others = [path for path in mine if not any(path.read_bytes() == other.read_bytes() for other in places)]
+        theirs = [values(path) for path in places] if others else []
         clauses = [] if behaviour is None else [behaviour]
         for place, ours in ((place, values(place)) for place in others if theirs):
             if fault := tokenizer.vocabulary_fault(ours, theirs):
                 clauses.insert(0, fault if place == others[0] else f"{fault}, as other programs read it from {CANONICAL}")
-            if told.foreign and (parts := tokenizer.other_parts(ours, theirs)):
+            if transcript.foreign and (parts := tokenizer.other_parts(ours, theirs)):
                 clauses.append(f"has another {' and '.join(parts)} than the checkpoint's")
             if fault := tokenizer.limits_fault(ours, theirs):
                 clauses.append(fault)
         if self.read.words and places:
-            held = words.difference(values(made / WORDS), [values(one) for one in places])
-            clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, told, wanted.told)))
+            held = words.difference(values(made / WORDS), [values(path) for path in places])
+            clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, transcript, wanted.told)))
         if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         clauses[:0] = [self.read.tables] if self.read.tables else []
         if clauses:
             clauses = list(dict.fromkeys(clauses))
-            found.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
+            problems.append(findings.tokenizer(f"its tokenizer {clauses[0]}{_more(clauses)}"))
         if (self.path / TOKENIZER_CONFIG).is_file():
             said = wanted.tokenizer_config or {}
             also = readable_tokenizer(said, values(places[-1]) if places else {})
             if fault := generation.tokenizer_difference(values(self.path / TOKENIZER_CONFIG), said, also):
-                found.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
+                problems.append(findings.changed("tokenizer", f"its {TOKENIZER_CONFIG} is not the checkpoint's: {fault}", TOKENIZER_CONFIG))
         elif wanted.tokenizer_config is not None and self._carries(TOKENIZER_CONFIG):
-            found.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))
-        return found
+            problems.append(findings.changed("tokenizer", f"it lacks {TOKENIZER_CONFIG}, which the checkpoint has", "folder"))
+        return problems
 
-    def apart(self, told: Transcript) -> list[str]:
-        """What its own implementation of the tokenizer reads otherwise."""
+    def apart(self, transcript: Transcript) -> list[str]:
+        """Give what its own implementation of the tokenizer reads otherwise."""
         assert self.wanted.asked is not None and self.wanted.told is not None
-        texts = tokenizer.told_apart(self.wanted.asked, told, self.wanted.told)
+        texts = tokenizer.told_apart(self.wanted.asked, transcript, self.wanted.told)
         if not texts:
             return []
         some = ", ".join(repr(text[:40]) for text in texts[:NAMED])
@@ -122,23 +122,23 @@ class _Folder:
         return [f"its runtime's own tokenizer reads {len(texts)} of {asked} rare texts otherwise than transformers: {some}"]
 
     def templates(self) -> list[Finding]:
-        """The chat template, wherever a loader may take it from, and those with names."""
-        wanted, found = self.wanted, templates.read(self.path)
-        places = dict(found.places)
+        """Compare the chat template, wherever a loader may take it from, and those with names."""
+        wanted, mine = self.wanted, templates.read(self.path)
+        places = dict(mine.places)
         if loaded := (self.read.templates or {}).get("default"):  # an adapter's users may have it from the base
             places["chat template"] = loaded
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
-        elif not places or (not found.places and self._carries(templates.JINJA)):  # its runtime may have one inside a file of its own
+        elif not places or (not mine.places and self._carries(templates.JINJA)):  # its runtime may have one inside a file of its own
             lost = self.read.templates is not None or self._carries(templates.JINJA)
             faults = ["it has no chat template, and the checkpoint has one"] if lost else []
         else:
             faults = []
             for place, text in places.items():
-                told = [templates.difference(text, one, wanted.names) for one in wanted.templates]
-                if all(told):
-                    faults.append(f"its {place} {told[0]}")
-        more = {**found.named, **{name: text for name, text in (self.read.templates or {}).items() if name != "default"}}
+                differences = [templates.difference(text, template, wanted.names) for template in wanted.templates]
+                if all(differences):
+                    faults.append(f"its {place} {differences[0]}")
+        more = {**mine.named, **{name: text for name, text in (self.read.templates or {}).items() if name != "default"}}
         for name in {**wanted.more_templates, **more} if places or more else {}:
             ours, theirs = more.get(name), wanted.more_templates.get(name)
             if ours is None or theirs is None:
@@ -148,7 +148,7 @@ class _Folder:
         return [findings.changed("template", faults[0], "chat template")] if faults else []
 
     def copies(self) -> list[Finding]:
-        """Files that are carried along as they are."""
+        """Compare files that are carried along as they are."""
         faults = []
         for name, value in self.wanted.copies.items():
             path = self.path / name
@@ -159,11 +159,11 @@ class _Folder:
         return [findings.changed("files", fault, name) for name, fault in faults[:NAMED]]
 
     def strays(self) -> list[Finding]:
-        """Files that its format does not declare, or that the checkpoint does not have."""
+        """Report files that its format does not declare, or that the checkpoint does not have."""
         return [findings.stray(fault) for _, fault in stray.faults(self.path, self._patterns, self.wanted)[:NAMED]]
 
     def generation(self) -> list[Finding]:
-        """generation_config.json, as its loader takes it."""
+        """Compare generation_config.json, as its loader takes it."""
         wanted, path = self.wanted, self.path / GENERATION
         if wanted.generation is None:
             return []
@@ -171,71 +171,71 @@ class _Folder:
             lost = wanted.stated and self._carries(GENERATION)
             return [findings.changed("generation", f"it lacks {GENERATION}, which the checkpoint has", "folder")] if lost else []
         mine = self.read.generation if self.read.generation is not None else values(path)
-        told = generation.difference(mine, wanted.generation, wanted.defaults)
-        return [findings.changed("generation", f"its {GENERATION} is not the checkpoint's: {told}", GENERATION)] if told else []
+        difference = generation.difference(mine, wanted.generation, wanted.defaults)
+        return [findings.changed("generation", f"its {GENERATION} is not the checkpoint's: {difference}", GENERATION)] if difference else []
 
     def runtime(self, known: Path) -> list[Finding]:
-        """What its runtime reads from a file of its own."""
+        """Compare what its runtime reads from a file of its own."""
         if self.read.runtime is None:
             return []
         numbers = {text: number for number, text in _texts(known).items()} if self.read.words else {}
         own = {f"{name}_id": numbers[text] for name, text in self.wanted.names.items() if text in numbers}
-        told = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {}, own)
+        clause = runtime.difference(self.read.runtime, self.wanted.config, self.wanted.generation or {}, own)
         if tokens := self.read.runtime.get("tokenizer"):
-            told = ", ".join(filter(None, (told, runtime.tokens_difference(tokens, self.wanted.names, values(known / CANONICAL)))))
-        if not told:
+            clause = ", ".join(filter(None, (clause, runtime.tokens_difference(tokens, self.wanted.names, values(known / CANONICAL)))))
+        if not clause:
             return []
-        return [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {told}", "runtime's configuration")]
+        return [findings.changed("runtime", f"its runtime's settings are not the checkpoint's: {clause}", "runtime's configuration")]
 
     def config(self) -> list[Finding]:
-        """config.json, beside that of the merged model."""
+        """Compare config.json, beside that of the merged model."""
         mine = values(self.path / CONFIG)
         if not mine or not self.wanted.config:
             return []
         own = self._kind(CONFIG) != "config"
         if own and mine.get("model_type") != self.wanted.config.get("model_type"):
             return []  # it is a file of another program's, of the same name
-        told = configs.difference(mine, self.wanted.config, added=own)
-        if told is None and not own:
+        difference = configs.difference(mine, self.wanted.config, added=own)
+        if difference is None and not own:
             tensors = self._tensors()
-            stored = {one.dtype for one in tensors.values()}
-            told = configs.form_fault(mine, self.wanted.config, stored)
-            if told is None and mine.get("quantization_config") != self.wanted.config.get("quantization_config"):
-                told = quantization.fault(mine, tensors, self.path)
-        return [findings.changed("config", told)] if told else []
+            stored = {tensor.dtype for tensor in tensors.values()}
+            difference = configs.form_fault(mine, self.wanted.config, stored)
+            if difference is None and mine.get("quantization_config") != self.wanted.config.get("quantization_config"):
+                difference = quantization.fault(mine, tensors, self.path)
+        return [findings.changed("config", difference)] if difference else []
 
     def modelfile(self, known: Path) -> Compared:
-        """Ollama's Modelfile, where there is one."""
+        """Compare Ollama's Modelfile, where there is one."""
         path, wanted = self.path / ollama.NAME, self.wanted
         if not path.is_file():
             lost = self._kind(ollama.NAME) is not None
             return Compared([findings.changed("runtime", f"it lacks its {ollama.NAME}", "folder")] if lost else [])
-        found, tokens = ollama.read(path.read_text(encoding="utf-8", errors="replace")), _texts(known)
+        modelfile, tokens = ollama.read(path.read_text(encoding="utf-8", errors="replace")), _texts(known)
         sizes = (setting(wanted.config, key) for key in (*runtime.POSITIONS, "sliding_window"))
         ends = [tokens[number] for number in sorted(expected.ends(wanted)) if number in tokens]
         fault = ollama.difference(
-            found, self.path, ends=ends, specials=tokens.values(), lengths=[one for one in sizes if isinstance(one, int)],
+            modelfile, self.path, ends=ends, specials=tokens.values(), lengths=[size for size in sizes if isinstance(size, int)],
             generation=wanted.generation or {},
         )  # fmt: skip
         result = Compared(
             [findings.changed("runtime", f"its {ollama.NAME} is not the checkpoint's: {fault}", ollama.NAME)] if fault else []
         )
-        if found.template is not None:
+        if modelfile.template is not None:
             try:
-                told = ollama.template_difference(found.template, next(iter(wanted.templates), None), wanted.names)
-                result.findings += [findings.changed("template", f"its {ollama.NAME}'s TEMPLATE {told}", ollama.NAME)] if told else []
+                clause = ollama.template_difference(modelfile.template, next(iter(wanted.templates), None), wanted.names)
+                result.findings += [findings.changed("template", f"its {ollama.NAME}'s TEMPLATE {clause}", ollama.NAME)] if clause else []
             except ollama.UnreadError as error:
                 result.notes.append(f"its {ollama.NAME}'s TEMPLATE was not compared with the chat template: it uses {str(error)!r}")
         return result
 
     def _tensors(self) -> dict[str, TensorInfo]:
-        """What its safetensors files hold, by name."""
+        """Give what its safetensors files hold, by name."""
         with contextlib.suppress(CkptdError):  # files that can't be read are found where they are loaded
             return dict(ModelFolder(self.path).headers) if any(self.path.glob("*.safetensors")) else {}
         return {}
 
     def _carries(self, name: str) -> bool:
-        """Whether its format says that the file is among its own, where the checkpoint has it."""
+        """Tell whether its format says that the file is among its own, where the checkpoint has it."""
         variant = catalog().variants.get(self.variant)
         return variant is not None and "tokenizer" in variant.traits and self._kind(name) is not None
 
@@ -249,9 +249,9 @@ class _Folder:
 
 
 def _texts(known: Path) -> dict[int, str]:
-    """The added tokens of the checkpoint's tokenizer by id."""
-    found = values(known / CANONICAL) or values(known / STORED)
-    return {one["id"]: one["content"] for one in found.get("added_tokens", [])}
+    """Give the added tokens of the checkpoint's tokenizer by id."""
+    tokenizer = values(known / CANONICAL) or values(known / STORED)
+    return {token["id"]: token["content"] for token in tokenizer.get("added_tokens", [])}
 
 
 def _more(clauses: list[str]) -> str:

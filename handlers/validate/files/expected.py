@@ -67,26 +67,26 @@ def write(
     folders = [pin, *([base] if base else [])]
     read = live.ask(ReadFiles(out=str(folder)))
     spoken = folders[0] if base is None or has_tokenizer(pin) else base
-    asked = told = None
+    asked = transcript = None
     if readable:
         if read.tokenizer and (stored := _stored(spoken / CANONICAL)):
             (folder / STORED).write_text(stored, encoding="utf-8")
-        asked, told = _transcript(live, list(_added(folder, read.vocabulary)), _tokens(folder, read.vocabulary), seed)
-    template = next((found for one in folders if (found := templates.read(one)).texts), templates.Templates())
-    first = {name: next((values(one / name) for one in folders if (one / name).is_file()), None) for name in (CONFIG, GENERATION)}
+        asked, transcript = _transcript(live, list(_added(folder, read.vocabulary)), _tokens(folder, read.vocabulary), seed)
+    template = next((candidate for source in folders if (candidate := templates.read(source)).texts), templates.Templates())
+    first = {name: next((values(source / name) for source in folders if (source / name).is_file()), None) for name in (CONFIG, GENERATION)}
     settings = spoken / TOKENIZER_CONFIG
     expected = Expected(
-        asked=asked, told=told, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
+        asked=asked, told=transcript, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
         names=templates.names(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
         generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=values(merged / CONFIG),
         copies=_copies(pin, base, sentences=sentences), present=_present(pin, base, merged),
-        code={path.name: fingerprint(path) for one in reversed(folders) for path in one.glob("*.py") if path.is_file()},
+        code={path.name: fingerprint(path) for source in reversed(folders) for path in source.glob("*.py") if path.is_file()},
     )  # fmt: skip
     (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
 
 
 def read(folder: Path | None) -> Expected | None:
-    """What was written; None where there is no such folder."""
+    """Return what was written; None where there is no such folder."""
     path = Path(folder or "", FILE)
     if folder is None or not path.is_file():
         return None
@@ -94,13 +94,13 @@ def read(folder: Path | None) -> Expected | None:
 
 
 def ends(wanted: Expected) -> frozenset[int]:
-    """Tokens that end a text: those of generation_config.json, and of config.json."""
+    """Give tokens that end a text: those of generation_config.json, and of config.json."""
     said = ((wanted.generation or {}).get("eos_token_id"), setting(wanted.config, "eos_token_id"))
-    return frozenset(token for one in said if one is not None for token in (one if isinstance(one, list) else [one]))
+    return frozenset(token for value in said if value is not None for token in (value if isinstance(value, list) else [value]))
 
 
 def fingerprint(path: Path) -> str:
-    """Stands for what a file says: of JSON for its values, of other files for their bytes."""
+    """Give what stands for what a file says: of JSON for its values, of other files for their bytes."""
     data = path.read_bytes()
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):
@@ -123,12 +123,12 @@ def _transcript(live: EngineWorker, added: list[str], tokens: dict[str, int], se
 
 
 def _added(folder: Path, vocabulary: dict[str, int] | None) -> list[str]:
-    """Tokens that are not made of parts; some of them where there are many."""
+    """Give tokens that are not made of parts; some of them where there are many."""
     if vocabulary is not None:
         return []
     path = folder / CANONICAL
-    found = [one["content"] for one in values(path).get("added_tokens", [])] if path.is_file() else []
-    return found if len(found) <= 2 * MOST else [*found[:MOST], *found[-MOST:]]
+    tokens = [token["content"] for token in values(path).get("added_tokens", [])] if path.is_file() else []
+    return tokens if len(tokens) <= 2 * MOST else [*tokens[:MOST], *tokens[-MOST:]]
 
 
 MOST = 32
@@ -136,42 +136,42 @@ MOST = 32
 
 
 def _tokens(folder: Path, vocabulary: dict[str, int] | None) -> dict[str, int]:
-    """The vocabulary: token → id; nothing where it is not known."""
+    """Give the vocabulary: token → id; nothing where it is not known."""
     if vocabulary is not None:
         return vocabulary
     path = folder / CANONICAL
-    found = values(path)["model"]["vocab"] if path.is_file() else {}
-    return found if isinstance(found, dict) else {row[0]: number for number, row in enumerate(found)}
+    entries = values(path)["model"]["vocab"] if path.is_file() else {}
+    return entries if isinstance(entries, dict) else {row[0]: number for number, row in enumerate(entries)}
 
 
 def _stored(path: Path) -> str | None:
-    """A tokenizer.json as it lies there: transformers may read it otherwise than other programs do."""
+    """Give a tokenizer.json as it lies there: transformers may read it otherwise than other programs do."""
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _present(pin: Path, base: Path | None, merged: Path) -> list[str]:
-    """What lies beside the weights of a checkpoint: its tokenizer from one folder, each other file from either, modules as the merge has
-    them."""
+    """Give what lies beside the weights of a checkpoint: its tokenizer from one folder, each other file from either, modules as the merge
+    has them."""
     folders = (pin, *([base] if base else []))
     spoken = (pin,) if base is None or has_tokenizer(pin) else (base, pin)
     places = [
         *((folder, TOKENIZER) for folder in spoken), (merged, (sentence.MODULES, *sentence.SETTINGS, "[0-9]*_*/*")),
         *((folder, (GENERATION, *PROCESSORS, *TEMPLATES, *(f"{name}/*" for name in TEMPLATES))) for folder in folders),
     ]  # fmt: skip
-    found = {path.relative_to(folder).as_posix() for folder, names in places for name in names for path in folder.glob(name)}
-    return sorted(found)
+    files = {path.relative_to(folder).as_posix() for folder, names in places for name in names for path in folder.glob(name)}
+    return sorted(files)
 
 
 def _copies(pin: Path, base: Path | None, *, sentences: bool) -> dict[str, str]:
-    """Files of the tokenizer from one folder, of processors from the checkpoint first, and what sentence-transformers reads."""
-    found: dict[str, Path] = {}
+    """Give files of the tokenizer from one folder, of processors from the checkpoint first, and what sentence-transformers reads."""
+    files: dict[str, Path] = {}
     whole = base is None or has_tokenizer(pin)
     for folder in (pin,) if whole or base is None else (base, pin):
-        found |= {path.name: path for pattern in TOKENIZER for path in folder.glob(pattern) if path.name not in _APART}
+        files |= {path.name: path for pattern in TOKENIZER for path in folder.glob(pattern) if path.name not in _APART}
     for folder in (base, pin) if base else (pin,):
-        found |= {path.name: path for name in PROCESSORS if (path := folder / name).is_file()}
+        files |= {path.name: path for name in PROCESSORS if (path := folder / name).is_file()}
     if sentences:
         folder = settings_of(pin, base)
         patterns = (sentence.MODULES, *sentence.SETTINGS, "[0-9]*_*/config.json")
-        found |= {str(path.relative_to(folder)): path for pattern in patterns for path in folder.glob(pattern)}
-    return {name: fingerprint(path) for name, path in sorted(found.items()) if path.is_file()}
+        files |= {str(path.relative_to(folder)): path for pattern in patterns for path in folder.glob(pattern)}
+    return {name: fingerprint(path) for name, path in sorted(files.items()) if path.is_file()}

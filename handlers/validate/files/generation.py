@@ -24,25 +24,25 @@ NAMED = 3
 _NOTHING = object()
 
 
-def difference(found: Json, wanted: Json, defaults: Json) -> str | None:
-    """Which settings of generation are not `wanted`, as a clause; None where all are."""
-    mine, theirs = (_meaning(one, defaults) for one in (found, wanted))
+def difference(settings: Json, wanted: Json, defaults: Json) -> str | None:
+    """Say which settings of generation are not `wanted`, as a clause; None where all are."""
+    mine, theirs = (_meaning(side, defaults) for side in (settings, wanted))
     wrong = [(key, mine.get(key), theirs.get(key)) for key in dict.fromkeys((*theirs, *mine)) if mine.get(key) != theirs.get(key)]
-    return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key, _, _ in wrong])
+    return _say([(key, settings.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key, _, _ in wrong])
 
 
-def tokenizer_difference(found: Json, wanted: Json, also: Json) -> str | None:
-    """Which settings of tokenizer_config.json are neither those of `wanted` nor of `also`, its form for older readers; None if all are."""
-    keys = [key for key in dict.fromkeys((*wanted, *found, *also)) if key not in _ELSEWHERE]
-    wrong = [key for key in keys if all(_tokenizer_value(key, found) != _tokenizer_value(key, one) for one in (wanted, also))]
-    kinds = [_class(one) for one in (wanted, also)]
-    if _class(found) not in (*kinds, *GENERIC, None):
+def tokenizer_difference(settings: Json, wanted: Json, also: Json) -> str | None:
+    """Say which settings of tokenizer_config.json are neither those of `wanted` nor of `also`, its older form; None if all are."""
+    keys = [key for key in dict.fromkeys((*wanted, *settings, *also)) if key not in _ELSEWHERE]
+    wrong = [key for key in keys if all(_tokenizer_value(key, settings) != _tokenizer_value(key, form) for form in (wanted, also))]
+    kinds = [_class(form) for form in (wanted, also)]
+    if _class(settings) not in (*kinds, *GENERIC, None):
         wrong.append("tokenizer_class")
-    return _told([(key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
+    return _say([(key, settings.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
 
 
 def _tokenizer_value(key: str, settings: Json) -> Any:
-    """What a key says: of a special token its text, of what is not set what it means then."""
+    """Give what a key says: of a special token its text, of what is not set what it means then."""
     value = settings.get(key, _USUAL.get(key))
     if key.endswith("_token") and isinstance(value, dict):
         value = value.get("content")
@@ -50,22 +50,22 @@ def _tokenizer_value(key: str, settings: Json) -> Any:
 
 
 def _class(settings: Json) -> str | None:
-    """The class that reads a tokenizer; since transformers 5 the ones that are called fast are the others."""
+    """Give the class that reads a tokenizer; since transformers 5 the ones that are called fast are the others."""
     kind = settings.get("tokenizer_class")
     return kind.removesuffix("Fast") if isinstance(kind, str) else None
 
 
 def _meaning(settings: Json, defaults: Json) -> dict[str, Any]:
-    """The settings that mean something: not those of the defaults, a single token of a list as a number."""
-    found = {}
+    """Give the settings that mean something: not those of the defaults, a single token of a list as a number."""
+    meanings = {}
     for key, value in settings.items():
         plain = value[0] if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], list | dict) else value
         if key not in _SILENT and plain not in (None, [], {}) and (key not in defaults or defaults[key] != plain):
-            found[key] = plain
-    return found
+            meanings[key] = plain
+    return meanings
 
 
-def _told(wrong: list[tuple[str, Any, Any]]) -> str | None:
+def _say(wrong: list[tuple[str, Any, Any]]) -> str | None:
     if not wrong:
         return None
     named = ", ".join(f"{key} is {_value(mine)} instead of {_value(theirs)}" for key, mine, theirs in wrong[:NAMED])

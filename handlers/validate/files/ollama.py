@@ -48,21 +48,21 @@ class Modelfile:
 
 
 def read(text: str) -> Modelfile:
-    """The instructions in a Modelfile."""
-    found = Modelfile()
+    """Give the instructions in a Modelfile."""
+    modelfile = Modelfile()
     pattern = r'^(\w+)[ \t]+("""(?P<long>.*?)"""|(?P<short>[^\n]*))'
     for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL):
         word, value = match[1].upper(), match["long"] if match["long"] is not None else match["short"].strip()
         if word in ("FROM", "ADAPTER"):
-            found.sources.append((word, value))
+            modelfile.sources.append((word, value))
         elif word == "PARAMETER":
             name, _, said = value.partition(" ")
-            found.parameters.append((name, _unquoted(said.strip())))
+            modelfile.parameters.append((name, _unquoted(said.strip())))
         elif word == "TEMPLATE":
-            found.template = value
+            modelfile.template = value
         elif word in ("SYSTEM", "MESSAGE"):
-            found.messages.append(word)
-    return found
+            modelfile.messages.append(word)
+    return modelfile
 
 
 def _unquoted(said: str) -> str:
@@ -75,25 +75,25 @@ def _unquoted(said: str) -> str:
 
 
 def difference(
-    found: Modelfile, folder: Path, *, ends: Collection[str], specials: Collection[str], lengths: Collection[int], generation: Json
+    modelfile: Modelfile, folder: Path, *, ends: Collection[str], specials: Collection[str], lengths: Collection[int], generation: Json
 ) -> str | None:
-    """What a Modelfile says otherwise than the checkpoint, but for its template, as a clause; None where nothing is.
+    """Give what a Modelfile says otherwise than the checkpoint, but for its template, as a clause; None where nothing is.
 
     `ends`: texts of the tokens that end a text; `specials`: of all special tokens; `lengths`: positions that the
     model knows, and of its window.
     """
-    for word, path in found.sources:
-        over_a_base = word == "FROM" and any(other == "ADAPTER" for other, _ in found.sources)
+    for word, path in modelfile.sources:
+        over_a_base = word == "FROM" and any(other == "ADAPTER" for other, _ in modelfile.sources)
         if not over_a_base and not (folder / path).is_file():
             return f"{word} names {path!r}, and no such file lies beside it"
-    if found.messages:
-        return f"{found.messages[0]} puts a text before each conversation, which the checkpoint does not"
-    stops = [value for name, value in found.parameters if name == "stop"]
+    if modelfile.messages:
+        return f"{modelfile.messages[0]} puts a text before each conversation, which the checkpoint does not"
+    stops = [value for name, value in modelfile.parameters if name == "stop"]
     if odd := [stop for stop in stops if stop not in ends and stop not in specials]:
         return f"stop is {odd[0]!r}, which is no token that ends a text"
     if stops and (lost := [end for end in ends if end not in stops]):
         return f"stop lacks {lost[0]!r}, at which the checkpoint's texts end"
-    for name, value in found.parameters:
+    for name, value in modelfile.parameters:
         if name == "num_ctx" and lengths and not (value.isdigit() and min(*lengths, USUAL) <= int(value) <= max(lengths)):
             return f"num_ctx is {value}, and the model knows {max(lengths)} positions"
         wanted = generation.get(SEARCH.get(name, ""))
@@ -110,7 +110,7 @@ def _same(value: str, wanted: Any) -> bool:
 
 
 def template_difference(template: str, wanted: str | None, names: dict[str, str]) -> str | None:
-    """What a template of Ollama's writes otherwise than the checkpoint's (None: it has none), as a clause. Raises UnreadError."""
+    """Give what a template of Ollama's writes otherwise than the checkpoint's (None: it has none), as a clause. Raises UnreadError."""
     if wanted is None:
         return None if _tokens(template) == [("do", _PLAIN)] else "changes a prompt, and the checkpoint has no chat template"
     for turns in TURNS:
@@ -126,7 +126,7 @@ def template_difference(template: str, wanted: str | None, names: dict[str, str]
 
 
 def written(template: str, turns: Sequence[tuple[str, str]]) -> str:
-    """What a template of Ollama's writes of a conversation. Raises UnreadError."""
+    """Give what a template of Ollama's writes of a conversation. Raises UnreadError."""
     tokens = _tokens(template)
     text, at = _block(tokens, 0, turns, None)
     if at < len(tokens):
@@ -135,19 +135,19 @@ def written(template: str, turns: Sequence[tuple[str, str]]) -> str:
 
 
 def _tokens(template: str) -> list[tuple[str, str]]:
-    """("text" or "do", what) in order; marks of trimming are followed."""
-    found, at = list[tuple[str, str]](), 0
+    """Give ("text" or "do", what) in order; marks of trimming are followed."""
+    tokens, at = list[tuple[str, str]](), 0
     for match in re.finditer(r"\{\{(-?)\s*(.*?)\s*(-?)\}\}", template, re.DOTALL):
         before = template[at : match.start()]
-        found += [("text", before.rstrip() if match[1] else before), ("do", match[2])]
+        tokens += [("text", before.rstrip() if match[1] else before), ("do", match[2])]
         at = match.end()
         if match[3]:
             at += len(template[at:]) - len(template[at:].lstrip())
-    return [one for one in (*found, ("text", template[at:])) if one != ("text", "")]
+    return [token for token in (*tokens, ("text", template[at:])) if token != ("text", "")]
 
 
 def _block(tokens: list[tuple[str, str]], at: int, turns: Sequence[tuple[str, str]], turn: tuple[str, str] | None) -> tuple[str, int]:
-    """The text up to what ends the block, and where that is."""
+    """Give the text up to what ends the block, and where that is."""
     text = ""
     while at < len(tokens):
         kind, what = tokens[at]
@@ -156,8 +156,8 @@ def _block(tokens: list[tuple[str, str]], at: int, turns: Sequence[tuple[str, st
         elif what == "end" or what.startswith("else"):
             return text, at
         elif what == "range .Messages":
-            inner = [_block(tokens, at + 1, turns, one) for one in turns] or [("", _block(tokens, at + 1, turns, ("", ""))[1])]
-            text, at = text + "".join(one for one, _ in inner), _ended(tokens, inner[-1][1])
+            inner = [_block(tokens, at + 1, turns, pair) for pair in turns] or [("", _block(tokens, at + 1, turns, ("", ""))[1])]
+            text, at = text + "".join(part for part, _ in inner), _ended(tokens, inner[-1][1])
         elif what.startswith("if "):
             part, at = _chosen(tokens, at, turns, turn)
             text += part
@@ -169,7 +169,7 @@ def _block(tokens: list[tuple[str, str]], at: int, turns: Sequence[tuple[str, st
 
 
 def _chosen(tokens: list[tuple[str, str]], at: int, turns: Sequence[tuple[str, str]], turn: tuple[str, str] | None) -> tuple[str, int]:
-    """What the first branch writes that holds, from an `if` on."""
+    """Give what the first branch writes that holds, from an `if` on."""
     text: str | None = None
     condition = tokens[at][1].removeprefix("if ")
     while True:

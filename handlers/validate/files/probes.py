@@ -49,12 +49,12 @@ RARE_TOKENS = 4096
 
 
 def around(tokens: Iterable[str]) -> list[str]:
-    """Texts with each token between words, at the beginning and glued to words."""
+    """Give texts with each token between words, at the beginning and glued to words."""
     return [f"a {token} b{token}c{token} {token}" for token in tokens] + [f"{token}a" for token in tokens]
 
 
 def sweep() -> list[str]:
-    """Texts that hold the assigned characters of the basic plane, and emoji, each between a space and a letter."""
+    """Give texts that hold the assigned characters of the basic plane, and emoji, each between a space and a letter."""
     left_out = ("Cn", "Cs", "Co")
     points = [
         point for point in (*range(0x20, 0xFFFE), *range(*EMOJI))
@@ -64,26 +64,26 @@ def sweep() -> list[str]:
 
 
 def beyond(tokens: Mapping[str, int], seed: int) -> tuple[list[str], list[list[int]]]:
-    """Texts of characters for private use and beyond the basic plane: some that are drawn, and all that tokens of the vocabulary stand for;
-    and the ids of those tokens, to be written as text. `tokens`: the vocabulary, as tokenizer.json has it."""
+    """Give texts of characters for private use and beyond the basic plane: some that are drawn, and all that tokens of the vocabulary stand
+    for; and the ids of those tokens, to be written as text. `tokens`: the vocabulary, as tokenizer.json has it."""
     random = np.random.default_rng(seed)
     drawn = [chr(point) for low, high, count in DRAWN for point in sorted(random.choice(high - low, count, replace=False) + low)]
     known = [(number, text) for token, number in tokens.items() if (text := spelt(token)) is not None and any(map(_is_rare, text))]
     known = [known[place * len(known) // RARE_TOKENS] for place in range(RARE_TOKENS)] if len(known) > RARE_TOKENS else known
-    letters = [one for one in drawn if unicodedata.category(one) != "Cn"]
-    letters += sorted({one for _, text in known for one in text if _is_rare(one) and ord(one) not in range(*EMOJI)})
-    texts = ["".join(f" {one}a" for one in letters[start : start + CHUNK]) for start in range(0, len(letters), CHUNK)]
+    letters = [letter for letter in drawn if unicodedata.category(letter) != "Cn"]
+    letters += sorted({letter for _, text in known for letter in text if _is_rare(letter) and ord(letter) not in range(*EMOJI)})
+    texts = ["".join(f" {letter}a" for letter in letters[start : start + CHUNK]) for start in range(0, len(letters), CHUNK)]
     numbers = [number for number, _ in known]
     return texts, [numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK)]
 
 
 def spelt(token: str) -> str | None:
-    """The text that a token stands for; None where it is a part of a character. Vocabularies of bytes write each byte as a character, see
-    https://github.com/openai/gpt-2/blob/master/src/encoder.py (`bytes_to_unicode`)."""
-    if not all(one in _BYTES for one in token):
+    """Give the text that a token stands for; None where it is a part of a character. Vocabularies of bytes write each byte as a character,
+    see https://github.com/openai/gpt-2/blob/master/src/encoder.py (`bytes_to_unicode`)."""
+    if not all(letter in _BYTES for letter in token):
         return token
     try:
-        return bytes(_BYTES[one] for one in token).decode()
+        return bytes(_BYTES[letter] for letter in token).decode()
     except UnicodeDecodeError:
         return None
 
@@ -102,7 +102,7 @@ def _is_rare(letter: str) -> bool:
 
 
 def sequences(read: Iterable[Sequence[int] | None], size: int) -> list[list[int]]:
-    """Ids to be written as text: those of texts that were read, and random ones below `size`."""
+    """Give ids to be written as text: those of texts that were read, and random ones below `size`."""
     random = np.random.default_rng(0)
     known = [list(ids) for ids in read if ids]
     return known + [random.integers(0, max(1, size), RANDOM).tolist() for _ in range(RANDOM)]

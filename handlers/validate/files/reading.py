@@ -12,7 +12,7 @@ _OPERATION = "read the files beside the weights"
 
 
 def values(path: Path) -> Json:
-    """The object in a JSON file; {} where there is no file, none that can be read, or no object."""
+    """Give the object in a JSON file; {} where there is no file, none that can be read, or no object."""
     try:
         content = read_json(path, _OPERATION) if path.is_file() else {}
     except CkptdError:

@@ -26,57 +26,59 @@ ENDS = "named_ends"
 """Tokens that a runtime's file names as ends of a text: each must be one of the checkpoint's; a runtime may know more by itself."""
 
 
-def difference(found: Json, config: Json, generation: Json, tokenizer: Mapping[str, int] | None = None) -> str | None:
-    """Which settings of a runtime are not the checkpoint's, as a clause; None where all that it says are.
+def difference(settings: Json, config: Json, generation: Json, tokenizer: Mapping[str, int] | None = None) -> str | None:
+    """Say which settings of a runtime are not the checkpoint's, as a clause; None where all that it says are.
 
     `tokenizer`: ids that the tokenizer's own special tokens have, for a runtime that may take them from there, by the same keys.
     """
     wrong: list[str] = []
     for key in TOKENS:
-        said = next((one for one in (generation.get(key), setting(config, key)) if one is not None), None)
+        said = next((value for value in (generation.get(key), setting(config, key)) if value is not None), None)
         own = (tokenizer or {}).get(key)
-        known = [_one(one) for one in (said, own) if one is not None]
-        if key in found and known and _one(found[key]) not in known:
-            wrong.append(_told(key, found[key], own if said is None else said))
+        known = [_unify(value) for value in (said, own) if value is not None]
+        if key in settings and known and _unify(settings[key]) not in known:
+            wrong.append(_say(key, settings[key], own if said is None else said))
     sizes = {key: setting(config, key) for key in SIZES}
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     sizes["head_dim"] = sizes["head_dim"] or (width // heads if heads and width else None)
-    wrong += [_told(key, found[key], value) for key, value in sizes.items() if value is not None and found.get(key, value) != value]
+    wrong += [_say(key, settings[key], value) for key, value in sizes.items() if value is not None and settings.get(key, value) != value]
     for key, usual in SEARCH.items():
         value = generation.get(key)
         wanted = usual if value is None else value
-        if key in found and not math.isclose(float(found[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
-            wrong.append(_told(key, found[key], wanted))
-    ends = {one for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) if value is not None for one in _one(value)}
-    if ends and (odd := [token for token in found.get(ENDS, ()) if token not in ends]):
-        wrong.append(_told("the end of a text", odd[0], sorted(ends)))
+        if key in settings and not math.isclose(float(settings[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
+            wrong.append(_say(key, settings[key], wanted))
+    ends = {
+        end for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) if value is not None for end in _unify(value)
+    }
+    if ends and (odd := [token for token in settings.get(ENDS, ()) if token not in ends]):
+        wrong.append(_say("the end of a text", odd[0], sorted(ends)))
     lengths = [setting(config, key) for key in POSITIONS]
-    length = next((one for one in lengths if isinstance(one, int)), None)
+    length = next((length for length in lengths if isinstance(length, int)), None)
     if length is not None:
         windows = {length, setting(config, "sliding_window")}  # a runtime that knows no window may stop where it begins to matter
-        wrong += [_told(key, found[key], length) for key in LENGTHS if key in found and found[key] not in windows]
+        wrong += [_say(key, settings[key], length) for key in LENGTHS if key in settings and settings[key] not in windows]
     return ", ".join(wrong) or None
 
 
-def tokens_difference(found: Json, names: dict[str, str], tokenizer: Json) -> str | None:
-    """Which special tokens of a runtime's own tokenizer are not those that the checkpoint names, as a clause; None where all are.
+def tokens_difference(named: Json, names: dict[str, str], tokenizer: Json) -> str | None:
+    """Say which special tokens of a runtime's own tokenizer are not those that the checkpoint names, as a clause; None where all are.
 
-    `found`: key → id; `names`: "eos_token" → its text, see `templates.names`; `tokenizer`: the checkpoint's tokenizer.json.
+    `named`: key → id; `names`: "eos_token" → its text, see `templates.names`; `tokenizer`: the checkpoint's tokenizer.json.
     """
     ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     known = {key: ids[text] for key in TOKENS if (text := names.get(key.removesuffix("_id"))) in ids}
     return (
-        ", ".join(_told(f"its tokenizer's {key}", found[key], value) for key, value in known.items() if found.get(key, value) != value)
+        ", ".join(_say(f"its tokenizer's {key}", named[key], value) for key, value in known.items() if named.get(key, value) != value)
         or None
     )
 
 
-def _one(value: Any) -> Any:
-    """A token, or tokens in no order."""
+def _unify(value: Any) -> Any:
+    """Give a token, or tokens, as a set: their order says nothing."""
     tokens = value if isinstance(value, list) else [value]
     return frozenset(int(token) for token in tokens)
 
 
-def _told(key: str, found: Any, wanted: Any) -> str:
-    return f"{key} is {found!r} instead of {wanted!r}"
+def _say(key: str, value: Any, wanted: Any) -> str:
+    return f"{key} is {value!r} instead of {wanted!r}"

@@ -30,12 +30,12 @@ _WRITTEN = (CANONICAL, TOKENIZER_CONFIG)
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a path below the folder fits a pattern of `Format.files`: one without a folder fits files at the top alone."""
+    """Tell whether a path below the folder fits a pattern of `Format.files`: one without a folder fits files at the top alone."""
     return fnmatchcase(name, pattern) and ("/" in pattern or "/" not in name)
 
 
 def pattern_of(name: str, patterns: Mapping[str, FileKind]) -> str | None:
-    """The first pattern that a path fits."""
+    """Give the first pattern that a path fits."""
     return next((pattern for pattern in patterns if fits(name, pattern)), None)
 
 
@@ -54,61 +54,61 @@ class _Declared:
 
 
 def faults(folder: Path, patterns: Mapping[str, FileKind], wanted: Expected) -> list[tuple[str, str]]:
-    """(name, why, as a clause) of each file of an artifact that its format does not declare, that no file of the folder names where one
-    should, or that neither the checkpoint nor its base has. `patterns`: those of its format; nothing is known without any."""
+    """Give (name, why, as a clause) of each file of an artifact that its format does not declare, that no file of the folder names where
+    one should, or that neither the checkpoint nor its base has. `patterns`: those of its format; nothing is known without any."""
     if not patterns or wanted.present is None:
         return []
-    found, known = list[tuple[str, str]](), list[_Declared]()
+    problems, known = list[tuple[str, str]](), list[_Declared]()
     for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()):
         pattern = pattern_of(name, patterns)
         if pattern is None:
-            found.append((name, f"it holds {name}, which its format does not declare: a loader may take it for what was checked"))
+            problems.append((name, f"it holds {name}, which its format does not declare: a loader may take it for what was checked"))
         else:
             known.append(_Declared(name, pattern, patterns[pattern]))
-    for one in known:
-        if why := _foreign(folder, one, wanted):
-            found.append((one.name, why))
-    return found + [(name, f"it holds {name}, which no index and no graph of the folder names") for name in _unnamed(folder, known)]
+    for file in known:
+        if why := _foreign(folder, file, wanted):
+            problems.append((file.name, why))
+    return problems + [(name, f"it holds {name}, which no index and no graph of the folder names") for name in _unnamed(folder, known)]
 
 
-def _foreign(folder: Path, one: _Declared, wanted: Expected) -> str | None:
-    """Why a file that belongs to the checkpoint is not its."""
-    if one.kind == "code":
-        known = wanted.code.get(one.name)
+def _foreign(folder: Path, file: _Declared, wanted: Expected) -> str | None:
+    """Say why a file that belongs to the checkpoint is not its."""
+    if file.kind == "code":
+        known = wanted.code.get(file.name)
         if known is None:
-            return f"it holds {one.name}, code that neither the checkpoint nor its base has"
-        return None if known == fingerprint(folder / one.name) else f"its {one.name} is not the checkpoint's"
-    if one.pattern not in MODEL_FILES or one.name in _ALWAYS or one.name in (wanted.present or ()):
+            return f"it holds {file.name}, code that neither the checkpoint nor its base has"
+        return None if known == fingerprint(folder / file.name) else f"its {file.name} is not the checkpoint's"
+    if file.pattern not in MODEL_FILES or file.name in _ALWAYS or file.name in (wanted.present or ()):
         return None
-    if one.name in _WRITTEN and wanted.asked is not None:
+    if file.name in _WRITTEN and wanted.asked is not None:
         return None
-    return f"it holds {one.name}, which neither the checkpoint nor its base has"
+    return f"it holds {file.name}, which neither the checkpoint nor its base has"
 
 
 def _unnamed(folder: Path, known: Sequence[_Declared]) -> list[str]:
-    """Weights and graphs that no file names which says what is loaded. Where there is no such file, those that the format declares by
+    """Give weights and graphs that no file names which says what is loaded. Where there is no such file, those that the format declares by
     their whole names are loaded; where there are none, one of each pattern."""
-    stored = [one for one in known if one.kind in _STORED and not one.name.endswith(INDEX)]
-    names = {name for one in known if one.kind == "runtime" or one.name.endswith(INDEX) for name in _names(folder / one.name)}
-    taken = [one for one in stored if _is_named(one.name, names)]
+    stored = [file for file in known if file.kind in _STORED and not file.name.endswith(INDEX)]
+    names = {name for file in known if file.kind == "runtime" or file.name.endswith(INDEX) for name in _names(folder / file.name)}
+    taken = [file for file in stored if _is_named(file.name, names)]
     if not taken:
-        taken = [one for one in stored if one.spelt]
+        taken = [file for file in stored if file.spelt]
     if not taken:
-        patterns = [one.pattern for one in stored]
-        taken = [one for one in stored if patterns.count(one.pattern) == 1]
-    left = [one.name for one in stored if one not in taken]
-    graphs = [folder / one.name for one in taken if one.kind == "graphs"]
+        patterns = [file.pattern for file in stored]
+        taken = [file for file in stored if patterns.count(file.pattern) == 1]
+    left = [file.name for file in stored if file not in taken]
+    graphs = [folder / file.name for file in taken if file.kind == "graphs"]
     return [name for name in left if not any(_holds(graph, PurePosixPath(name).name) for graph in graphs)]
 
 
 def _is_named(name: str, names: Collection[str]) -> bool:
-    """Whether a path, its file's name, or a folder above it is among `names`."""
+    """Tell whether a path, its file's name, or a folder above it is among `names`."""
     path = PurePosixPath(name)
-    return path.name in names or any(str(one) in names for one in (path, *path.parents))
+    return path.name in names or any(str(place) in names for place in (path, *path.parents))
 
 
 def _names(path: Path) -> Iterator[str]:
-    """All texts in a JSON file, and the words of any other."""
+    """Yield all texts in a JSON file, and the words of any other."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix != ".json":
         yield from (word.strip("\"'").removeprefix("./") for word in text.split())
@@ -121,12 +121,12 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value.removeprefix("./")
     elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def _holds(graph: Path, name: str) -> bool:
-    """Whether a graph names a file: protobuf writes a text after its length, https://protobuf.dev/programming-guides/encoding."""
+    """Tell whether a graph names a file: protobuf writes a text after its length, https://protobuf.dev/programming-guides/encoding."""
     word = name.encode()
     if not word or len(word) > 127 or not graph.stat().st_size:
         return False

@@ -34,13 +34,13 @@ class Templates:
 
 
 def read(folder: Path) -> Templates:
-    """The chat templates in a folder's files."""
+    """Give the chat templates in a folder's files."""
     places, named = dict[str, str](), dict[str, str]()
     if (folder / JINJA).is_file():
         places[JINJA] = (folder / JINJA).read_text(encoding="utf-8", errors="replace")
     for name in (OLDER, CONFIG):
-        found = values(folder / name).get("chat_template")
-        table = {_USUAL: found} if isinstance(found, str) else _table(found)
+        template = values(folder / name).get("chat_template")
+        table = {_USUAL: template} if isinstance(template, str) else _table(template)
         named |= {key: text for key, text in table.items() if key != _USUAL}
         if _USUAL in table:
             places[name] = table[_USUAL]
@@ -49,39 +49,39 @@ def read(folder: Path) -> Templates:
 
 
 def names(folder: Path) -> dict[str, str]:
-    """The texts of the special tokens that a template knows."""
-    found: dict[str, str] = {}
+    """Give the texts of the special tokens that a template knows."""
+    texts: dict[str, str] = {}
     for name in ("special_tokens_map.json", CONFIG):
         for key, value in values(folder / name).items():
             content = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(content, str):
-                found[key] = content
-    return found
+                texts[key] = content
+    return texts
 
 
-def difference(found: str, wanted: str, tokens: dict[str, str]) -> str | None:
-    """What one template writes otherwise than another, as a clause; None where they write the same."""
-    if found == wanted:
+def difference(template: str, wanted: str, tokens: dict[str, str]) -> str | None:
+    """Give what one template writes otherwise than another, as a clause; None where they write the same."""
+    if template == wanted:
         return None
     for asked in probes.CONVERSATIONS:
         for answer in (False, True):
-            mine, theirs = (_written(one, asked, tokens, answer=answer) for one in (found, wanted))
+            mine, theirs = (_written(side, asked, tokens, answer=answer) for side in (template, wanted))
             if mine != theirs:
                 start = " with the beginning of an answer" if answer else ""
-                return f"writes {_told(mine, theirs)} instead of {_told(theirs, mine)}{start}"
+                return f"writes {_show(mine, theirs)} instead of {_show(theirs, mine)}{start}"
     return None
 
 
 def _written(template: str, asked: dict[str, object], tokens: dict[str, str], *, answer: bool) -> str | None:
-    """The text of a conversation; None where the template refuses it."""
+    """Give the text of a conversation; None where the template refuses it."""
     try:
         return chat.compiled(template, tokens).write({"tools": None, "documents": None, **asked}, answer=answer)
     except RowRefused:
         return None
 
 
-def _told(text: str | None, other: str | None) -> str:
-    """The part of a text where it begins to differ."""
+def _show(text: str | None, other: str | None) -> str:
+    """Give the part of a text where it begins to differ."""
     if text is None:
         return "nothing, since it refuses a conversation,"
     place = next(
@@ -90,6 +90,6 @@ def _told(text: str | None, other: str | None) -> str:
     return repr(text[max(0, place - 30) : place + _SHOWN - 30])
 
 
-def _table(found: object) -> dict[str, str]:
-    rows = found if isinstance(found, list) else []
-    return {one["name"]: one["template"] for one in rows if isinstance(one, dict) and {"name", "template"} <= one.keys()}
+def _table(value: object) -> dict[str, str]:
+    rows = value if isinstance(value, list) else []
+    return {row["name"]: row["template"] for row in rows if isinstance(row, dict) and {"name", "template"} <= row.keys()}

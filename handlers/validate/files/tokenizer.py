@@ -27,92 +27,94 @@ APART = 0.1
 """Share of rare texts that another implementation which was kept for reading hard texts alike may read otherwise. Measured: 1 of 32."""
 
 
-def vocabulary_fault(found: Json, wanted: Sequence[Json]) -> str | None:
-    """Which tokens, merges or added tokens of a tokenizer.json are those of none of `wanted`, as a clause; None where all are."""
+def vocabulary_fault(tokenizer: Json, wanted: Sequence[Json]) -> str | None:
+    """Say which tokens, merges or added tokens of a tokenizer.json are those of none of `wanted`, as a clause; None where all are."""
     for part, compare in (("vocab", _tokens_fault), ("merges", merges_fault), ("settings", _settings_fault), ("added", _added_fault)):
-        told = [compare(_part(found, part), _part(one, part)) for one in wanted]
-        if told and all(told):
-            return told[-1]
+        faults = [compare(_part(tokenizer, part), _part(other, part)) for other in wanted]
+        if faults and all(faults):
+            return faults[-1]
     return None
 
 
-def other_parts(found: Json, wanted: Sequence[Json]) -> list[str]:
-    """Parts that none of `wanted` has in these words."""
-    return [name for name in PARTS if all(_plain(found.get(name)) != _plain(one.get(name)) for one in wanted)]
+def other_parts(tokenizer: Json, wanted: Sequence[Json]) -> list[str]:
+    """Give parts that none of `wanted` has in these words."""
+    return [name for name in PARTS if all(_plain(tokenizer.get(name)) != _plain(other.get(name)) for other in wanted)]
 
 
-def limits_fault(found: Json, wanted: Sequence[Json]) -> str | None:
-    """That it cuts or fills texts as none of `wanted` does, as a clause. One that does neither leaves it to the reader."""
+def limits_fault(tokenizer: Json, wanted: Sequence[Json]) -> str | None:
+    """Say that it cuts or fills texts as none of `wanted` does, as a clause. One that does neither leaves it to the reader."""
     for name, word in (("truncation", "cuts texts"), ("padding", "fills texts up")):
-        mine = found.get(name)
-        if mine is not None and all(mine != one.get(name) for one in wanted):
+        mine = tokenizer.get(name)
+        if mine is not None and all(mine != other.get(name) for other in wanted):
             return f"{word} in a way that the checkpoint's does not ({name} is {json.dumps(mine, ensure_ascii=False)[:_SHOWN]})"
     return None
 
 
-def map_fault(found: dict[str, int], wanted: dict[str, int]) -> str | None:
-    """Which token has another id, as a clause."""
+def map_fault(vocabulary: dict[str, int], wanted: dict[str, int]) -> str | None:
+    """Say which token has another id, as a clause."""
     return _tokens_fault(
-        {token: (number, None) for token, number in found.items()}, {token: (number, None) for token, number in wanted.items()}
+        {token: (number, None) for token, number in vocabulary.items()}, {token: (number, None) for token, number in wanted.items()}
     )
 
 
-def transcript_fault(asked: Transcribe, found: Transcript, wanted: Transcript) -> str | None:
-    """The first text or sequence of ids of which a tokenizer makes something else, as a clause; None where there is none.
+def transcript_fault(asked: Transcribe, transcript: Transcript, wanted: Transcript) -> str | None:
+    """Give the first text or sequence of ids of which a tokenizer makes something else, as a clause; None where there is none.
 
     Of a foreign implementation only plain texts count, and `told_apart` says the rest. Of one that is alike all count as soon as more than
     a few are read otherwise.
     """
-    strict = not found.foreign or (found.alike and _far(asked, found, wanted))
+    strict = not transcript.foreign or (transcript.alike and _far(asked, transcript, wanted))
     count = len(asked.texts) if strict else len(PLAIN)
-    for text, mine, theirs in zip(asked.texts[:count], found.ids, wanted.ids, strict=False):
+    for text, mine, theirs in zip(asked.texts[:count], transcript.ids, wanted.ids, strict=False):
         if mine != theirs:
             return f"reads {_short(text)} as {_ids(mine)} instead of {_ids(theirs)}"
-    for (first, second), mine, theirs in zip(asked.pairs, found.pairs, wanted.pairs, strict=False):
+    for (first, second), mine, theirs in zip(asked.pairs, transcript.pairs, wanted.pairs, strict=False):
         if mine is not None and theirs is not None and mine != theirs:  # some readers know no pairs
             return f"reads the pair {_short(first)}, {_short(second)} as {_ids(mine)} instead of {_ids(theirs)}"
-    for (first, second), mine, theirs in zip(asked.pairs, found.types, wanted.types, strict=False):
+    for (first, second), mine, theirs in zip(asked.pairs, transcript.types, wanted.types, strict=False):
         if mine is not None and theirs is not None and mine != theirs:
             return f"gives the pair {_short(first)}, {_short(second)} the segments {_ids(mine)} instead of {_ids(theirs)}"
-    sides = (("", found.texts, wanted.texts), (" with special tokens", found.whole or [], wanted.whole or []))
-    for what, mine_all, theirs_all in sides if any(one is not None for one in found.whole or []) else sides[:1]:
+    sides = (("", transcript.texts, wanted.texts), (" with special tokens", transcript.whole or [], wanted.whole or []))
+    for what, mine_all, theirs_all in sides if any(text is not None for text in transcript.whole or []) else sides[:1]:
         for ids, mine_text, theirs_text in zip(asked.sequences[: None if strict else count], mine_all, theirs_all, strict=False):
             if mine_text != theirs_text:
                 return f"decodes {_ids(ids)} as {_short(mine_text)} instead of {_short(theirs_text)}{what}"
-    for text, mine_digest, theirs_digest in zip(asked.digested, found.digests if strict else [], wanted.digests, strict=False):
+    for text, mine_digest, theirs_digest in zip(asked.digested, transcript.digests if strict else [], wanted.digests, strict=False):
         if mine_digest != theirs_digest:
             return f"reads {_short(text)} as other ids"
     return None
 
 
-def _far(asked: Transcribe, found: Transcript, wanted: Transcript) -> bool:
-    """Whether more than a few of the texts, of those with added tokens, of the characters or of the sequences of ids become others."""
+def _far(asked: Transcribe, transcript: Transcript, wanted: Transcript) -> bool:
+    """Tell whether more than a few of the texts, of those with added tokens, of the characters or of the sequences of ids become others."""
     count = len(TEXTS)
     sides = (
-        (found.ids[:count], wanted.ids[:count]), (found.ids[count:], wanted.ids[count:]), (found.digests, wanted.digests),
-        (found.texts, wanted.texts),
+        (transcript.ids[:count], wanted.ids[:count]), (transcript.ids[count:], wanted.ids[count:]), (transcript.digests, wanted.digests),
+        (transcript.texts, wanted.texts),
     )  # fmt: skip
     return any(sum(mine != theirs for mine, theirs in zip(ours, others, strict=False)) > APART * len(others) for ours, others in sides)
 
 
-def told_apart(asked: Transcribe, found: Transcript, wanted: Transcript) -> list[str]:
-    """Texts that another implementation reads otherwise than transformers does."""
-    return [text for text, mine, theirs in zip(asked.texts, found.ids, wanted.ids, strict=False) if found.foreign and mine != theirs]
+def told_apart(asked: Transcribe, transcript: Transcript, wanted: Transcript) -> list[str]:
+    """Give texts that another implementation reads otherwise than transformers does."""
+    return [
+        text for text, mine, theirs in zip(asked.texts, transcript.ids, wanted.ids, strict=False) if transcript.foreign and mine != theirs
+    ]
 
 
-def merges_fault(found: Sequence[tuple[str, ...]], wanted: Sequence[tuple[str, ...]]) -> str | None:
-    """Where a list of pairs that are joined, the first ones first, is another than `wanted`, as a clause; None where it is not."""
-    if found == wanted:
+def merges_fault(merges: Sequence[tuple[str, ...]], wanted: Sequence[tuple[str, ...]]) -> str | None:
+    """Give where a list of pairs that are joined, the first ones first, is another than `wanted`, as a clause; None where it is not."""
+    if merges == wanted:
         return None
-    if len(found) != len(wanted):
-        return f"has {len(found)} merges instead of {len(wanted)}"
-    place = next(at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
-    return f"merges {found[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
+    if len(merges) != len(wanted):
+        return f"has {len(merges)} merges instead of {len(wanted)}"
+    place = next(at for at, pair in enumerate(zip(merges, wanted, strict=True)) if pair[0] != pair[1])
+    return f"merges {merges[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
 
 
-def too_far_apart(asked: Transcribe, found: Transcript, wanted: Transcript) -> str | None:
-    """That another implementation reads more than some rare texts otherwise, as a clause."""
-    apart = told_apart(asked, found, wanted)
+def too_far_apart(asked: Transcribe, transcript: Transcript, wanted: Transcript) -> str | None:
+    """Say that another implementation reads more than some rare texts otherwise, as a clause."""
+    apart = told_apart(asked, transcript, wanted)
     if len(apart) <= RARE * len(asked.texts):
         return None
     return f"reads {len(apart)} of {len(asked.texts)} texts otherwise, {_short(apart[0])} among them"
@@ -125,26 +127,26 @@ def _part(tokenizer: Json, name: str) -> Any:
         rows = (
             vocabulary.items() if isinstance(vocabulary, dict) else ((piece, (at, score)) for at, (piece, score) in enumerate(vocabulary))
         )
-        found = {token: value if isinstance(value, tuple) else (value, None) for token, value in rows}
-        return found | {one["content"]: (one["id"], None) for one in tokenizer.get("added_tokens", []) if one["content"] not in found}
+        tokens = {token: value if isinstance(value, tuple) else (value, None) for token, value in rows}
+        return tokens | {row["content"]: (row["id"], None) for row in tokenizer.get("added_tokens", []) if row["content"] not in tokens}
     if name == "merges":
-        return [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
+        return [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges") or []]
     if name == "settings":
         return _plain({key: value for key, value in model.items() if key not in ("vocab", "merges")})
-    return {one["content"]: _plain(one) for one in tokenizer.get("added_tokens", [])}
+    return {token["content"]: _plain(token) for token in tokenizer.get("added_tokens", [])}
 
 
-def _tokens_fault(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    if found == wanted:
+def _tokens_fault(tokens: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    if tokens == wanted:
         return None
-    lost = [token for token in wanted if token not in found]
-    more = [token for token in found if token not in wanted]
-    moved = [token for token in wanted if token in found and not _alike(found[token], wanted[token])]
+    lost = [token for token in wanted if token not in tokens]
+    more = [token for token in tokens if token not in wanted]
+    moved = [token for token in wanted if token in tokens and not _alike(tokens[token], wanted[token])]
     if not lost and not more and not moved:
         return None
     if moved:
         token = moved[0]
-        (mine, score), (theirs, other) = found[token], wanted[token]
+        (mine, score), (theirs, other) = tokens[token], wanted[token]
         what = f"id {mine} instead of {theirs}" if mine != theirs else f"the score {score:.4g} instead of {other:.4g}"
         return (
             f"gives {_short(token)} the {what}{_others(len(moved))}"
@@ -152,33 +154,33 @@ def _tokens_fault(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
             else f"gives {_short(token)} {what}{_others(len(moved))}"
         )
     token, word, end = (lost[0], "lacks", "") if lost else (more[0], "has", ", which the checkpoint's has not")
-    number = (wanted if lost else found)[token][0]
+    number = (wanted if lost else tokens)[token][0]
     return f"{word} the token {_short(token)} (id {number}){_others(len(lost or more))}{end}"
 
 
-def _alike(found: tuple[int, float | None], wanted: tuple[int, float | None]) -> bool:
-    """Whether id and score of a token are the same, a score to the digits that every writer of JSON keeps."""
-    mine, theirs = found[1], wanted[1]
-    return found[0] == wanted[0] and (mine == theirs or (None not in found + wanted and math.isclose(mine or 0, theirs or 0, rel_tol=1e-9)))
+def _alike(entry: tuple[int, float | None], wanted: tuple[int, float | None]) -> bool:
+    """Tell whether id and score of a token are the same, a score to the digits that every writer of JSON keeps."""
+    mine, theirs = entry[1], wanted[1]
+    return entry[0] == wanted[0] and (mine == theirs or (None not in entry + wanted and math.isclose(mine or 0, theirs or 0, rel_tol=1e-9)))
 
 
-def _settings_fault(found: Json, wanted: Json) -> str | None:
-    wrong = [key for key in {**wanted, **found} if found.get(key) != wanted.get(key)]
+def _settings_fault(settings: Json, wanted: Json) -> str | None:
+    wrong = [key for key in {**wanted, **settings} if settings.get(key) != wanted.get(key)]
     if not wrong:
         return None
-    return f"has the setting {wrong[0]} = {found.get(wrong[0], 'none')!r} instead of {wanted.get(wrong[0], 'none')!r}"
+    return f"has the setting {wrong[0]} = {settings.get(wrong[0], 'none')!r} instead of {wanted.get(wrong[0], 'none')!r}"
 
 
-def _added_fault(found: dict[str, Json], wanted: dict[str, Json]) -> str | None:
-    if found == wanted:
+def _added_fault(tokens: dict[str, Json], wanted: dict[str, Json]) -> str | None:
+    if tokens == wanted:
         return None
-    for token in {**wanted, **found}:
-        if token not in found:
+    for token in {**wanted, **tokens}:
+        if token not in tokens:
             return f"does not keep {_short(token)} together, which is an added token of the checkpoint's"
         if token not in wanted:
             return f"keeps {_short(token)} together, which is no added token of the checkpoint's"
-        if found[token] != wanted[token]:
-            mine, theirs = found[token], wanted[token]
+        if tokens[token] != wanted[token]:
+            mine, theirs = tokens[token], wanted[token]
             keys = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
             return (
                 f"has the added token {_short(token)} with {keys[0]} = {mine.get(keys[0], False)} instead of {theirs.get(keys[0], False)}"
@@ -187,11 +189,11 @@ def _added_fault(found: dict[str, Json], wanted: dict[str, Json]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """A part without the keys that say nothing, so that releases of the library which write more of them compare equal."""
+    """Give a part without the keys that say nothing, so that releases of the library which write more of them compare equal."""
     if isinstance(value, dict):
-        kept = {key: _plain(one) for key, one in value.items() if one not in (None, False, "", [], {}) and _USUAL.get(key) != one}
+        kept = {key: _plain(part) for key, part in value.items() if part not in (None, False, "", [], {}) and _USUAL.get(key) != part}
         return kept
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def _others(count: int) -> str:

@@ -15,18 +15,18 @@ from handlers.validate.files.tokenizer import merges_fault
 _JOINED = ("normal", "byte")
 
 
-def difference(found: Json, wanted: Sequence[Json]) -> str | None:
-    """What of a vocabulary is that of none of `wanted`, as a clause; None where all is."""
-    told = [_difference(found, one) for one in wanted]
-    return told[-1] if told and all(told) else None
+def difference(vocabulary: Json, wanted: Sequence[Json]) -> str | None:
+    """Give what of a vocabulary is that of none of `wanted`, as a clause; None where all is."""
+    differences = [_difference(vocabulary, tokenizer) for tokenizer in wanted]
+    return differences[-1] if differences and all(differences) else None
 
 
-def _difference(found: Json, wanted: Json) -> str | None:
-    model, added = wanted.get("model") or {}, {one["content"]: one for one in wanted.get("added_tokens", [])}
+def _difference(vocabulary: Json, wanted: Json) -> str | None:
+    model, added = wanted.get("model") or {}, {entry["content"]: entry for entry in wanted.get("added_tokens", [])}
     if not isinstance(model.get("vocab"), dict):
         return None
-    numbers = {**model["vocab"], **{token: one["id"] for token, one in added.items()}}
-    tokens, kinds = found["tokens"], found["kinds"]
+    numbers = {**model["vocab"], **{token: entry["id"] for token, entry in added.items()}}
+    tokens, kinds = vocabulary["tokens"], vocabulary["kinds"]
     for token, number in numbers.items():
         text = tokens[number] if number < len(tokens) else None
         if text != token:
@@ -38,14 +38,14 @@ def _difference(found: Json, wanted: Json) -> str | None:
     more = next((number for number, kind in enumerate(kinds) if number not in taken and kind != "unused"), None)
     if more is not None:
         return f"has the token {tokens[more]!r} (id {more}), which the checkpoint's has not"
-    merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
-    if found.get("merges") is not None:
-        return merges_fault([tuple(one.split(" ", 1)) for one in found["merges"]], merges)
-    return _scores_fault(found["scores"], merges, numbers) if found.get("scores") is not None else None
+    merges = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges") or []]
+    if vocabulary.get("merges") is not None:
+        return merges_fault([tuple(merge.split(" ", 1)) for merge in vocabulary["merges"]], merges)
+    return _scores_fault(vocabulary["scores"], merges, numbers) if vocabulary.get("scores") is not None else None
 
 
 def _kind(token: str, added: dict[str, Json], model: Json) -> tuple[str, ...]:
-    """The kinds that a token may have."""
+    """Give the kinds that a token may have."""
     if token in added:
         special = ("control",) if added[token].get("special") else ("added",)
         return (*special, "unknown") if token == model.get("unk_token") else special
@@ -53,7 +53,7 @@ def _kind(token: str, added: dict[str, Json], model: Json) -> tuple[str, ...]:
 
 
 def _scores_fault(scores: Sequence[float], merges: Sequence[tuple[str, ...]], numbers: dict[str, int]) -> str | None:
-    """Tokens of earlier merges must be joined earlier."""
+    """Say which tokens of earlier merges are not joined earlier."""
     made = [token for token in dict.fromkeys("".join(pair) for pair in merges) if token in numbers]
     for first, second in pairwise(made):
         if not scores[numbers[first]] > scores[numbers[second]]:

@@ -24,33 +24,33 @@ _ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError,
 _NOTHING = object()
 
 
-def difference(found: Json, wanted: Json, *, added: bool = False) -> str | None:
-    """Which settings of `found` are not those of `wanted`, as a clause; None where all are. `added`: it may have more."""
+def difference(config: Json, wanted: Json, *, added: bool = False) -> str | None:
+    """Say which settings of `config` are not those of `wanted`, as a clause; None where all are. `added`: it may have more."""
     older = wanted
     with contextlib.suppress(*_ODD):  # then no older names were added
         older = translated(wanted)
-    mine, theirs, also = (_leaves(one) for one in (found, wanted, older))
+    mine, theirs, also = (_leaves(settings) for settings in (config, wanted, older))
     wrong = [
         (key, mine.get(key, _NOTHING), theirs.get(key, also.get(key, _NOTHING)))
         for key in (theirs if added else dict.fromkeys((*theirs, *mine)))
-        if not any(_same(mine.get(key, _NOTHING), one.get(key, _NOTHING)) for one in (theirs, also))
+        if not any(_same(mine.get(key, _NOTHING), other.get(key, _NOTHING)) for other in (theirs, also))
     ]
     if not wrong:
         return None
-    told = ", ".join(f"{key} is {_told(value)} instead of {_told(before)}" for key, value, before in wrong[:NAMED])
+    clauses = ", ".join(f"{key} is {_show(value)} instead of {_show(before)}" for key, value, before in wrong[:NAMED])
     more = f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-    return f"its config.json is not that of the model that it was made of: {told}{more}"
+    return f"its config.json is not that of the model that it was made of: {clauses}{more}"
 
 
-def form_fault(found: Json, wanted: Json, stored: Collection[str]) -> str | None:
-    """Why a config.json names a type of its weights, or a way in which they are quantized, that neither the merged model's names nor its
-    weights have, as a clause: transformers computes in the type that it names. `stored`: the types of all numbers in the folder's
+def form_fault(config: Json, wanted: Json, stored: Collection[str]) -> str | None:
+    """Say why a config.json names a type of its weights, or a way in which they are quantized, that neither the merged model's names nor
+    its weights have, as a clause: transformers computes in the type that it names. `stored`: the types of all numbers in the folder's
     safetensors files, by their names there; nothing where it has no such files."""
-    quantized = found.get("quantization_config")
+    quantized = config.get("quantization_config")
     if quantized is not None and quantized != wanted.get("quantization_config") and not set(stored) - set(FLOATS):
         return "its config.json says that its weights are quantized, and it has no such weights (quantization_config)"
     floats = {FLOATS[name] for name in stored if name in FLOATS}
-    types, mine = floats | {_dtype(wanted)}, _dtype(found)
+    types, mine = floats | {_dtype(wanted)}, _dtype(config)
     if not floats or mine is None or mine in types:
         return None
     return f"its config.json says dtype {mine}, and its weights are stored in {', '.join(sorted(filter(None, types)))}"
@@ -62,19 +62,19 @@ def _dtype(config: Json) -> str | None:
 
 
 def _leaves(value: Any, path: str = "") -> Json:
-    """The values of a configuration by the path of their keys, those of `OWN` left out at every level."""
+    """Give the values of a configuration by the path of their keys, those of `OWN` left out at every level."""
     if not isinstance(value, dict) or not value:
         return {path: value}
-    found: dict[str, Any] = {}
-    for key, one in value.items():
+    leaves: dict[str, Any] = {}
+    for key, part in value.items():
         if key not in OWN:
-            found |= _leaves(one, f"{path}.{key}" if path else str(key))
-    return found
+            leaves |= _leaves(part, f"{path}.{key}" if path else str(key))
+    return leaves
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _same(first: Any, second: Any) -> bool:
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
-def _told(value: Any) -> str:
+def _show(value: Any) -> str:
     return "not set" if value is _NOTHING else repr(value)[:_SHOWN]

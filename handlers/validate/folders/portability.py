@@ -1,7 +1,7 @@
 """Checks of an artifact's graphs without running them: whether it gives the same outputs on other processors, by the bound of
 `handlers.graphs.integer_products`, and whether rounded weights are those of the graph that they come from. In a separate process.
 
-Called by the validate stage once the artifact's worker has ended: reading graphs takes libraries that the stage itself does without.
+Called by the stages `check-VARIANT` once the artifact's worker has ended: reading graphs takes libraries that they do without.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
     compared = ["--source", str(source), *(["--nearest"] if nearest else [])] if source else []
     try:
         done = asked(MODULE, [str(folder), "--json", *compared], SECONDS)
-        told = json.loads(done.stdout)
-        products = told["integer_products"]
+        report = json.loads(done.stdout)
+        products = report["integer_products"]
         doubt = cpu.doubt(arithmetic, cpu.here())
-        needs = told["needs"] + (f"; {doubt}" if doubt else "")
+        needs = report["needs"] + (f"; {doubt}" if doubt else "")
         figures = CheckFigures(needs=needs)
-        return Inspected(figures if products is None else figures.plus(integer_products=products), told["fault"], told["weights"])
+        return Inspected(figures if products is None else figures.plus(integer_products=products), report["fault"], report["weights"])
     except subprocess.TimeoutExpired:
         why = f"it took longer than {SECONDS} seconds"
     except (ValueError, KeyError, TypeError):
@@ -59,7 +59,7 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
 
 
 def asked(module: str, words: list[str], seconds: float, *, python: str = "") -> subprocess.CompletedProcess[str]:
-    """What one of our modules says, in a process of its own; raises subprocess.TimeoutExpired.
+    """Give what one of our modules says, in a process of its own; raises subprocess.TimeoutExpired.
 
     `python`: of the environment that ckptd is installed in, if it is to run there even where this stage runs in a toolchain.
     """

@@ -37,8 +37,8 @@ class _Stored:
 
 
 def fault(config: Json, tensors: Mapping[str, TensorInfo], folder: Path) -> str | None:
-    """Why a config.json's quantization_config is not what the tensors of its folder need, as a clause; None where it is, or where it is of
-    another method. `tensors`: by name."""
+    """Say why a config.json's quantization_config is not what the tensors of its folder need, as a clause; None where it is, or where it is
+    of another method. `tensors`: by name."""
     said = config.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:
         return None
@@ -55,32 +55,32 @@ def _fault(said: Json, layers: Mapping[str, TensorInfo], tensors: Mapping[str, T
         "quant_method": (METHOD,), "format": (form,), "quantization_status": ("compressed",), "kv_cache_scheme": (None,),
         "sparsity_config": (None, {}), "transform_config": (None, {}), "global_compression_ratio": (None,),
     }  # fmt: skip
-    if told := _differing("", {key: one for key, one in said.items() if key not in ("config_groups", "ignore", "version")}, whole):
-        return told
+    if clause := _differing("", {key: value for key, value in said.items() if key not in ("config_groups", "ignore", "version")}, whole):
+        return clause
     groups, ignored = said.get("config_groups"), said.get("ignore") or []
     if not isinstance(groups, dict) or not isinstance(ignored, list):
         return "it has no config_groups"
     for name, how in stored.items():
         if how is None:
             return f"{name} is stored in a way that no scheme of its form has"
-        if any(_fits(name, one) for one in ignored):
+        if any(_fits(name, pattern) for pattern in ignored):
             return f"ignore names {name}, which is quantized"
         taken = _group_of(name, groups)
         if taken is None:
             return f"no group of config_groups is of {name}"
-        if told := _differing_group(taken, groups[taken], how, form):
-            return told
+        if clause := _differing_group(taken, groups[taken], how, form):
+            return clause
     empty = next((name for name in groups if not any(_group_of(layer, groups) == name for layer in stored)), None)
     if empty is not None:
         return f"{empty} is of no layer"
     plain = {name.removesuffix(_WEIGHT) for name in tensors if name.endswith(_WEIGHT)} - set(stored)
-    targets = [one for group in groups.values() for one in group.get("targets", []) if one != LINEAR]
-    lost = next((name for name in sorted(plain) for one in targets if _fits(name, one) and name not in ignored), None)
+    targets = [target for group in groups.values() for target in group.get("targets", []) if target != LINEAR]
+    lost = next((name for name in sorted(plain) for target in targets if _fits(name, target) and name not in ignored), None)
     return None if lost is None else f"a group is of {lost}, which is not quantized"
 
 
 def _stored(name: str, scale: TensorInfo, tensors: Mapping[str, TensorInfo], folder: Path) -> _Stored | None:
-    """How a layer is stored; None where that is no form that is known here."""
+    """Give how a layer is stored; None where that is no form that is known here."""
     if len(scale.shape) != 2:
         return None
     words, weight = tensors.get(f"{name}{_WORDS}"), tensors.get(f"{name}{_WEIGHT}")
@@ -94,7 +94,7 @@ def _stored(name: str, scale: TensorInfo, tensors: Mapping[str, TensorInfo], fol
 
 
 def _integers(path: Path, info: TensorInfo) -> tuple[int, int]:
-    """The two whole numbers of a tensor; (0, 0) where it holds others."""
+    """Give the two whole numbers of a tensor; (0, 0) where it holds others."""
     kind = {"I64": "<2q", "I32": "<2i"}.get(info.dtype)
     if kind is None or info.size != struct.calcsize(kind):
         return 0, 0
@@ -105,7 +105,7 @@ def _integers(path: Path, info: TensorInfo) -> tuple[int, int]:
 
 
 def _fits(name: str, target: Any) -> bool:
-    """Whether a target names a layer: by its name, by a pattern, or by its class."""
+    """Tell whether a target names a layer: by its name, by a pattern, or by its class."""
     if not isinstance(target, str):
         return False
     if target.startswith("re:"):
@@ -114,9 +114,9 @@ def _fits(name: str, target: Any) -> bool:
 
 
 def _group_of(name: str, groups: Json) -> str | None:
-    """The group of a layer: one that names it goes before one that names its class."""
-    targets = {group: one.get("targets", []) for group, one in groups.items() if isinstance(one, dict)}
-    named = [group for group, some in targets.items() if any(_fits(name, one) for one in some if one != LINEAR)]
+    """Give the group of a layer: one that names it goes before one that names its class."""
+    targets = {group: settings.get("targets", []) for group, settings in groups.items() if isinstance(settings, dict)}
+    named = [group for group, some in targets.items() if any(_fits(name, target) for target in some if target != LINEAR)]
     return next(iter([*named, *(group for group, some in targets.items() if LINEAR in some)]), None)
 
 
@@ -126,20 +126,20 @@ def _differing_group(name: str, group: Json, how: _Stored, form: str) -> str | N
         "weights": _numbers(how.bits, ("group" if how.group else "channel",), how.group, dynamic=False),
         "input_activations": _numbers(8, ("token",), None, dynamic=True) if form == INTEGERS else None,
     }
-    if told := _differing(f"{name}.", {key: one for key, one in group.items() if key not in ("targets", *parts)}, whole):
-        return told
+    if clause := _differing(f"{name}.", {key: value for key, value in group.items() if key not in ("targets", *parts)}, whole):
+        return clause
     for part, wanted in parts.items():
         said = group.get(part)
         if wanted is None or not isinstance(said, dict):
             if said is not None or wanted is not None:
                 return f"{name}.{part} is {_value(said)} instead of {'not set' if wanted is None else 'a description of numbers'}"
-        elif told := _differing(f"{name}.{part}.", said, wanted):
-            return told
+        elif clause := _differing(f"{name}.{part}.", said, wanted):
+            return clause
     return None
 
 
 def _numbers(bits: int, strategy: tuple[str, ...], group: int | None, *, dynamic: bool) -> dict[str, tuple[Any, ...]]:
-    """What a description of rounded numbers must say, key by key: the values that mean the same. The last is what silence means."""
+    """Give what a description of rounded numbers must say, key by key: the values that mean the same. The last is what silence means."""
     return {
         "num_bits": (bits,), "type": ("int",), "symmetric": (True,), "strategy": strategy, "dynamic": (dynamic,),
         "group_size": (group,), "block_structure": (None,), "actorder": (None,), "observer": _OBSERVERS, "observer_kwargs": ({}, None),
@@ -152,13 +152,13 @@ _MUST = ("quant_method", "format", "quantization_status", "num_bits", "type", "s
 
 
 def _differing(path: str, said: Json, wanted: Mapping[str, tuple[Any, ...]]) -> str | None:
-    """The first key that is unknown or says something else."""
+    """Give the first key that is unknown or says something else."""
     for key in (*said, *(key for key in wanted if key not in said)):
         value, allowed = said.get(key, _NOTHING), wanted.get(key)
         if allowed is None:
             return f"{path}{key} is {_value(value)}, which is not known to belong there"
         silent = value is _NOTHING and (key not in _MUST or (key == "format" and path)) and (None in allowed or key == "symmetric")
-        if not silent and not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):
+        if not silent and not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
             return f"{path}{key} is {_value(value)} instead of {'not set' if allowed[0] is None else _value(allowed[0])}"
     return None
 

@@ -21,7 +21,7 @@ _OPERATION = "read the special tokens"
 
 
 def expected(pin: Path, base: Path | None) -> Json:
-    """What artifacts of a checkpoint must name: `ids` by the key of generation_config.json, `names` by that of tokenizer_config.json.
+    """Give what artifacts of a checkpoint must name: `ids` by the key of generation_config.json, `names` by that of tokenizer_config.json.
 
     As the live model, they are the checkpoint's own where it has them, else the base's.
     """
@@ -38,14 +38,14 @@ def expected(pin: Path, base: Path | None) -> Json:
 
 
 def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None = None) -> str | None:
-    """Which special tokens of an artifact are not those of `wanted`, as a clause; None where all are. `ends`: those at which its runtime
-    ends a text, where its file says so."""
+    """Say which special tokens of an artifact are not those of `wanted`, as a clause; None where all are. `ends`: those at which its
+    runtime ends a text, where its file says so."""
     if wanted is None:
         return None
     wrong = []
     if (folder / "config.json").is_file():
-        found = _ids(_json(folder, "generation_config.json"), _json(folder, "config.json"))
-        wrong += [(key, found.get(key), value) for key, value in wanted["ids"].items() if found.get(key) != value]
+        numbers = _ids(_json(folder, "generation_config.json"), _json(folder, "config.json"))
+        wrong += [(key, numbers.get(key), value) for key, value in wanted["ids"].items() if numbers.get(key) != value]
     config = _json(folder, _TOKENIZER)
     names = _names(config, _json(folder, _OLDER))
     whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out
@@ -56,29 +56,29 @@ def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None =
         wrong += [("the end of a text", list(ends)[:8], lost)] if lost else []
     if not wrong:
         return None
-    told = ", ".join(f"{key} is {_told(found)} instead of {_told(value)}" for key, found, value in wrong)
-    return f"its special tokens are not the live model's: {told}"
+    clauses = ", ".join(f"{key} is {_show(own)} instead of {_show(value)}" for key, own, value in wrong)
+    return f"its special tokens are not the live model's: {clauses}"
 
 
 def _ids(generation: Json, config: Json) -> dict[str, Any]:
-    """The ids that are set, a single one in a list as a number; generation_config.json goes before config.json."""
-    found = {key: generation[key] if generation.get(key) is not None else setting(config, key) for key in _IDS}
+    """Give the ids that are set, a single one in a list as a number; generation_config.json goes before config.json."""
+    values = {key: generation[key] if generation.get(key) is not None else setting(config, key) for key in _IDS}
     return {
-        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in found.items() if value not in (None, [])
+        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in values.items() if value not in (None, [])
     }
 
 
 def _names(config: Json, older: Json) -> dict[str, str]:
-    """The texts of the special tokens that a tokenizer's files name."""
-    found = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
-    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
+    """Give the texts of the special tokens that a tokenizer's files name."""
+    tokens = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
     return {key: value for key, value in texts.items() if isinstance(value, str)}
 
 
 def _json(folder: Path, name: str) -> Json:
-    found = read_json(folder / name, _OPERATION) if (folder / name).is_file() else {}
-    return found if isinstance(found, dict) else {}
+    content = read_json(folder / name, _OPERATION) if (folder / name).is_file() else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _told(value: Any) -> str:
+def _show(value: Any) -> str:
     return "not set" if value is None else repr(value)

@@ -18,14 +18,14 @@ BLOCK = 1 << 16
 
 
 def difference(folder: Path, merged: Path) -> str | None:
-    """Why a transformers folder does not have the weights of the merged one, as a clause; None where it has, as far as was compared."""
-    wanted, found = ModelFolder(merged), ModelFolder(folder)
-    if set(wanted.files.names) != set(found.files.names):
-        return f"its weights lie in {', '.join(found.files.names)}, and those of the merge in {', '.join(wanted.files.names)}"
+    """Say why a transformers folder does not have the weights of the merged one, as a clause; None where it has, as far as was compared."""
+    wanted, artifact = ModelFolder(merged), ModelFolder(folder)
+    if set(wanted.files.names) != set(artifact.files.names):
+        return f"its weights lie in {', '.join(artifact.files.names)}, and those of the merge in {', '.join(wanted.files.names)}"
     for name in wanted.files.names:
         place = _first_difference(folder / name, merged / name)
         if place is not None:
-            inside = next((key for key, one in _tensors(wanted).items() if one.file == name and one.start <= place < one.end), None)
+            inside = next((key for key, info in _tensors(wanted).items() if info.file == name and info.start <= place < info.end), None)
             where = f"{name}, tensor {inside}" if inside else name
             return f"its weights are not those of the merge ({where} has other bytes): it is of another checkpoint, or damaged"
     return None
@@ -35,15 +35,15 @@ def _tensors(model: ModelFolder) -> dict[str, TensorInfo]:
     return {} if model.pickled else model.headers
 
 
-def _first_difference(one: Path, other: Path) -> int | None:
-    """The place of a block that differs; None where none does, and of one and the same file."""
-    if one.samefile(other):
+def _first_difference(first: Path, second: Path) -> int | None:
+    """Give the place of a block that differs; None where none does, and of one and the same file."""
+    if first.samefile(second):
         return None
-    size = one.stat().st_size
-    if size != other.stat().st_size:
+    size = first.stat().st_size
+    if size != second.stat().st_size:
         return 0
     block, step = (EVERY, EVERY) if size <= WHOLE else (BLOCK, EVERY)
-    with one.open("rb") as mine, other.open("rb") as theirs:
+    with first.open("rb") as mine, second.open("rb") as theirs:
         for place in range(0, size, step):
             mine.seek(place)
             theirs.seek(place)

@@ -33,10 +33,10 @@ class Step:
 
 
 def largest_step(errors: Sequence[float] | np.ndarray, floor: float) -> Step | None:
-    """The clearest step of the errors (P,), of which none counts as smaller than `floor`; None where there are too few."""
+    """Give the clearest step of the errors (P,), of which none counts as smaller than `floor`; None where there are too few."""
     values = np.maximum(np.asarray(errors, np.float64), floor)
-    found = [_step(values, place) for place in range(BEFORE, len(values) - BEHIND + 1)]
-    return max(found, key=lambda one: one.ratio, default=None)
+    steps = [_step(values, place) for place in range(BEFORE, len(values) - BEHIND + 1)]
+    return max(steps, key=lambda step: step.ratio, default=None)
 
 
 def _step(values: np.ndarray, place: int) -> Step:

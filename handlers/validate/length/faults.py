@@ -28,13 +28,13 @@ REMEDY = "export again; if it happens again, export another variant: this one wo
 
 
 def faults(figures: CheckFigures, own: Limits, thresholds: Thresholds | None, *, alone: bool) -> list[str]:
-    """What is wrong with the artifact on the long text. `alone`: nothing else is; else only what depends on the
+    """Give what is wrong with the artifact on the long text. `alone`: nothing else is; else only what depends on the
     length is told."""
     long = figures.long
     if long is None or long.tokens is None or long.positions is None:
         return []
-    found = _structure(long, own, alone=alone) or (_distances(figures, long, own, thresholds) if thresholds and alone else [])
-    return [f"on a long text of {long.tokens:,} tokens {one}" for one in found]
+    problems = _structure(long, own, alone=alone) or (_distances(figures, long, own, thresholds) if thresholds and alone else [])
+    return [f"on a long text of {long.tokens:,} tokens {problem}" for problem in problems]
 
 
 def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
@@ -57,24 +57,24 @@ def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
 
 
 def _distances(figures: CheckFigures, long: LongFigures, own: Limits, thresholds: Thresholds) -> list[str]:
-    found = []
+    faults = []
     agreement, kl = long.agreement_interval, long.kl_interval
     if agreement is not None and agreement[1] < thresholds.agreement and (long.kl is None or long.kl > thresholds.kl / 2):
-        found.append(f"its agreement is {long.agreement:.3g} (95 % up to {agreement[1]:.3g}), below the limit {thresholds.agreement:.3g}")
+        faults.append(f"its agreement is {long.agreement:.3g} (95 % up to {agreement[1]:.3g}), below the limit {thresholds.agreement:.3g}")
     if kl is not None and kl[0] > thresholds.kl:
-        found.append(f"its divergence is {long.kl:.3g} nats a position (95 % from {kl[0]:.3g}), above the limit {thresholds.kl:.3g}")
+        faults.append(f"its divergence is {long.kl:.3g} nats a position (95 % from {kl[0]:.3g}), above the limit {thresholds.kl:.3g}")
     # Of forms that round themselves, a fault may show in a few positions alone.
     elif figures.kl is not None and (nats := long.kl_without_ties if own.exact else long.kl) is not None and nats > LEAST_NATS:
         times, share, grown = nats / max(figures.kl, 1e-9), nats / max(thresholds.kl, 1e-9), long.growth or 0.0
         if any(times > most and share > part and grown >= growth for most, part, growth in FARTHER):
-            found.append(f"its divergence is {nats:.3g} nats a position, {times:.2g} times that on the prompts")
+            faults.append(f"its divergence is {nats:.3g} nats a position, {times:.2g} times that on the prompts")
     if figures.rounded is None:  # of experts in 16 bits other errors are sound
-        found += _errors(long, own, thresholds.error)
-    return found
+        faults += _errors(long, own, thresholds.error)
+    return faults
 
 
 def _errors(long: LongFigures, own: Limits, limit: float) -> list[str]:
-    """Errors above the limit: beside the live model more of them than rounding the merge to 16 bits may make, beside the merged one any."""
+    """Give errors above the limit: beside the live model more than rounding the merge to 16 bits may make, beside the merged one any."""
     error, apart = long.error_without_ties, long.merged_error_max_absolute
     if not (error is not None and error <= limit):
         value, lone = "infinite" if error is None else f"{error:.3g}", f" at more than {long.ties} positions" if long.ties else ""
@@ -85,7 +85,7 @@ def _errors(long: LongFigures, own: Limits, limit: float) -> list[str]:
 
 
 def tied(long: LongFigures, thresholds: Thresholds) -> str | None:
-    """That errors above the limit did not count, as a note; None where there are none."""
+    """Say that errors above the limit did not count, as a note; None where there are none."""
     if not long.ties or (long.error_max is not None and long.error_max <= thresholds.error):
         return None
     value = "infinite" if long.error_max is None else f"{long.error_max:.3g}"

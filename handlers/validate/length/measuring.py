@@ -32,8 +32,8 @@ FLOOR = 1e-5
 
 
 def read_by_live(live: EngineWorker, text: LongText | str, out: Path) -> LongText | str:
-    """The text with the live model's rows, which `out` receives; or why there are none, as a clause. Raises WorkerFailed where the worker
-    is lost."""
+    """Give the text with the live model's rows, which `out` receives; or why there are none, as a clause. Raises WorkerFailed where the
+    worker is lost."""
     if isinstance(text, str):
         return text
     try:
@@ -50,37 +50,37 @@ def read_by_live(live: EngineWorker, text: LongText | str, out: Path) -> LongTex
 def measure(
     worker: EngineWorker, text: LongText | str | None, subject: ValidatedTask, outputs: Path, merged: Path | None, file: str = FILE
 ) -> tuple[LongFigures, str | None]:
-    """The figures, and why the artifact can't be used at length, as a clause. `text`: or why there is none. `outputs` receives its rows
-    under the name `file`; `merged`: the folder of the merged model's. Raises WorkerFailed where the worker is lost."""
+    """Give the figures, and why the artifact can't be used at length, as a clause. `text`: or why there is none. `outputs` receives its
+    rows under the name `file`; `merged`: the folder of the merged model's. Raises WorkerFailed where the worker is lost."""
     if not isinstance(text, LongText):
         return LongFigures(tokens=None, why=text), None
-    told = LongFigures(tokens=len(text.ids), why=text.limited, window=text.window, original=text.original)
+    long = LongFigures(tokens=len(text.ids), why=text.limited, window=text.window, original=text.original)
     what = "a long text" if file == FILE else "a text of rare tokens"
     try:
         worker.ask(text.asked(outputs / file, text.own_pieces))
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
-        return told, f"on {what} of {len(text.ids):,} tokens it can't be run: {error.cause}"
+        return long, f"on {what} of {len(text.ids):,} tokens it can't be run: {error.cause}"
     assert text.logits is not None
-    found = np.load(outputs / file)
+    logits = np.load(outputs / file)
     wanted = [np.load(path)[: len(text.keep)] for path in (text.logits, text.rounded) if path is not None]
     if len(wanted) > 1:  # the live model with rounded weights, where that is what the artifact has
-        wanted.sort(key=lambda rows: float(np.abs(found - rows).mean()) if found.shape == rows.shape else 0.0)
+        wanted.sort(key=lambda rows: float(np.abs(logits - rows).mean()) if logits.shape == rows.shape else 0.0)
     try:
-        return _compared(subject, text, told, wanted[0], found, None if merged is None else merged / file)
+        return _compared(subject, text, long, wanted[0], logits, None if merged is None else merged / file)
     except ValueError as error:
-        return told, f"on {what} of {len(text.ids):,} tokens {error}"
+        return long, f"on {what} of {len(text.ids):,} tokens {error}"
 
 
 def _compared(
-    subject: ValidatedTask, text: LongText, told: LongFigures, wanted: np.ndarray, found: np.ndarray, merged: Path | None
+    subject: ValidatedTask, text: LongText, long: LongFigures, wanted: np.ndarray, logits: np.ndarray, merged: Path | None
 ) -> tuple[LongFigures, str | None]:
     spread = Spread()
     spread.add(wanted)
     unit = spread.unit(subject.head)
     ways = list[tuple[Comparison, Rows, np.ndarray]]()
-    for rows in np.split(found, max(1, len(found) // len(wanted))):
+    for rows in np.split(logits, max(1, len(logits) // len(wanted))):
         comparison = Comparison(subject.head, subject.thresholds)
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if not finite.all():
@@ -88,31 +88,31 @@ def _compared(
             raise NotFiniteError(f"its outputs hold values that are not finite, from position {place:,} on")
         ways.append((comparison, comparison.add(wanted, rows), rows))
     comparison, compared, rows = max(ways, key=lambda way: float(way[1].means.max()))  # of several ways to decode, the farthest
-    told = told.plus(**{**comparison.figures(unit).given, **_intervals(compared), **_without_ties(compared, unit, halves=text.halves)})
+    long = long.plus(**{**comparison.figures(unit).given, **_intervals(compared), **_without_ties(compared, unit, halves=text.halves)})
     errors = compared.means
     if merged is not None and merged.is_file() and len(exact := np.load(merged)) >= len(rows):
         difference = np.abs(exact[: len(rows)].astype(np.float64) - rows)
-        told, errors = told.plus(merged_error_max_absolute=float(difference.max())), difference.reshape(len(rows), -1).mean(axis=1)
+        long, errors = long.plus(merged_error_max_absolute=float(difference.max())), difference.reshape(len(rows), -1).mean(axis=1)
     if (late := growth.of([errors])) is not None:
-        told = told.plus(growth=late[0])
+        long = long.plus(growth=late[0])
     if (step := course.largest_step([in_deviations(float(error), unit) for error in errors], FLOOR)) is not None:
-        told = told.plus(step_position=text.keep[step.place], step_ratio=step.ratio, step_behind=step.behind)
-    return told, None
+        long = long.plus(step_position=text.keep[step.place], step_ratio=step.ratio, step_behind=step.behind)
+    return long, None
 
 
 def _intervals(compared: Rows) -> dict[str, tuple[float, float]]:
-    """95 % intervals over the positions: of the share of agreement Wilson's, of the mean divergence the normal one."""
-    found, share, nats = {}, compared.summary.agreement, compared.divergences
+    """Give 95 % intervals over the positions: of the share of agreement Wilson's, of the mean divergence the normal one."""
+    intervals, share, nats = {}, compared.summary.agreement, compared.divergences
     if share is not None:
-        found["agreement_interval"] = _of_share(share, len(compared.means))
+        intervals["agreement_interval"] = _of_share(share, len(compared.means))
     if len(nats) > 1:
         by = _Z * float(nats.std(ddof=1)) / math.sqrt(len(nats))
-        found["kl_interval"] = (max(0.0, float(nats.mean()) - by), float(nats.mean()) + by)
-    return found
+        intervals["kl_interval"] = (max(0.0, float(nats.mean()) - by), float(nats.mean()) + by)
+    return intervals
 
 
 def _of_share(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of so many positions."""
+    """Give Wilson's 95 % interval of a share of so many positions."""
     middle, square = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count), share * (1 - share) / count + (_Z / (2 * count)) ** 2
     by = _Z * math.sqrt(square) / (1 + _Z**2 / count)
     return middle - by, middle + by
@@ -124,7 +124,7 @@ def ties(count: int) -> int:
 
 
 def _without_ties(compared: Rows, unit: float, *, halves: bool) -> dict[str, float | int | None]:
-    """The error and the divergence without the positions that rounding may decide; `halves`: the merge rounds to 16 bits."""
+    """Give the error and the divergence without the positions that rounding may decide; `halves`: the merge rounds to 16 bits."""
     count = ties(len(compared.errors)) if halves else 0
     kept = np.argsort(compared.errors, kind="stable")[: len(compared.errors) - count]
     nats = compared.divergences

@@ -36,7 +36,7 @@ SPECIAL, LAST = 4, 8
 
 
 def make(live: EngineWorker, about: Loaded, subject: ValidatedTask, *, readable: bool) -> LongText | None:
-    """The text, which nobody has read yet; None where the model's vocabulary is not known, or it has no room. Raises WorkerFailed."""
+    """Give the text, which nobody has read yet; None where the model's vocabulary is not known, or it has no room. Raises WorkerFailed."""
     known = live.ask(CountInputTokens()).tokens if subject.kind == "encoder" else about.vocabulary
     room = about.context_length or TOKENS
     count = min(known or 0, room, TOKENS, max(LEAST, BYTES // (4 * (about.vocabulary or 1))))
@@ -55,7 +55,7 @@ def make(live: EngineWorker, about: Loaded, subject: ValidatedTask, *, readable:
 
 
 def chosen(special: list[int], known: int, count: int) -> list[int]:
-    """At most `count` ids below `known`: some of the special ones, the last ones, and evenly spaced ones, each once."""
+    """Give at most `count` ids below `known`: some of the special ones, the last ones, and evenly spaced ones, each once."""
     last = range(known - 1, max(-1, known - 1 - count // LAST), -1)
     spaced = np.linspace(0, known - 1, count).round().astype(int).tolist()
     others = [token for token in np.random.default_rng(0).permutation(spaced).tolist() if token not in special]
@@ -67,7 +67,7 @@ def chosen(special: list[int], known: int, count: int) -> list[int]:
 def finding(
     worker: EngineWorker, text: LongText | None, subject: ValidatedTask, outputs: Path, merged: Path | None, *, beside_live: bool
 ) -> Finding | None:
-    """What is wrong with an exact form, or with the merged model itself, on these tokens. Forms that round are compared with what they
+    """Give what is wrong with an exact form, or with the merged model itself, on these tokens. Forms that round are compared with what they
     were made of number by number.
 
     `outputs` receives the rows, `merged` is the folder of the merged model's. `beside_live`: the live model's answers are known as exactly
@@ -79,8 +79,8 @@ def finding(
         return None
     figures, unusable = measuring.measure(worker, text, subject, outputs, merged, FILE)
     nats = FARTHER * catalog().thresholds[worker.name if variant else "pytorch"].kl if beside_live else None
-    told = unusable or _fault(figures, limits.merged, nats)
-    return None if told is None else findings.rare(told)
+    problem = unusable or _fault(figures, limits.merged, nats)
+    return None if problem is None else findings.rare(problem)
 
 
 def _fault(figures: LongFigures, merged: float | None, nats: float | None) -> str | None:

@@ -83,11 +83,11 @@ class LongText:
     """The merged weights are rounded to 16 bits, which the live model's are not."""
 
     def asked(self, out: Path, pieces: Sequence[int]) -> LongPass:
-        """The request for its rows."""
+        """Give the request for its rows."""
         return LongPass(ids=self.ids, pieces=list(pieces), keep=self.keep, out=str(out), targets=self.targets or [], types=self.types)
 
     def fitting(self, room: int | None, kind: str) -> LongText | str:
-        """What of it a model reads that has room for so many tokens; why not, as a clause, where that is too little or another text."""
+        """Give what a model with room for so many tokens reads of it; why not, as a clause, where that is too little or another text."""
         if room is None or room >= len(self.ids) or room == self.positions:
             return self
         keep = [place for place in self.keep if place < room]
@@ -101,8 +101,8 @@ def make(
     live: EngineWorker, about: Loaded, subject: ValidatedTask, rows: Sequence[Encoded], tokens: int, parameters: int, *,
     readable: bool, seed: int = 0,
 ) -> LongText | str:  # fmt: skip
-    """The long text of a model, or why there is none, as a clause. `tokens`: what the configuration asks for; `seed`: what the sizes of an
-    artifact's steps are drawn with. Raises WorkerFailed."""
+    """Give the long text of a model, or why there is none, as a clause. `tokens`: what the configuration asks for; `seed`: what the sizes
+    of an artifact's steps are drawn with. Raises WorkerFailed."""
     if not tokens:
         return "validate.long_tokens is 0"
     length, limited = _length(about, tokens, parameters)
@@ -133,7 +133,7 @@ def make(
 
 
 def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ()) -> list[int]:
-    """Sizes of steps: at least `least` even ones of at most `most` tokens, cut at the positions `at` too, and then `tail` single tokens."""
+    """Give sizes of steps: at least `least` even ones of at most `most` tokens, cut at positions `at` too, then `tail` single tokens."""
     body = max(1, length - tail)
     count = min(body, max(least, -(-body // most)))
     cuts = {number * body // count for number in range(count + 1)} | {place for place in at if place < body}
@@ -142,37 +142,37 @@ def split(length: int, most: int, least: int, tail: int, at: Sequence[int] = ())
 
 
 def drawn(length: int, most: int, room: int, others: Sequence[int], seed: int) -> list[int]:
-    """Sizes of an artifact's steps, mostly odd ones: at first one of `WHOLE_PIECE` tokens, if there is `room` for the outputs of so many,
-    then at least three, or two after that one, of at most `most` tokens; and TAIL single tokens. No step ends where one of `others` does,
-    as far as there is a choice.
+    """Give sizes of an artifact's steps, mostly odd ones: at first one of `WHOLE_PIECE` tokens, if there is `room` for the outputs of so
+    many, then at least three, or two after that one, of at most `most` tokens; and TAIL single tokens. No step ends where one of `others`
+    does, as far as there is a choice.
 
     A graph in which the size of the even steps was traced as a constant is right for those alone.
     """
     random, body = np.random.default_rng(seed), max(1, length - TAIL)
     taken = set(itertools.accumulate(others))
-    found, end = list[int](), 0
+    sizes, end = list[int](), 0
     highest = min(WHOLE_PIECE[1], room + 1, body - LEFT + 1)
     if highest > WHOLE_PIECE[0]:
-        found.append(int(random.integers(WHOLE_PIECE[0], highest)))
-    highest = min(most, -(-(body - sum(found)) // (2 if found else 3)))
-    while (left := body - sum(found)) > 0:
+        sizes.append(int(random.integers(WHOLE_PIECE[0], highest)))
+    highest = min(most, -(-(body - sum(sizes)) // (2 if sizes else 3)))
+    while (left := body - sum(sizes)) > 0:
         size = min(left, int(random.integers(highest // 2 + 1, highest + 1)) | 1, most)
-        found.append(size)
-    for place in range(len(found) - 1):  # the last of them ends with the body
-        end += found[place]
-        if end in taken and found[place] > 1:
-            found[place], found[place + 1], end = found[place] - 1, found[place + 1] + 1, end - 1
-    return [*found, *[1] * (length - body)]
+        sizes.append(size)
+    for place in range(len(sizes) - 1):  # the last of them ends with the body
+        end += sizes[place]
+        if end in taken and sizes[place] > 1:
+            sizes[place], sizes[place + 1], end = sizes[place] - 1, sizes[place + 1] + 1, end - 1
+    return [*sizes, *[1] * (length - body)]
 
 
 def _beginning(pieces: Sequence[int], length: int) -> list[int]:
-    """The first steps, cut after so many tokens."""
+    """Give the first steps, cut after so many tokens."""
     ends = [min(end, length) for end in itertools.accumulate(pieces)]
     return [end - start for start, end in itertools.pairwise([0, *ends]) if end > start]
 
 
 def _length(about: Loaded, tokens: int, parameters: int) -> tuple[int, str | None]:
-    """How long the text is, and why it is shorter than it should be."""
+    """Give how long the text is, and why it is shorter than it should be."""
     reach = about.reach
     edges = [edge + BEHIND + edge // 8 for edge in (reach.window, reach.original) if edge]
     goal = max([tokens, *edges])
@@ -183,30 +183,30 @@ def _length(about: Loaded, tokens: int, parameters: int) -> tuple[int, str | Non
         goal = room  # it can't read more, so that nothing is missing
     elif room is not None:
         bounds.append((room, f"the model has {room:,} positions"))
-    length, why = min([(goal, None), *bounds], key=lambda one: one[0])
+    length, why = min([(goal, None), *bounds], key=lambda bound: bound[0])
     return length, why
 
 
 def _compose(live: EngineWorker, rows: Sequence[Encoded], length: int, *, readable: bool) -> tuple[list[int], list[int] | None]:
-    """Token ids, and their segments where the first text has some: what stands around the first text stays around the whole."""
+    """Give token ids, and their segments where the first text has some: what stands around the first text stays around the whole."""
     first = rows[0]
     extra: list[list[int]] = []
     special: frozenset[int] = frozenset()
     if readable:
         special = frozenset(live.ask(ListSpecialTokens()).ids)
-        known = {one.text for one in rows}
+        known = {row.text for row in rows}
         extra = live.ask(Encode(texts=[text for text in BUILT_IN if text not in known])).ids
     _, behind = _inside(first.ids, special)
     head, tail = first.ids[:behind][: max(1, length - 1)], first.ids[behind:][: max(0, length - 2)]
-    wholes = [one for place, one in enumerate(rows) if place and not any(one.text in other.text for other in rows[:place])]
-    bodies = [ids[slice(*_inside(ids, special))] for ids in (*(one.ids for one in wholes), *extra)]
+    wholes = [row for place, row in enumerate(rows) if place and not any(row.text in other.text for other in rows[:place])]
+    bodies = [ids[slice(*_inside(ids, special))] for ids in (*(row.ids for row in wholes), *extra)]
     ids = fill(head, [body for body in bodies if body] or [head], max(0, length - len(tail)))
     types = None if first.types is None else [*first.types[:behind], *[first.types[-1]] * length][:length]
     return [*ids, *tail], types
 
 
 def _tells_segments_apart(live: EngineWorker, about: Loaded, *, readable: bool) -> bool:
-    """Whether users may give the model a second segment: its tokenizer makes one of the second text of a pair."""
+    """Tell whether users may give the model a second segment: its tokenizer makes one of the second text of a pair."""
     if about.segments < 2 or not readable:
         return False
     try:
@@ -215,11 +215,11 @@ def _tells_segments_apart(live: EngineWorker, about: Loaded, *, readable: bool) 
         if error.code == FaultCode.WORKER_LOST:
             raise
         return False  # a tokenizer that reads no pairs
-    return any(one for row in types or [] for one in row)
+    return any(segment for row in types or [] for segment in row)
 
 
 def _inside(ids: Sequence[int], special: frozenset[int]) -> tuple[int, int]:
-    """Where a text begins and ends between special tokens."""
+    """Give where a text begins and ends between special tokens."""
     start, stop = 0, len(ids)
     while start < stop and ids[start] in special:
         start += 1
@@ -229,18 +229,18 @@ def _inside(ids: Sequence[int], special: frozenset[int]) -> tuple[int, int]:
 
 
 def fill(head: Sequence[int], bodies: Sequence[Sequence[int]], length: int) -> list[int]:
-    """Exactly `length` tokens: the head and the distinct texts, then spans from all over them, none like the one before; at the end a
+    """Give exactly `length` tokens: the head and the distinct texts, then spans from all over them, none like the one before; at the end a
     passage of the beginning again."""
-    found = [*head, *(token for body in bodies for token in body)]
-    pool = list(found)
+    tokens = [*head, *(token for body in bodies for token in body)]
+    pool = list(tokens)
     random = np.random.default_rng(0)
-    while len(found) < length:
+    while len(tokens) < length:
         size = int(random.integers(*SPAN))
         start = int(random.integers(0, max(1, len(pool) - size)))
-        found += pool[start : start + size]
+        tokens += pool[start : start + size]
     passage = min(PASSAGE, length // 4)
     start = min(2, max(0, length - passage))
-    return [*found[: length - passage], *found[start : start + passage]]
+    return [*tokens[: length - passage], *tokens[start : start + passage]]
 
 
 def _of_encoder(subject: ValidatedTask, length: int, edges: Sequence[int]) -> list[int]:
@@ -250,12 +250,12 @@ def _of_encoder(subject: ValidatedTask, length: int, edges: Sequence[int]) -> li
 
 
 def _places(length: int, cuts: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """At most ROWS rows: the last ones, those around edges, cuts and powers of two, and evenly spaced ones between them."""
+    """Give at most ROWS rows: the last ones, those around edges, cuts and powers of two, and evenly spaced ones between them."""
     powers = [1 << power for power in range(3, 20)]
-    around = [[edge + by for edge in edges for by in (-1, 0, 1)], [cut - 1 for cut in cuts], cuts, powers, [one - 1 for one in powers]]
+    around = [[edge + by for edge in edges for by in (-1, 0, 1)], [cut - 1 for cut in cuts], cuts, powers, [power - 1 for power in powers]]
     even = [round(place) for place in np.linspace(0, length - 1, ROWS // 2)]
     chosen = dict.fromkeys(
-        [*range(length - 1, length - 2 - TAIL, -1), *around[0], *even[1::2], *(one for some in around[1:] for one in some)]
+        [*range(length - 1, length - 2 - TAIL, -1), *around[0], *even[1::2], *(place for some in around[1:] for place in some)]
     )
     chosen |= dict.fromkeys([*even, *np.linspace(0, length - 1, ROWS).round().astype(int).tolist()])
     return sorted([place for place in chosen if 0 <= place < length][:ROWS])

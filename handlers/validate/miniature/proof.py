@@ -37,7 +37,7 @@ KEPT = 200
 
 
 def prove(spec: EngineSpec, cache: Path, scratch: Path, limits: ChildLimits) -> list[str]:
-    """What there is to tell about the proof of `spec`, a live model that is read layer by layer; `scratch` is for the miniature.
+    """Give what there is to tell about the proof of `spec`, a live model that is read layer by layer; `scratch` is for the miniature.
 
     Permanent where the miniature answers otherwise than stock PEFT's.
     """
@@ -65,7 +65,7 @@ def prove(spec: EngineSpec, cache: Path, scratch: Path, limits: ChildLimits) -> 
 
 
 def _difference(worker: EngineWorker, tokens: list[int], out: Path, name: str) -> float:
-    """Largest |Δ| of the miniature's logits from those that stock PEFT gave, in standard deviations of these."""
+    """Give largest |Δ| of the miniature's logits from those that stock PEFT gave, in standard deviations of these."""
     mine = out / f"layerwise-{name}"
     worker.ask(Teacher(ids=tokens, keep=list(range(len(tokens))), out=str(mine), bare=name == BARE))
     wanted = np.load(out / name)
@@ -81,7 +81,7 @@ def _disproved(spec: EngineSpec, why: str) -> Permanent:
 
 
 def _structure(spec: EngineSpec) -> str:
-    """A digest of all that the proof depends on."""
+    """Give a digest of all that the proof depends on."""
     base = ModelFolder(Path(str(spec.base)))
     adapters: list[Json] = []
     for folder, weight in ((spec.folder, spec.weight), *spec.additions):
@@ -94,7 +94,7 @@ def _structure(spec: EngineSpec) -> str:
 
 
 def _stock(spec: EngineSpec, out: Path, scratch: Path) -> Json:
-    """What the process says that makes the miniature and runs it as stock PEFT does."""
+    """Give what the process says that makes the miniature and runs it as stock PEFT does."""
     file = scratch / "miniature-spec.json"
     file.write_text(spec.model_dump_json(), encoding="utf-8")
     words = [str(file), str(out)]

@@ -39,7 +39,7 @@ _SAMPLED = 64
 
 
 class Unlike(Exception):
-    """There is no miniature of this model; the message says why, as a clause."""
+    """A model of which there is no miniature; the message says why, as a clause."""
 
 
 def make(base: Path, adapters: list[Path], out: Path) -> list[int]:
@@ -68,26 +68,28 @@ def make(base: Path, adapters: list[Path], out: Path) -> list[int]:
 
 
 def ids_of(tokens: int) -> list[int]:
-    """Token ids from all over the vocabulary, and the last ones, which an adapter may have trained."""
+    """Give token ids from all over the vocabulary, and the last ones, which an adapter may have trained."""
     return [*torch.linspace(3, tokens - 1, 8).long().tolist(), *range(tokens - 6, tokens), 3, 4]
 
 
 def shrunk(config: Json, tokens: int) -> Json:
-    """A configuration with narrow heads, few of them in the same ratio, and so many tokens; all else is kept. Raises Unlike."""
+    """Give a configuration with narrow heads, few of them in the same ratio, and so many tokens; all else is kept. Raises Unlike."""
     small = {key: shrunk(value, tokens) if key.endswith("_config") and isinstance(value, dict) else value for key, value in config.items()}
     small.pop("quantization_config", None)
     for key, value in small.items():
         if key.endswith("_token_id"):
-            small[key] = [one % tokens for one in value] if isinstance(value, list) else value % tokens if isinstance(value, int) else value
+            small[key] = (
+                [token % tokens for token in value] if isinstance(value, list) else value % tokens if isinstance(value, int) else value
+            )
     heads, hidden = _first(config, _HEADS), _first(config, _HIDDEN)
     if heads is None or hidden is None:
         return small
     width = config.get("head_dim") or hidden // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     partial = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0
-    unit = next((one for one in _UNITS if one < width and width % one == 0 and _even(one * partial)), width)
+    unit = next((size for size in _UNITS if size < width and width % size == 0 and _even(size * partial)), width)
     shared = _first(config, _SHARED_HEADS) or heads
-    fewer = next((one for one in range(max(1, shared // 2), 0, -1) if shared % one == 0 and heads % one == 0), 1)
+    fewer = next((count for count in range(max(1, shared // 2), 0, -1) if shared % count == 0 and heads % count == 0), 1)
     ratio = (heads // fewer * unit) / (heads * width)
     for key in _WIDTHS:
         if isinstance(size := config.get(key), int):
@@ -109,9 +111,9 @@ def shrunk(config: Json, tokens: int) -> Json:
 
 
 def _rope(settings: Json, frequencies: int) -> Json:
-    """Rotary settings for so many frequencies."""
-    found: dict[str, Any] = {key: _rope(value, frequencies) if isinstance(value, dict) else value for key, value in settings.items()}
-    return {**found, **{key: found[key][:frequencies] for key in _ROPE_LISTS if isinstance(found.get(key), list)}}
+    """Give rotary settings for so many frequencies."""
+    smaller: dict[str, Any] = {key: _rope(value, frequencies) if isinstance(value, dict) else value for key, value in settings.items()}
+    return {**smaller, **{key: smaller[key][:frequencies] for key in _ROPE_LISTS if isinstance(smaller.get(key), list)}}
 
 
 def _even(width: float) -> bool:
@@ -123,13 +125,13 @@ def _first(config: Json, keys: tuple[str, ...]) -> int | None:
 
 
 def _trained(indices: Any) -> Iterator[int]:
-    """All tokens that trainable_token_indices names."""
-    for one in indices.values() if isinstance(indices, dict) else [indices]:
-        yield from one or ()
+    """Yield all tokens that trainable_token_indices names."""
+    for tokens in indices.values() if isinstance(indices, dict) else [indices]:
+        yield from tokens or ()
 
 
 def _drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Random values with which a model of any depth still answers by all of its weights."""
+    """Give random values with which a model of any depth still answers by all of its weights."""
     values = torch.randn(shape)
     if len(shape) > 1:
         return values.div_(shape[-1] ** 0.5)
@@ -137,7 +139,7 @@ def _drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _write_base(model: Any, real: ModelFolder, config: Json, out: Path) -> None:
-    """The miniature in the dtype, under the names and with the doubles of the real files."""
+    """Write the miniature in the dtype, under the names and with the doubles of the real files."""
     dtype: torch.dtype = getattr(torch, real.main_dtype)
     model.to(dtype).save_pretrained(out, max_shard_size="5GB")
     tensors = load_file(out / SINGLE)
@@ -146,14 +148,14 @@ def _write_base(model: Any, real: ModelFolder, config: Json, out: Path) -> None:
     state = model.state_dict()
     for name in real.headers.keys() - named.keys():
         if name in state:  # stored beside the one that it is tied to
-            same = _same_values(real, name, [one for one in named if real.headers[one].shape == real.headers[name].shape])
+            same = _same_values(real, name, [other for other in named if real.headers[other].shape == real.headers[name].shape])
             named[name] = state[name].clone() if same else state[name] * -0.5
     save_file(named, out / SINGLE, metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps({**config, "dtype": real.main_dtype}), encoding="utf-8")
 
 
 def _names(mine: set[str], real: ModelFolder, prefix: str) -> Mapping[str, str]:
-    """Name in transformers' own files → name in the real ones, which may lack the prefix of the model's body or have it. Raises Unlike."""
+    """Give name in transformers' own files → name in the real ones, which may lack the prefix of the body or have it. Raises Unlike."""
     forms = ({name: name for name in mine}, {name: name.removeprefix(f"{prefix}.") for name in mine}, {n: f"{prefix}.{n}" for n in mine})
     for form in forms:
         if set(form.values()) <= real.headers.keys():
@@ -163,10 +165,10 @@ def _names(mine: set[str], real: ModelFolder, prefix: str) -> Mapping[str, str]:
 
 
 def _same_values(real: ModelFolder, name: str, others: list[str]) -> bool:
-    """Whether a tensor has the first rows that one of the others has."""
+    """Tell whether a tensor has the first rows that one of the others has."""
 
-    def rows(info: TensorInfo, one: str) -> torch.Tensor:
-        source = StoredSource(one, real.path_of(info), info)
+    def rows(info: TensorInfo, key: str) -> torch.Tensor:
+        source = StoredSource(key, real.path_of(info), info)
         out = torch.empty(min(_SAMPLED, info.shape[0]), *info.shape[1:])
         source.rows(0, len(out), out)
         return out
@@ -176,7 +178,7 @@ def _same_values(real: ModelFolder, name: str, others: list[str]) -> bool:
 
 
 def _write_adapter(model: Any, folder: Path, out: Path) -> None:
-    """Random values under the real adapter's keys. PEFT says which shapes they have over the small model. Raises Unlike."""
+    """Write random values under the real adapter's keys. PEFT says which shapes they have over the small model. Raises Unlike."""
     out.mkdir()
     shutil.copyfile(folder / "adapter_config.json", out / "adapter_config.json")
     path = folder / "adapter_model.safetensors"
@@ -193,8 +195,8 @@ def _write_adapter(model: Any, folder: Path, out: Path) -> None:
             raise Unlike(f"PEFT knows no {key}")
         shape = shapes[key] if key in shapes or mine is None else mine.shape
         # What training saves twice is twice the same: a trained copy by its name, the base's own weight whatever it is called.
-        one: Any = key if mine is None else id(mine) if ".base_layer." in key or ".original_module." in key else in_base(key)
-        if one not in own:
-            own[one] = torch.randn(shape) * 0.2 if ".lora_" in key and "magnitude" not in key else _drawn(key, tuple(shape))
-        tensors[key] = own[one].to(getattr(torch, DTYPES[info.dtype][0])).clone()
+        owner: Any = key if mine is None else id(mine) if ".base_layer." in key or ".original_module." in key else in_base(key)
+        if owner not in own:
+            own[owner] = torch.randn(shape) * 0.2 if ".lora_" in key and "magnitude" not in key else _drawn(key, tuple(shape))
+        tensors[key] = own[owner].to(getattr(torch, DTYPES[info.dtype][0])).clone()
     save_file(tensors, out / path.name, metadata={"format": "pt"})

@@ -28,8 +28,8 @@ _TIMES = "strftime_now"
 
 
 def fault(folder: Path, wanted: Expected | None) -> str | None:
-    """Why the folder's chat_template.py does not write a question as the checkpoint's template does, in one sentence; None when it does, or
-    where there is nothing to compare."""
+    """Say why the folder's chat_template.py does not write a question as the checkpoint's template does, in one sentence; None when it
+    does, or where there is nothing to compare."""
     if wanted is None or not wanted.templates or _TIMES in wanted.templates[0] or not (folder / CHAT).is_file():
         return None
     try:

@@ -1,8 +1,8 @@
 """Checks that the example in a folder of graphs works without PyTorch, and one of PyTorch's programs without transformers.
 
-Called by the validate stage once the artifact's worker has ended. The script runs as a person would run it, in a process that can import
-neither transformers nor, for graphs, torch. It must give the tokens that the artifact gave under examination; an encoder's must read the
-same token ids and get the same outputs.
+Called by the stages `check-VARIANT` once the artifact's worker has ended. The script runs as a person would run it, in a process that can
+import neither transformers nor, for graphs, torch. It must give the tokens that the artifact gave under examination; an encoder's must read
+the same token ids and get the same outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def check(folder: Path, text: str, tokens: Sequence[int], threads: int, ends: frozenset[int] | None = None) -> str | None:
-    """Why the folder's example.py does not make `tokens` of `text`, in one sentence; None when it does, or when there is none.
+    """Say why the folder's example.py does not make `tokens` of `text`, in one sentence; None when it does, or when there is none.
 
     `ends`: tokens at one of which it must end before that, and at no other; None where they are not known.
     """
@@ -68,7 +68,7 @@ def check(folder: Path, text: str, tokens: Sequence[int], threads: int, ends: fr
 
 
 def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> str | None:
-    """Why the folder's example.py, of an encoder, does not give what the artifact gave; None when it does, or when there is none.
+    """Say why the folder's example.py, of an encoder, does not give what the artifact gave; None when it does, or when there is none.
 
     `scratch`: a folder for the script's outputs. Where the script reads a text in another way on purpose (in lower case, the context
     before the question), it need only answer.
@@ -96,13 +96,13 @@ def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> 
 
 
 def _absent(folder: Path) -> tuple[str, ...]:
-    """What the script must do without."""
+    """Give what the script must do without."""
     programs = any(folder.glob("*.pt*"))
     return ("transformers", "peft", "handlers", "daemon", *(("onnxruntime",) if programs else ("torch",)))
 
 
 def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, Any]:
-    """Why the script does not run, and what it says."""
+    """Say why the script does not run, and what it says."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
     command = [sys.executable, "-I", "-c", _ALONE, " ".join(_absent(folder)), str(folder / NAME), *words]
     try:
@@ -129,7 +129,7 @@ def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, 
 
 
 def _words(folder: Path, wanted: Wanted) -> list[str]:
-    """Options by which the script reads what the artifact read."""
+    """Give options by which the script reads what the artifact read."""
     if wanted.subject.task == "question-answering":
         return [f"--context={wanted.sample.text}"]
     return ["--prompt-text="] if (folder / sentence.MODULES).is_file() else []
@@ -143,7 +143,7 @@ def _text(folder: Path, wanted: Wanted) -> list[str]:
 
 
 def _masked(folder: Path, sample: Sample) -> str:
-    """The sample's text with mask tokens in place of its hidden tokens; read as the sample's ids, where that is possible.
+    """Give the sample's text with mask tokens in place of its hidden tokens; read as the sample's ids, where that is possible.
 
     Some tokens hold the space before them, and some mask tokens take it.
     """
@@ -167,7 +167,7 @@ def _masked(folder: Path, sample: Sample) -> str:
 
 
 def _reads_otherwise(folder: Path, wanted: Wanted) -> bool:
-    """Whether other token ids are right."""
+    """Tell whether other token ids are right."""
     if wanted.subject.task == "fill-mask":
         return True  # a part of a word beside a mask may be divided otherwise than inside of the word
     if wanted.subject.task == "question-answering":
@@ -175,11 +175,11 @@ def _reads_otherwise(folder: Path, wanted: Wanted) -> bool:
         config = read_json(path, "read the tokenizer's settings") if path.is_file() else {}
         return isinstance(config, dict) and config.get("padding_side") == "left"
     lengths = [read_json(path, "read the settings of sentence-transformers") for path in sorted(folder.glob("sentence_*_config.json"))]
-    return any(isinstance(one, dict) and one.get("do_lower_case") for one in lengths)
+    return any(isinstance(settings, dict) and settings.get("do_lower_case") for settings in lengths)
 
 
 def _rows(outputs: dict[str, np.ndarray], wanted: Wanted) -> np.ndarray | None:
-    """The rows that the artifact gave; None where the graph lacks the output that they were made of."""
+    """Give the rows that the artifact gave; None where the graph lacks the output that they were made of."""
     if wanted.subject.task == "question-answering":
         return np.stack([outputs[name][0] for name in ("start_logits", "end_logits")])
     if wanted.subject.sentence:

@@ -24,7 +24,7 @@ from handlers.validate.outside.optimum_reader import OwnAnswer
 def example_fault(
     context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: np.ndarray | None
 ) -> str | None:  # fmt: skip
-    """Why the folder's example does not work on the first prompt; None when it does, or where it can't be asked.
+    """Say why the folder's example does not work on the first prompt; None when it does, or where it can't be asked.
 
     `rows`: what the artifact gave for that prompt, for an encoder.
     """
@@ -36,8 +36,8 @@ def example_fault(
         return example.check_encoder(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
     said = expected.read(reference.files)
     ends = expected.ends(said) if said else None
-    told = example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads, ends)
-    return told or chat.fault(Path(spec.folder), said)
+    fault = example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads, ends)
+    return fault or chat.fault(Path(spec.folder), said)
 
 
 def other_program(

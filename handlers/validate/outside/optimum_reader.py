@@ -1,9 +1,9 @@
 """A second reader: compares the outputs of optimum's ORTModel classes for an ONNX folder with those of our own engine.
 
-Called by the validate stage for artifacts that run in the engine `onnx`, where the toolchain `optimum` is installed. Both sides run the
-same files, so a difference can't come from quantization, only from the way in which the folder is read. A failure of the other reader is
-only a figure and never affects the verdict. It reads one sample, in a process of its own that holds the artifact a second time. This module
-imports numpy and nothing heavier.
+Called by the stages `check-VARIANT` for artifacts that run in the engine `onnx`, where the toolchain `optimum` is installed. Both sides run
+the same files, so a difference can't come from quantization, only from the way in which the folder is read. A failure of the other reader
+is only a figure and never affects the verdict. It reads one sample, in a process of its own that holds the artifact a second time. This
+module imports numpy and nothing heavier.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _read(
 
 
 def _feeds(folder: Path, subject: ValidatedTask, sample: Sample) -> dict[str, list[int]]:
-    """Token ids by input, of the pass whose rows our engine gave."""
+    """Give token ids by input, of the pass whose rows our engine gave."""
     if subject.kind == "causal":
         return {"input_ids": [*sample.ids, *sample.tokens]}
     if subject.kind == "encoder":
@@ -98,7 +98,7 @@ def _feeds(folder: Path, subject: ValidatedTask, sample: Sample) -> dict[str, li
 
 
 def _rows(subject: ValidatedTask, made: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Rows (P, V) as our own drivers give them. Raises ValueError for outputs of another kind."""
+    """Give rows (P, V) as our own drivers give them. Raises ValueError for outputs of another kind."""
     if subject.task == "question-answering":
         return np.stack([made["start_logits"][0], made["end_logits"][0]])
     name = "last_hidden_state" if subject.task == "feature-extraction" else "logits"
@@ -107,15 +107,15 @@ def _rows(subject: ValidatedTask, made: Mapping[str, np.ndarray]) -> np.ndarray:
     return made[name] if subject.task == "text-classification" else made[name][0]
 
 
-def _error(found: np.ndarray, wanted: np.ndarray) -> float:
-    if found.shape != wanted.shape:
-        raise ValueError(f"it gives rows of the shape {found.shape}, and {wanted.shape} were expected")
-    error = float(np.abs(found - wanted).max(initial=0.0))
+def _error(rows: np.ndarray, wanted: np.ndarray) -> float:
+    if rows.shape != wanted.shape:
+        raise ValueError(f"it gives rows of the shape {rows.shape}, and {wanted.shape} were expected")
+    error = float(np.abs(rows - wanted).max(initial=0.0))
     return error if np.isfinite(error) else float("inf")
 
 
 def sentence(variant: str, figures: ForeignFigures | None) -> str | None:
-    """The warning that follows from `compare`'s figures; None where the second reader gives the same outputs, or was not run."""
+    """Give the warning that follows from `compare`'s figures; None where the second reader gives the same outputs, or was not run."""
     if figures is None:
         return None
     if figures.failed is not None:

@@ -26,7 +26,7 @@ class Timed(Protocol):
     """A loaded model that takes `Time`, as `client.EngineWorker` does."""
 
     def ask(self, request: Time) -> Timing:
-        """The answer. Raises WorkerFailed."""
+        """Give the answer. Raises WorkerFailed."""
 
 
 @dataclass
@@ -48,22 +48,22 @@ class Point:
         return len(self.rows) * (len(self.rows[0]) + self.tokens)
 
     def summary(self, threads: int) -> BenchPoint:
-        """What the rounds come to."""
+        """Give what the rounds come to."""
         pairs = [(mine, other) for mine, other in zip(self.mine, self.theirs, strict=True) if other is not None]
         return BenchPoint(
             threads=threads, batch=len(self.rows), length=len(self.rows[0]),
-            prefill_seconds=spread([one.prefill_seconds for one in self.mine]),
-            tokens_per_second=spread([one.tokens / one.decode_seconds for one in self.mine]),
+            prefill_seconds=spread([timing.prefill_seconds for timing in self.mine]),
+            tokens_per_second=spread([timing.tokens / timing.decode_seconds for timing in self.mine]),
             pytorch_prefill_seconds=spread([other.prefill_seconds for _, other in pairs]),
             pytorch_tokens_per_second=spread([other.tokens / other.decode_seconds for _, other in pairs]),
-            prefill_over_pytorch=spread([other.prefill_seconds / one.prefill_seconds for one, other in pairs]),
-            speed_over_pytorch=spread([other.decode_seconds / one.decode_seconds for one, other in pairs]),
+            prefill_over_pytorch=spread([theirs.prefill_seconds / mine.prefill_seconds for mine, theirs in pairs]),
+            speed_over_pytorch=spread([theirs.decode_seconds / mine.decode_seconds for mine, theirs in pairs]),
             problem=None if self.problem is None else f"{self.problem[:1].upper()}{self.problem[1:]}.",
         )  # fmt: skip
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Median and quartiles, each between neighbouring values where it falls between them; None where there is no value."""
+    """Give median and quartiles, each between neighbouring values where it falls between them; None where there is no value."""
     if not values:
         return None
     low, median, high = (values[0],) * 3 if len(values) == 1 else statistics.quantiles(values, n=4, method="inclusive")
@@ -136,7 +136,7 @@ class Series:
         point.theirs.append(timing if number % 2 else self._other(point, other))
 
     def _mine(self, point: Point, mine: Timed, *, warm_up: bool = False) -> bool:
-        """Whether it could be timed; what the model itself refuses concerns this point alone."""
+        """Tell whether it could be timed; what the model itself refuses concerns this point alone."""
         try:
             timing = mine.ask(_request(point, warm_up))
         except WorkerFailed as error:

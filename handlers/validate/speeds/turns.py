@@ -40,7 +40,7 @@ class Raced:
 
 
 def alone(worker: EngineWorker, reference: Reference) -> Speed:
-    """`tokens_per_second` and `prefill_seconds` of one worker, medians over rounds; None where speed is not measured."""
+    """Give `tokens_per_second` and `prefill_seconds` of one worker, medians over rounds; None where speed is not measured."""
     if not reference.speed_tokens:
         return Speed(tokens_per_second=None, prefill_seconds=None)
     tokens = _paced(reference, _time(worker, reference, _WARM_UP_TOKENS))
@@ -57,7 +57,7 @@ class Peer:
 
 
 def race(artifact: EngineWorker, peer: Peer | None, reference: Reference) -> Raced:
-    """Speed of `artifact` beside that of `peer`. Raises WorkerFailed when `artifact` fails."""
+    """Give speed of `artifact` beside that of `peer`. Raises WorkerFailed when `artifact` fails."""
     if peer is None or not reference.speed_tokens:
         return Raced(alone(artifact, reference).plus(**_NOTHING))
     mine, theirs = list[Timing](), list[Timing]()
@@ -87,15 +87,15 @@ def _ratios(mine: list[Timing], theirs: list[Timing]) -> list[float]:
 
 
 def _enough(mine: list[Timing], theirs: list[Timing]) -> bool:
-    """Whether the rounds so far say enough."""
-    seconds, ratios = sum(one.decode_seconds for one in (*mine, *theirs)), _ratios(mine, theirs)
+    """Tell whether the rounds so far say enough."""
+    seconds, ratios = sum(timing.decode_seconds for timing in (*mine, *theirs)), _ratios(mine, theirs)
     if len(ratios) < 2:
         return False
     apart = max(ratios) / min(ratios)
     if apart <= ALIKE and seconds > ALIKE_SECONDS:
         return True
     if apart > STEADY:
-        return len(ratios) >= ROUNDS and seconds + sum(one.prefill_seconds for one in mine) > LONG_SECONDS
+        return len(ratios) >= ROUNDS and seconds + sum(timing.prefill_seconds for timing in mine) > LONG_SECONDS
     return len(ratios) >= MANY_ROUNDS or (len(ratios) >= ROUNDS and seconds > ENOUGH_SECONDS)
 
 
@@ -118,14 +118,14 @@ def _time(worker: EngineWorker, reference: Reference, tokens: int, *, again: boo
 
 
 def _paced(reference: Reference, *warm: Timing) -> int:
-    """Tokens of a round, by how long each of the first ones took."""
-    slowest = max(one.decode_seconds / max(1, one.tokens) for one in warm)
+    """Give tokens of a round, by how long each of the first ones took."""
+    slowest = max(timing.decode_seconds / max(1, timing.tokens) for timing in warm)
     return min(reference.speed_tokens, max(LEAST_TOKENS, int(ROUND_SECONDS / max(slowest, 1e-9))))
 
 
 def summary(rounds: list[Timing]) -> Speed:
-    """Medians over rounds."""
+    """Give medians over rounds."""
     return Speed(
-        tokens_per_second=statistics.median(one.tokens / one.decode_seconds for one in rounds),
-        prefill_seconds=statistics.median(one.prefill_seconds for one in rounds),
+        tokens_per_second=statistics.median(timing.tokens / timing.decode_seconds for timing in rounds),
+        prefill_seconds=statistics.median(timing.prefill_seconds for timing in rounds),
     )

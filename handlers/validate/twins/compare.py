@@ -26,7 +26,7 @@ from handlers.validate.twins.weights import UnreadableError
 
 
 def compare(order: Order) -> Answer:
-    """The answer to an order; raises what a runtime raises."""
+    """Give the answer to an order; raises what a runtime raises."""
     form = _form(order)
     texts = [text for text in order.texts if form.told_positions or not text.start]
     try:
@@ -65,12 +65,12 @@ def _form(order: Order) -> Form:
 
 
 def _padding(order: Order, form: Form, unit: float) -> dict[str, float | str | None]:
-    """What an answer says of padded batches."""
+    """Give what an answer says of padded batches."""
     asked = {side: form.padding_error(order.padded, side) for side in order.sides} if order.padded is not None else {}
     errors = {side: error / unit if np.isfinite(error) else np.inf for side, error in asked.items() if error is not None}
     if not errors:
         return {}
-    side = max(errors, key=lambda one: errors[one])
+    side = max(errors, key=lambda name: errors[name])
     return {"padding": errors[side] if np.isfinite(errors[side]) else None, "padding_side": side}
 
 
@@ -79,19 +79,19 @@ def _by_way(outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[np.nd
 
 
 def _worst(wrong: Sequence[Wrong]) -> str | None:
-    """The worst of what is wrong with the stored weights."""
+    """Give the worst of what is wrong with the stored weights."""
     if not wrong:
         return None
-    worst = max(wrong, key=lambda one: one.share)
+    worst = max(wrong, key=lambda weight: weight.share)
     others = f"; so are {len(wrong) - 1} other weights" if len(wrong) > 1 else ""
     if worst.misrounded is None:
         return f"its weight {worst.name} is none of the merged model's{others}"
-    found = worst.misrounded
-    rows = f"row {found.row}" + (f" and {found.rows - 1} others are" if found.rows > 1 else " is")
+    misrounded = worst.misrounded
+    rows = f"row {misrounded.row}" + (f" and {misrounded.rows - 1} others are" if misrounded.rows > 1 else " is")
     which = f"its weight {worst.name}, which is {worst.parameter} of the merged model"
-    if not found.share:
-        return f"of {which}, {rows} rounded in steps {found.steps:.2g} times too coarse{others}"
-    far = f"{found.share:.0%} of row {found.row} is too far away, by up to {found.steps:.3g} steps"
+    if not misrounded.share:
+        return f"of {which}, {rows} rounded in steps {misrounded.steps:.2g} times too coarse{others}"
+    far = f"{misrounded.share:.0%} of row {misrounded.row} is too far away, by up to {misrounded.steps:.3g} steps"
     return f"of {which}, {rows} not what rounding gives: {far}{others}"
 
 

@@ -29,10 +29,10 @@ class Apart:
     way: str = ""
 
 
-def apart(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], unit: float, way: str = "") -> Apart:
+def apart(wanted: Sequence[np.ndarray], rows: Sequence[np.ndarray], unit: float, way: str = "") -> Apart:
     """Of rows (P, V) for each text. Rows of another number of outputs, or that are not finite, are infinitely far."""
     worst = Apart(0.0, 0, 0, way)
-    for number, (mine, theirs) in enumerate(zip(wanted, found, strict=True)):
+    for number, (mine, theirs) in enumerate(zip(wanted, rows, strict=True)):
         if mine.shape != theirs.shape or not np.isfinite(theirs).all():
             return Apart(float("inf"), 0, number, way)
         errors = np.abs(mine - theirs).max(axis=1) / unit
@@ -41,12 +41,12 @@ def apart(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], unit: float
     return worst
 
 
-def rounding(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Rounding:
+def rounding(wanted: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> Rounding:
     """Of rows (P, V) for each text, whose outputs may differ in number from text to text."""
     power = product = away = 0.0
     count = values = 0
     shifts = list[list[float]]()
-    for mine, theirs in zip(wanted, found, strict=True):
+    for mine, theirs in zip(wanted, rows, strict=True):
         mine, theirs = (rows.astype(np.float64) for rows in (mine, theirs))
         if mine.shape[1] > 1:
             mine, theirs = (rows - rows.mean(axis=1, keepdims=True) for rows in (mine, theirs))
@@ -68,6 +68,6 @@ def rounding(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Round
 
 
 def spread(rows: Sequence[np.ndarray]) -> float:
-    """The standard deviation of outputs, at least 5 % of their root mean square."""
-    outputs = np.concatenate([one.reshape(-1) for one in rows]).astype(np.float64)
+    """Give the standard deviation of outputs, at least 5 % of their root mean square."""
+    outputs = np.concatenate([row.reshape(-1) for row in rows]).astype(np.float64)
     return max(float(outputs.std()), 0.05 * float(np.sqrt((outputs**2).mean()))) or 1.0

@@ -30,18 +30,18 @@ class Form(Protocol):
         """Whether the runtime is told positions, so that a text may begin at any of them."""
 
     def weights(self) -> Sequence[Stored]:
-        """Its matrices and tables that are stored in fewer bits, each once for each use. Raises UnreadableError."""
+        """Give its matrices and tables that are stored in fewer bits, each once for each use. Raises UnreadableError."""
 
     def halves(self) -> set[bytes]:
-        """The bytes of each small tensor in half precision (norms, biases) that the twin must have as halves too."""
+        """Give the bytes of each small tensor in half precision (norms, biases) that the twin must have as halves too."""
 
     def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
-        """For each text: way of running it → fp32 rows (P, V) at `Text.places`.
+        """Give for each text: way of running it → fp32 rows (P, V) at `Text.places`.
 
         `in_float`: with the stored weights, and no other rounding than that of fp32. Otherwise as the artifact is used. Raises what the
         runtime raises, and UnreadableError.
         """
 
     def padding_error(self, batch: PaddedBatch, side: str) -> float | None:
-        """Largest |Δ| in float between rows of a batch that is padded on a side and the same texts alone. None where rows of a batch don't
-        change each other's rounding, so that the artifact as it is used shows as much."""
+        """Give largest |Δ| in float between rows of a batch that is padded on a side and the same texts alone. None where rows of a batch
+        don't change each other's rounding, so that the artifact as it is used shows as much."""

@@ -20,11 +20,11 @@ class GraphFolder(ABC):
 
     @abstractmethod
     def _stored_in(self, path: Path, role: str) -> Sequence[Stored]:
-        """What a graph stores in fewer bits. Raises UnreadableError."""
+        """Give what a graph stores in fewer bits. Raises UnreadableError."""
 
     @abstractmethod
     def _halves_in(self, path: Path) -> Iterable[bytes]:
-        """The bytes of its small tensors in half precision."""
+        """Give the bytes of its small tensors in half precision."""
 
     @functools.cached_property
     def _files(self) -> Mapping[str, Path]:

@@ -77,18 +77,18 @@ def compared(context: StageContext, variant: Variant, engine: str, reference: Re
 
 
 def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
-    """Two of the samples, a long text of all of them, and, where positions are told, a short one at the end of what can be addressed."""
+    """Give two of the samples, a long text of all, and, where positions are told, a short one at the end of what can be addressed."""
     causal, room = reference.subject.kind == "causal", length or LONG
-    some = [_text(one, causal, room) for one in reference.samples[:SHORT]]
-    joined = [token for one in reference.samples for token in (*one.ids, *(one.tokens if causal else ()))]
+    some = [_text(sample, causal, room) for sample in reference.samples[:SHORT]]
+    joined = [token for sample in reference.samples for token in (*sample.ids, *(sample.tokens if causal else ()))]
     long = (joined * (LONG // max(1, len(joined)) + 1))[: min(LONG, room)]
     targets = () if causal else tuple((reference.samples[0].tokens * 8)[: STEPS * 2])
     split = reference.long is not None and reference.long.types is not None and len(set(reference.long.types)) > 1
     types = [int(2 * place >= len(long)) for place in range(len(long))] if split else None
-    found = [*some, Text(ids=long, targets=targets, types=types)]
+    chosen = [*some, Text(ids=long, targets=targets, types=types)]
     if far and causal and length and length > LONG:
-        found.append(Text(ids=some[0].ids, start=length - len(some[0].ids)))
-    return found
+        chosen.append(Text(ids=some[0].ids, start=length - len(some[0].ids)))
+    return chosen
 
 
 def _text(sample: Sample, causal: bool, room: int) -> Text:
@@ -98,7 +98,7 @@ def _text(sample: Sample, causal: bool, room: int) -> Text:
 
 
 def _angles_are_fixed(merged: Path) -> bool:
-    """Whether a model may be told positions that no text here reaches."""
+    """Tell whether a model may be told positions that no text here reaches."""
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rotation.get("rope_type", rotation.get("type", "default")) if isinstance(rotation, dict) else ""
@@ -106,7 +106,7 @@ def _angles_are_fixed(merged: Path) -> bool:
 
 
 def judged(answer: Answer, variant: str) -> Compared:
-    """What an answer of the comparison means for a variant."""
+    """Give what an answer of the comparison means for a variant."""
     if answer.left_out is not None:
         return not_compared(answer.left_out)
     reasons = [findings.weights(answer.weights, variant)] if answer.weights else []
@@ -140,21 +140,21 @@ def _ignored(error: float | None, side: str, limit: float) -> str:
     )
 
 
-def _systematic(found: Rounding) -> str | None:
-    noise = 4 * found.share / max(1, found.rows) ** 0.5  # of the mean of so many rows, whose own differences are no systematic error
-    if not abs(found.slope - 1) <= SYSTEMATIC + noise / max(1, found.outputs) ** 0.5:
+def _systematic(figures: Rounding) -> str | None:
+    noise = 4 * figures.share / max(1, figures.rows) ** 0.5  # of the mean of so many rows, whose own differences are no systematic error
+    if not abs(figures.slope - 1) <= SYSTEMATIC + noise / max(1, figures.outputs) ** 0.5:
         return (
-            f"its outputs are {found.slope:.3g} times those that it gives without rounding its activations, instead of once: the rounding"
+            f"its outputs are {figures.slope:.3g} times those that it gives without rounding its activations, instead of once: the rounding"
             " takes too much away"
         )
-    if not found.shift <= SYSTEMATIC + noise:
+    if not figures.shift <= SYSTEMATIC + noise:
         return (
-            f"the rounding of its activations moves a part of its outputs by {found.shift:.2g} standard deviations in the same direction:"
+            f"the rounding of its activations moves a part of its outputs by {figures.shift:.2g} standard deviations in the same direction:"
             " its scales or zero points do not fit"
         )
     return None
 
 
 def not_compared(why: str) -> Compared:
-    """That nothing was compared, as a note."""
+    """Say that nothing was compared, as a note."""
     return Compared(notes=(f"its graph was not compared with the model that its own weights give: {why}",))

@@ -42,7 +42,7 @@ class Segment:
 
 
 def match(weight: Stored, parameters: Mapping[str, np.ndarray], skipped: Sequence[str] = ()) -> list[Segment] | None:
-    """The segments that make up a stored weight; None where some rows of it are near no parameter's.
+    """Give the segments that make up a stored weight; None where some rows of it are near no parameter's.
 
     `parameters`: name → (R, C) or (…, R, C), of which all but the last axis are rows. `skipped`: those that are taken already, which are
     chosen only where no other is as near.
@@ -56,10 +56,10 @@ def match(weight: Stored, parameters: Mapping[str, np.ndarray], skipped: Sequenc
         reverse=True,
     )
     if scored and scored[0][0] >= NEAR:
-        equals = [one for one in scored if one[0] >= scored[0][0] - 1e-6]
-        _, _, name, turned = max(equals, key=lambda one: one[1])
+        equals = [match for match in scored if match[0] >= scored[0][0] - 1e-6]
+        _, _, name, turned = max(equals, key=lambda match: match[1])
         return [Segment(name, turned, 0, 0, weight.shape[0])]
-    return _pieces(weight, [one for one in candidates if one not in whole])
+    return _pieces(weight, [candidate for candidate in candidates if candidate not in whole])
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -67,43 +67,43 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1)
     both = lengths[0] * lengths[1]
     products = np.einsum("rc,rc->r", first, second.astype(np.float32))
-    found: np.ndarray = np.where(both > 0, products / np.maximum(both, 1e-30), np.maximum(*lengths) == 0)
-    return found
+    cosine: np.ndarray = np.where(both > 0, products / np.maximum(both, 1e-30), np.maximum(*lengths) == 0)
+    return cosine
 
 
 def _candidates(weight: Stored, parameters: Mapping[str, np.ndarray]) -> list[tuple[str, bool, np.ndarray]]:
-    found = []
+    candidates = []
     for name, array in parameters.items():
         if array.ndim < 2:
             continue
         rows = array.reshape(-1, array.shape[-1])
         if rows.shape[1] == weight.shape[1]:
-            found.append((name, False, rows))
+            candidates.append((name, False, rows))
         if rows.shape[0] == weight.shape[1] and array.ndim == 2:
-            found.append((name, True, rows.T))
-    return found
+            candidates.append((name, True, rows.T))
+    return candidates
 
 
 def _pieces(weight: Stored, candidates: Sequence[tuple[str, bool, np.ndarray]]) -> list[Segment] | None:
-    """Parameters, or rows of them, below each other."""
-    found: list[Segment] = []
+    """Give parameters, or rows of them, below each other."""
+    segments: list[Segment] = []
     row, total = 0, weight.shape[0]
     while row < total:
         wanted = weight.part(slice(row, min(total, row + _TOGETHER))).values
-        best = _going_on(wanted, found, candidates, total) or _nearest(wanted, row, total, candidates)
+        best = _going_on(wanted, segments, candidates, total) or _nearest(wanted, row, total, candidates)
         if best is None:
             return None
-        matrix = next(one for name, turned, one in candidates if (name, turned) == (best.parameter, best.turned))
+        matrix = next(rows for name, turned, rows in candidates if (name, turned) == (best.parameter, best.turned))
         segment = _as_far_as_it_goes(weight, best, matrix)
         if segment is None:
             return None
-        found.append(segment)
+        segments.append(segment)
         row += segment.count
-    return found
+    return segments
 
 
 def _nearest(wanted: np.ndarray, row: int, total: int, candidates: Sequence[tuple[str, bool, np.ndarray]]) -> Segment | None:
-    """Where rows that follow each other, from `row` of `total` on, are nearest to a parameter's."""
+    """Give where rows that follow each other, from `row` of `total` on, are nearest to a parameter's."""
     best: tuple[float, Segment] | None = None
     for name, turned, matrix in candidates:
         if len(matrix) < len(wanted):
@@ -120,13 +120,13 @@ def _nearest(wanted: np.ndarray, row: int, total: int, candidates: Sequence[tupl
 
 
 def _going_on(
-    wanted: np.ndarray, found: Sequence[Segment], candidates: Sequence[tuple[str, bool, np.ndarray]], total: int
+    wanted: np.ndarray, segments: Sequence[Segment], candidates: Sequence[tuple[str, bool, np.ndarray]], total: int
 ) -> Segment | None:
-    """Rows that lie behind the last segment, at once or with as many others between them: the next expert's. Spares looking everywhere."""
-    if not found:
+    """Give rows that lie behind the last segment, at once or with as many others between: the next expert's. Spares looking everywhere."""
+    if not segments:
         return None
-    last = found[-1]
-    matrix = next(one for name, turned, one in candidates if (name, turned) == (last.parameter, last.turned))
+    last = segments[-1]
+    matrix = next(rows for name, turned, rows in candidates if (name, turned) == (last.parameter, last.turned))
     for start in (last.start + last.count, last.start + 2 * last.count):
         if start + len(wanted) <= len(matrix) and cosines(wanted, matrix[start : start + len(wanted)]).min() >= SURE:
             row = last.first + last.count
@@ -135,7 +135,7 @@ def _going_on(
 
 
 def _as_far_as_it_goes(weight: Stored, segment: Segment, matrix: np.ndarray) -> Segment | None:
-    """A segment with the rows that are the parameter's: those that follow may be of another part of it (one expert of many)."""
+    """Give a segment with the rows that are the parameter's: those that follow may be of another part of it (one expert of many)."""
     places = np.unique(np.linspace(0, segment.count - 1, PROBES).round().astype(int))
     if float(np.median(cosines(weight.part(segment.first + places).values, matrix[segment.start + places]))) >= NEAR:
         return segment

@@ -19,18 +19,18 @@ from handlers.validate.workers.seq2seq_decoding import cached
 
 
 def of_engine(spec: EngineSpec, engine: Any, texts: Sequence[Text]) -> list[dict[str, np.ndarray]]:
-    """For each text: way of running it → rows (P, V) at `Text.places`."""
+    """Give for each text: way of running it → rows (P, V) at `Text.places`."""
     return [{way: rows[text.places(len(rows))] for way, rows in _ways(spec, engine, text).items()} for text in texts]
 
 
 def of_twin(spec: EngineSpec, engine: Any, texts: Sequence[Text]) -> list[np.ndarray]:
-    """Rows (P, V) of each text at `Text.places` by a model in PyTorch, in one pass."""
-    driver, found = drivers.drive(spec, engine), list[np.ndarray]()
+    """Give rows (P, V) of each text at `Text.places` by a model in PyTorch, in one pass."""
+    driver, outputs = drivers.drive(spec, engine), list[np.ndarray]()
     for text in texts:
         started = text.start > 0
         rows = engine.step(*_fed(text, 0, len(text.ids)), None)[0][0] if started else driver.rows(text.ids, text.targets, text.types)
-        found.append(rows[text.places(len(rows))])
-    return found
+        outputs.append(rows[text.places(len(rows))])
+    return outputs
 
 
 def _ways(spec: EngineSpec, engine: Any, text: Text) -> dict[str, np.ndarray]:
@@ -49,6 +49,6 @@ def _ways(spec: EngineSpec, engine: Any, text: Text) -> dict[str, np.ndarray]:
 
 
 def _fed(text: Text, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, mask and positions of some tokens of a text, those before them in the cache."""
+    """Give tokens, mask and positions of some tokens of a text, those before them in the cache."""
     places = np.arange(first, last)[None]
     return np.array([text.ids[first:last]]), np.ones((1, last), np.int64), places + text.start

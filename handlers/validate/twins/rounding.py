@@ -38,7 +38,7 @@ class Misrounded:
 
 
 def misrounded(weight: Stored, source: np.ndarray, first: int = 0) -> Misrounded | None:
-    """What of a stored weight's rows from `first` on is not their source (R, C) rounded; None where all is."""
+    """Give what of a stored weight's rows from `first` on is not their source (R, C) rounded; None where all is."""
     largest = float(np.abs(source).max(initial=0))
     worst: Misrounded | None = None
     bad = 0
@@ -76,7 +76,8 @@ def _coarseness(weight: Stored, part: Part, wanted: np.ndarray, away: np.ndarray
         return np.zeros(len(wanted), np.float32)
     block = weight.block or weight.shape[1]
     sizes, errors = (
-        np.pad(np.abs(one), ((0, 0), (0, -weight.shape[1] % block))).reshape(len(one), -1, block).max(axis=2) for one in (wanted, away)
+        np.pad(np.abs(matrix), ((0, 0), (0, -weight.shape[1] % block))).reshape(len(matrix), -1, block).max(axis=2)
+        for matrix in (wanted, away)
     )
     due = np.maximum(sizes, _TINY * largest + 1e-30) / levels
     if part.finest is not None:

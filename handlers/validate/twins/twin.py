@@ -80,14 +80,14 @@ class Twin:
             if segments is None:
                 wrong.append(Wrong(weight.name, "", None))
                 continue
-            taken.setdefault(weight.use, []).extend(one.parameter for one in segments)
-            found = [(one, rounding.misrounded(weight, self._rows(one), one.first)) for one in segments]
-            bad = [Wrong(weight.name, one.parameter, two) for one, two in found if two is not None]
-            wrong += sorted(bad, key=lambda one: -one.share)[:1]
+            taken.setdefault(weight.use, []).extend(segment.parameter for segment in segments)
+            judged = [(segment, rounding.misrounded(weight, self._rows(segment), segment.first)) for segment in segments]
+            bad = [Wrong(weight.name, segment.parameter, fault) for segment, fault in judged if fault is not None]
+            wrong += sorted(bad, key=lambda fault: -fault.share)[:1]
             plan.append((weight, segments))
         for weight, segments in plan:
-            for one in segments:
-                _write(weight, one, self._own(one.parameter, weight))
+            for segment in segments:
+                _write(weight, segment, self._own(segment.parameter, weight))
         return wrong
 
     def round_to(self, halves: Set[bytes]) -> None:
@@ -100,20 +100,20 @@ class Twin:
         return _as_rows(self._merged[segment.parameter], segment)
 
     def _own(self, name: str, weight: Stored) -> torch.Tensor:
-        """A parameter for the place where a weight is read, and its side of an encoder-decoder; what is tied to it keeps its own."""
+        """Give a parameter for the place where a weight is read, and its side of an encoder-decoder; what is tied to it keeps its own."""
         mine = owners = self._owners[name]
         for fits in (
-            lambda one: isinstance(one.module, torch.nn.Embedding) == (weight.use == "table"),
-            lambda one: ("encoder" in one.path.split(".")) == (weight.role == "encoder"),
+            lambda owner: isinstance(owner.module, torch.nn.Embedding) == (weight.use == "table"),
+            lambda owner: ("encoder" in owner.path.split(".")) == (weight.role == "encoder"),
         ):
-            mine = [one for one in mine if fits(one)] or mine
-        found: torch.Tensor = getattr(mine[0].module, mine[0].attribute)
-        others = [one for one in owners if one not in mine and getattr(one.module, one.attribute) is found]
-        if found is self._weights[name] and others:
-            found = torch.nn.Parameter(found.detach().clone(), requires_grad=False)
-            for one in mine:
-                setattr(one.module, one.attribute, found)
-        return found
+            mine = [owner for owner in mine if fits(owner)] or mine
+        parameter: torch.Tensor = getattr(mine[0].module, mine[0].attribute)
+        others = [owner for owner in owners if owner not in mine and getattr(owner.module, owner.attribute) is parameter]
+        if parameter is self._weights[name] and others:
+            parameter = torch.nn.Parameter(parameter.detach().clone(), requires_grad=False)
+            for owner in mine:
+                setattr(owner.module, owner.attribute, parameter)
+        return parameter
 
 
 def _as_rows(array: np.ndarray, segment: Segment) -> np.ndarray:

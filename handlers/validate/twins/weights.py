@@ -70,7 +70,7 @@ class Stored(Protocol):
         """Numbers of one sign that its codes can tell apart; 0 where steps don't go by the numbers of a block."""
 
     def part(self, rows: slice | np.ndarray) -> Part:
-        """What some rows stand for."""
+        """Give what some rows stand for."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Scaled:
         return Part((codes - zeros) * steps, np.abs(steps), (codes > self.range[0]) & (codes < self.range[1]))
 
     def _wide(self, of_blocks: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-        """(R, C) of one number for each block."""
+        """Give (R, C) of one number for each block."""
         chosen = (of_blocks if len(of_blocks) == 1 else of_blocks[rows]).astype(np.float32)
         wide = np.repeat(chosen, self.block, axis=1)[:, : self.columns] if self.block else chosen
         count = len(self.codes[rows]) if len(of_blocks) == 1 else len(wide)
@@ -122,7 +122,7 @@ class Scaled:
 
 
 def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers of `bits` bits in rows of bytes, the lowest bits first."""
+    """Give the numbers of `bits` bits in rows of bytes, the lowest bits first."""
     if bits == 8:
         return packed
     mask = (1 << bits) - 1

@@ -54,7 +54,7 @@ class CausalDriver:
         return long_pass.causal(self._engine, request.ids, request.pieces, request.keep)
 
     def sampled(self, ids: Sequence[int], tokens: int, seed: int) -> list[int]:
-        """A continuation that is drawn and not chosen; an end token ends it."""
+        """Give a continuation that is drawn and not chosen; an end token ends it."""
         return decoding.greedy(self._engine, ids, tokens, choose=decoding.drawn(seed), end_tokens=self._engine.end_tokens, least=1).tokens
 
     def padding(
@@ -120,11 +120,11 @@ class BatchingDriver(CausalDriver):
 
     def advance(self) -> bool:
         """Decode everything that is expected; False, since nothing is left to do then."""
-        expected, padding = self._without_one(self._expected), self._padding
+        expected, padding = self._without_longest(self._expected), self._padding
         self._expected, self._padding, self._last = [], [], None
         plain, bare = ([request for request in expected if request.bare == bare] for bare in (False, True))
         try:
-            self._run(plain, [pair for one in padding for pair in zip(one.batch.prompts, one.batch.continuations, strict=True)])
+            self._run(plain, [pair for request in padding for pair in zip(request.batch.prompts, request.batch.continuations, strict=True)])
             if bare:
                 with self._batching.without_adapter():
                     self._run(bare, [])
@@ -132,14 +132,14 @@ class BatchingDriver(CausalDriver):
             traceback.print_exc()
         return False
 
-    def _without_one(self, requests: list[Greedy]) -> list[Greedy]:
-        """The requests without the longest text that is verified, however often it is asked for, if that is to be run alone."""
-        verified = [one for one in requests if one.verify]
+    def _without_longest(self, requests: list[Greedy]) -> list[Greedy]:
+        """Give the requests without the longest text that is verified, however often it is asked for, if that is to be run alone."""
+        verified = [request for request in requests if request.verify]
         if not self._alone or not verified:
             return requests
         self._alone = False
-        longest = max(verified, key=lambda one: len(one.ids)).ids  # some faults begin behind some length
-        return [one for one in requests if not (one.verify and one.ids == longest)]
+        longest = max(verified, key=lambda request: len(request.ids)).ids  # some faults begin behind some length
+        return [request for request in requests if not (request.verify and request.ids == longest)]
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         state, tokens = self._state(), [*ids, *targets]
@@ -169,8 +169,8 @@ class BatchingDriver(CausalDriver):
         return super().padding(prompts, continuations, types, side)
 
     def _padding_errors(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float] | None:
-        """max |Δlogit| of each step of rows of a batch that was run already, from passes over the rows alone; None where one of the rows
-        was in no batch, or can't be trusted."""
+        """Give max |Δlogit| of each step of rows of a batch that was run already, from passes over the rows alone; None where one of the
+        rows was in no batch, or can't be trusted."""
         errors = list[float]()
         for prompt, row in pairs:
             logits = self._padded.get((tuple(prompt), tuple(row)))
@@ -194,62 +194,62 @@ class BatchingDriver(CausalDriver):
         batches whose prompts are not decoded anyway."""
         ends = tuple(self._engine.end_tokens)
         texts = [
-            _Expected(one.ids, decoding.Row(one.tokens, known=one.along, forced=True), one) if _goes_along(one)
-            else _Expected(one.ids, decoding.Row(one.tokens, one.least, ends if one.stop else (), one.draft), one)
-            for one in self._held(asked)
+            _Expected(request.ids, decoding.Row(request.tokens, known=request.along, forced=True), request) if _goes_along(request)
+            else _Expected(request.ids, decoding.Row(request.tokens, request.least, ends if request.stop else (), request.draft), request)
+            for request in self._held(asked)
         ]  # fmt: skip
         texts += [
             _Expected(prompt, decoding.Row(len(row) + 1, known=row, forced=True))
             for prompt, row in padded
-            if not any(one.prompt == prompt and one.row.count > len(row) for one in texts)
+            if not any(text.prompt == prompt and text.row.count > len(row) for text in texts)
         ]
         for batch in self._batches(texts):
             if len(batch) == 1:
                 continue  # a batch of one row is no batch
-            beside = decoding.Together(self._engine, [one.prompt for one in batch])
-            found = beside.decode([one.row for one in batch])
-            if len({len(one.prompt) for one in batch}) > 1:
-                self._remember(batch, found, padded)
-            self._keep(batch, found, beside)
+            beside = decoding.Together(self._engine, [text.prompt for text in batch])
+            answers = beside.decode([text.row for text in batch])
+            if len({len(text.prompt) for text in batch}) > 1:
+                self._remember(batch, answers, padded)
+            self._keep(batch, answers, beside)
 
     def _held(self, asked: Sequence[Greedy]) -> Sequence[Greedy]:
-        """The first of the requests whose logits may be held."""
-        totals = itertools.accumulate(4 * (self._engine.vocabulary or 1) * one.tokens for one in asked)
-        return [one for one, total in zip(asked, totals, strict=True) if total <= HELD_BYTES]
+        """Give the first of the requests whose logits may be held."""
+        totals = itertools.accumulate(4 * (self._engine.vocabulary or 1) * request.tokens for request in asked)
+        return [request for request, total in zip(asked, totals, strict=True) if total <= HELD_BYTES]
 
     def _batches(self, texts: Sequence[_Expected]) -> Iterator[Sequence[_Expected]]:
-        """The texts in batches of much the same number, whose prompts' logits are of a bounded size."""
-        longest = max((len(one.prompt) for one in texts), default=1)
+        """Yield the texts in batches of much the same number, whose prompts' logits are of a bounded size."""
+        longest = max((len(text.prompt) for text in texts), default=1)
         width = longest if getattr(self._engine, "logits_held", True) else decoding.STRIDE
-        tokens = longest + max((one.row.count for one in texts), default=1)
+        tokens = longest + max((text.row.count for text in texts), default=1)
         most = max(1, min(BATCH_BYTES // (4 * (self._engine.vocabulary or 1) * width), BATCH_TOKENS // tokens))
         count = -(-len(texts) // most)
         yield from (texts[number * len(texts) // count : (number + 1) * len(texts) // count] for number in range(count))
 
     def _remember(
-        self, batch: Sequence[_Expected], found: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
+        self, batch: Sequence[_Expected], answers: Sequence[decoding.Decoded | None], padded: Sequence[tuple[list[int], list[int]]]
     ) -> None:
         """Keep the logits of rows of padded batches that were run in a batch of rows of unlike lengths."""
-        for done, decoded in zip(batch, found, strict=True):
+        for done, decoded in zip(batch, answers, strict=True):
             for prompt, row in padded:
                 if decoded is not None and prompt == done.prompt and row == decoded.tokens[: len(row)] and len(decoded.logits) > len(row):
                     self._padded[(tuple(prompt), tuple(row))] = decoded.logits[: len(row) + 1].copy()
 
-    def _keep(self, batch: Sequence[_Expected], found: Sequence[decoding.Decoded | None], beside: decoding.Together) -> None:
+    def _keep(self, batch: Sequence[_Expected], answers: Sequence[decoding.Decoded | None], beside: decoding.Together) -> None:
         """Keep what was decoded; where the model departs from the tokens that a request names, also what it goes on with itself."""
         departed = dict[int, tuple[Greedy, decoding.Decoded]]()
         rows = list[decoding.Row | None]([None] * len(batch))
-        for place, (one, decoded) in enumerate(zip(batch, found, strict=True)):
-            if one.request is None or decoded is None:
+        for place, (text, decoded) in enumerate(zip(batch, answers, strict=True)):
+            if text.request is None or decoded is None:
                 continue
-            self._rows[self._key(one.request)] = len(batch)
+            self._rows[self._key(text.request)] = len(batch)
             own = _until_departure(decoded)
             if len(own) == len(decoded.tokens):
-                self._decoded[self._key(one.request)] = decoded, replace(decoded, tokens=own)
+                self._decoded[self._key(text.request)] = decoded, replace(decoded, tokens=own)
                 continue
-            departed[place] = one.request, decoded
-            known = one.request.draft if one.request.draft[: len(own)] == own else own
-            rows[place] = decoding.Row(one.row.count, known=known, kept=len(own))
+            departed[place] = text.request, decoded
+            known = text.request.draft if text.request.draft[: len(own)] == own else own
+            rows[place] = decoding.Row(text.row.count, known=known, kept=len(own))
         more = beside.decode(rows) if departed else []
         for place, (request, decoded) in departed.items():
             if (itself := more[place]) is not None:
@@ -259,7 +259,7 @@ class BatchingDriver(CausalDriver):
         return self._state(), *request.ids, "", request.tokens, request.least, request.stop
 
     def _apart(self, ids: Sequence[int], decoded: decoding.Decoded, *, needed: bool) -> list[float] | None:
-        """max |Δlogit| of each step of a row from a pass over the same tokens alone; None where the row can't be trusted.
+        """Give max |Δlogit| of each step of a row from a pass over the same tokens alone; None where the row can't be trusted.
 
         Where the steps themselves are not `needed`, the last pass is enough if it shares the row's prompt: a base decodes as its adapted
         model does, of which each step was compared.
@@ -268,7 +268,7 @@ class BatchingDriver(CausalDriver):
         shared = 0
         if self._last is not None and self._last[0] == self._state():
             pairs = enumerate(zip(tokens, self._last[1], strict=False))
-            shared = next((place for place, (one, other) in pairs if one != other), min(len(tokens), len(self._last[1])))
+            shared = next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(tokens), len(self._last[1])))
         if needed or shared < len(ids):
             whole, shared = self.rows(ids, decoded.tokens, None), len(tokens)
         else:
@@ -286,7 +286,7 @@ class BatchingDriver(CausalDriver):
         return errors
 
     def _is_doubtful(self, ids: Sequence[int], along: decoding.Decoded, own: decoding.Decoded) -> bool:
-        """Whether what the model goes on with itself can't be trusted, where it is another row than the one whose steps were compared."""
+        """Tell whether what the model goes on with itself can't be trusted, where its row is not the one whose steps were compared."""
         return own.logits is not along.logits and self._apart(ids, own, needed=False) is None
 
     def _near(self, rows: np.ndarray, logits: np.ndarray) -> bool:
@@ -294,14 +294,14 @@ class BatchingDriver(CausalDriver):
 
 
 def _goes_along(request: Greedy) -> bool:
-    """Whether its steps are verified along tokens that it names: as many as it asks for."""
+    """Tell whether its steps are verified along tokens that it names: as many as it asks for."""
     return len(request.along) == request.tokens and request.verify and not request.stop
 
 
 def _until_departure(decoded: decoding.Decoded) -> list[int]:
-    """What the model itself goes on with, up to the first token that is another one than was taken."""
+    """Give what the model itself goes on with, up to the first token that is another one than was taken."""
     pairs = enumerate(zip(decoded.chosen, decoded.tokens, strict=True))
-    place = next((place for place, (one, other) in pairs if one != other), len(decoded.tokens) - 1)
+    place = next((place for place, (mine, theirs) in pairs if mine != theirs), len(decoded.tokens) - 1)
     return decoded.chosen[: place + 1]
 
 
@@ -339,7 +339,7 @@ class LayerwiseDriver(CausalDriver):
         return passes
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> Any:
-        """Rows that are computed when an index is taken: a head has more outputs than there is memory for."""
+        """Give rows that are computed when an index is taken: a head has more outputs than there is memory for."""
         tasks = self._pass([*ids, *targets])
         self._forget(tasks)
         return _HeldRows(self._layerwise, tasks[0], len(ids) + len(targets))
@@ -382,7 +382,7 @@ class LayerwiseDriver(CausalDriver):
         return self._started(key, works, lambda size: slice(size - 1, None))
 
     def _started(self, key: tuple[Any, ...], works: Sequence[Any], wanted: Any, *, held: bool = False) -> list[Any]:
-        """The tasks of a request, which are started unless they were before."""
+        """Give the tasks of a request, which are started unless they were before."""
         engine = self._layerwise
         key = (*key, engine.bare, engine.values)
         if key not in self._tasks:

@@ -1,7 +1,7 @@
 """The stage's side of a worker: start it, send requests, find out why it ended, stop it.
 
-Used by the validate stage alone. A worker never outlives its `with` block; a request that gets no answer in its time
-ends the worker. Every failure of a worker is a `WorkerFailed`; the caller decides which verdict it affects.
+Used by stages that run a model. A worker never outlives its `with` block; a request that gets no answer in its time ends the worker. Every
+failure of a worker is a `WorkerFailed`; the caller decides which verdict it affects.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class EngineWorker:
         return self._loaded
 
     def ask(self, request: Request[A], *, limit: float | None = None) -> A:
-        """The answer to one request. `limit` is in seconds; by default that of loading or of any other, which grows with the tokens to run.
+        """Give the answer to one request. `limit` is in seconds; by default that of loading or of any other, which grows with its tokens.
 
         Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
         together with the stage.
@@ -179,7 +179,7 @@ class EngineWorker:
 
 
 def answer_in(line: Json, request: Request[A]) -> A:
-    """What a worker answered to `request`. Raises WorkerFailed where that is an error."""
+    """Give what a worker answered to `request`. Raises WorkerFailed where that is an error."""
     if "error" not in line:
         return request.answer_of(line)
     failure = Failure.model_validate(line["error"])

@@ -50,7 +50,7 @@ class Batch:
         """Logits (B, S, V) of the prompts; rows of padding mean nothing."""
 
     def copy(self) -> Batch | None:
-        """The same prompts, to be gone on from beside this one; None where the engine can't copy its cache."""
+        """Give the same prompts, to be gone on from beside this one; None where the engine can't copy its cache."""
         if not hasattr(self._engine, "copied"):
             return None
         other = copy.copy(self)
@@ -71,13 +71,13 @@ class Batch:
 
 
 def teacher_forced(engine: Engine, ids: Sequence[int]) -> np.ndarray:
-    """Logits (S, V) of all positions of `ids`, in one pass without a cache."""
+    """Give logits (S, V) of all positions of `ids`, in one pass without a cache."""
     logits: np.ndarray = Batch(engine, [ids]).prefill[0]
     return logits
 
 
 def most_likely(logits: np.ndarray, _seen: Sequence[int]) -> int:
-    """The plain greedy choice: the first largest of logits (V,)."""
+    """Give the plain greedy choice: the first largest of logits (V,)."""
     return int(np.argmax(logits))
 
 
@@ -86,7 +86,7 @@ DRAWN_FROM = 50
 
 
 def drawn(seed: int) -> Choose:
-    """A choice by the probabilities of the most likely tokens; the same seed draws the same tokens from the same logits."""
+    """Give a choice by the probabilities of the most likely tokens; the same seed draws the same tokens from the same logits."""
     random = np.random.default_rng(seed)
 
     def choose(logits: np.ndarray, _seen: Sequence[int]) -> int:
@@ -161,14 +161,14 @@ class Together:
         Rows of which the model chooses another token than the one that was known are decoded once more, beside each other, since what
         came after that token says nothing. None for one that then chooses otherwise than before.
         """
-        found = self._decoded(rows)
-        lost = {place: replace(text.row, known=text.tokens) for place, text in found.items() if text.lost}
+        texts = self._decoded(rows)
+        lost = {place: replace(text.row, known=text.tokens) for place, text in texts.items() if text.lost}
         if lost:
-            found |= self._decoded([lost.get(place) for place in range(len(rows))])
-        return [None if place not in found or found[place].lost else found[place].decoded for place in range(len(rows))]
+            texts |= self._decoded([lost.get(place) for place in range(len(rows))])
+        return [None if place not in texts or texts[place].lost else texts[place].decoded for place in range(len(rows))]
 
     def _decoded(self, rows: Sequence[Row | None]) -> dict[int, _Text]:
-        """Place of each row that is asked → its text."""
+        """Give place of each row that is asked → its text."""
         asked = [place for place, row in enumerate(rows) if row is not None]
         batch, places = self._start(asked)
         texts = [_Text(rows[place] or _IDLE) for place in places]
@@ -186,7 +186,7 @@ class Together:
         return {place: text for place, text in zip(places, texts, strict=True) if rows[place] is not None}
 
     def _start(self, asked: Sequence[int]) -> tuple[Batch, Sequence[int]]:
-        """The prompts' pass, and the places of its rows: all where the cache of an earlier pass was kept, else those that are asked."""
+        """Give the prompts' pass, and the places of its rows: all where an earlier pass's cache was kept, else those that are asked."""
         batch, self._begun = self._begun, None
         places: Sequence[int] = range(len(self._prompts))
         if batch is None:
@@ -242,7 +242,7 @@ class _Text:
         return STRIDE if known >= self.left else max(1, min(STRIDE, known))
 
     def next(self, size: int) -> list[int]:
-        """The last token, and the known ones after it; filled up where nobody will look at what comes out."""
+        """Give the last token, and the known ones after it; filled up where nobody will look at what comes out."""
         if not self.going:
             return self.tokens[-1:] * size
         tokens = [self.tokens[-1], *self.row.known[len(self.tokens) :][: size - 1]]
@@ -268,7 +268,7 @@ def begin(engine: Engine, prompts: Sequence[Sequence[int]]) -> Begun:
 
 
 def timed(batch: Batch, count: int) -> float:
-    """Seconds of `count` single-token greedy steps after the prompts' pass, in each of which every row advances."""
+    """Give seconds of `count` single-token greedy steps after the prompts' pass, in each of which every row advances."""
     started = time.perf_counter()
     rows = batch.prefill[:, -1]
     for _ in range(count):
@@ -277,7 +277,7 @@ def timed(batch: Batch, count: int) -> float:
 
 
 def cache_errors(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> list[float]:
-    """max |Δlogit| of each of the first `steps` cached steps of `decoded`, compared with one pass over the same tokens without a cache.
+    """Give max |Δlogit| of each of the first `steps` cached steps of `decoded`, beside one pass over the same tokens without a cache.
 
     The first one compares two passes over the prompt: its cache is empty.
     """
@@ -287,13 +287,13 @@ def cache_errors(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps:
 
 
 def padding_error(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> float:
-    """max |Δlogit| between a left-padded batch and each of its rows alone, after the prompt and after each forced token.
+    """Give max |Δlogit| between a left-padded batch and each of its rows alone, after the prompt and after each forced token.
 
     `continuations` are of one length. Rows must differ in length for this to say something about the mask.
     """
     together = forced(engine, prompts, continuations)
-    alone = {one: forced(engine, [one[0]], [one[1]])[0] for one in dict.fromkeys(_pairs(prompts, continuations))}
-    return max(largest_difference(together[row], alone[one]) for row, one in enumerate(_pairs(prompts, continuations)))
+    alone = {pair: forced(engine, [pair[0]], [pair[1]])[0] for pair in dict.fromkeys(_pairs(prompts, continuations))}
+    return max(largest_difference(together[row], alone[pair]) for row, pair in enumerate(_pairs(prompts, continuations)))
 
 
 def _pairs(prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -301,7 +301,7 @@ def _pairs(prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[in
 
 
 def forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> np.ndarray:
-    """Logits (B, 1+k, V) after the prompts and after each of k forced tokens."""
+    """Give logits (B, 1+k, V) after the prompts and after each of k forced tokens."""
     batch = Batch(engine, prompts)
     rows = [batch.prefill[:, -1]]
     rows += [batch.advance([[token] for token in tokens])[:, -1] for tokens in zip(*continuations, strict=True)]

@@ -25,28 +25,28 @@ class Driver(Protocol):
     """The verbs; every array is fp32. `ids` are a prompt's, a source's or a text's, `targets` what was decoded after it."""
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
-        """Rows of outputs (P, V) of one pass without a cache; the drivers say which."""
+        """Give rows of outputs (P, V) of one pass without a cache; the drivers say which."""
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         """Decode; with `verify` the cached steps are compared with a pass without a cache."""
 
     def long(self, request: LongPass) -> np.ndarray:
-        """The rows that a long text gets; see `LongPass`."""
+        """Give the rows that a long text gets; see `LongPass`."""
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:
-        """max |Δ| between a batch that is padded on one side and its rows alone. `continuations` are of one length, or empty."""
+        """Give max |Δ| between a batch that is padded on one side and its rows alone. `continuations` are of one length, or empty."""
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
-        """Seconds of the first pass over rows of one length, seconds of the work after it, and the tokens of that work for all rows.
+        """Give seconds of the first pass over rows of one length, seconds of the work after it, and the tokens of that work for all rows.
 
         `again`: the last such pass over the same rows is good enough, where it can be gone on from once more.
         """
 
 
 def drive(spec: EngineSpec, engine: Any) -> Driver:
-    """The driver for an engine that was loaded from `spec`."""
+    """Give the driver for an engine that was loaded from `spec`."""
     kind = BY_NAME[spec.task].kind
     if kind == "seq2seq":
         return Seq2SeqDriver(engine, VERIFIED_STEPS)

@@ -23,12 +23,12 @@ TOKENS_A_PASS = 8
 
 
 def rows_of(outputs: tuple[np.ndarray, ...], row: int, real: slice) -> np.ndarray:
-    """The rows (P, V) that the text in row `row` of a batch got, those of padding left out."""
+    """Give the rows (P, V) that the text in row `row` of a batch got, those of padding left out."""
     if len(outputs) == 2:
         return np.stack([output[row, real] for output in outputs])
     (output,) = outputs
-    found: np.ndarray = output[row, real] if output.ndim == 3 else output[row][None]
-    return found
+    rows: np.ndarray = output[row, real] if output.ndim == 3 else output[row][None]
+    return rows
 
 
 class EncoderDriver:
@@ -66,8 +66,8 @@ class EncoderDriver:
     ) -> float:
         together = self._batch(prompts, types, side)
         keys = [(tuple(text), None if types is None else tuple(types[row])) for row, text in enumerate(prompts)]
-        alone = {one: self.rows(one[0], (), one[1]) for one in dict.fromkeys(keys)}
-        return max(largest_difference(mine, alone[one]) for mine, one in zip(together, keys, strict=True))
+        alone = {key: self.rows(key[0], (), key[1]) for key in dict.fromkeys(keys)}
+        return max(largest_difference(mine, alone[key]) for mine, key in zip(together, keys, strict=True))
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: one pass over the texts, then one for every TOKENS_A_PASS of `tokens`."""

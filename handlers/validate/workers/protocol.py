@@ -224,7 +224,7 @@ class Request(Frozen, Generic[A]):
 
     @classmethod
     def answer_of(cls, value: Json) -> A:
-        """The answer in a JSON object. Raises pydantic's ValidationError where it is none."""
+        """Give the answer in a JSON object. Raises pydantic's ValidationError where it is none."""
         parametrized: Any = cls.__mro__[1]
         (model,) = parametrized.__pydantic_generic_metadata__["args"]
         answer: A = model.model_validate(value)
@@ -521,6 +521,6 @@ REQUESTS: dict[str, type[Request[Any]]] = {
 
 
 def request_of(line: Json) -> Request[Any]:
-    """The request of a JSON object as `Request.line` made it. Raises KeyError for an unknown command, ValidationError for other fields."""
+    """Give the request of JSON as `Request.line` made it. Raises KeyError for an unknown command, ValidationError for other fields."""
     fields = dict(line)
     return REQUESTS[fields.pop("command")].model_validate(fields)

@@ -37,7 +37,7 @@ class Translation:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, side: str) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and mask (B, S) int64 of rows that are filled up on "right" or "left"."""
+    """Give token ids and mask (B, S) int64 of rows that are filled up on "right" or "left"."""
     width = max(len(row) for row in rows)
     ids = np.full((len(rows), width), pad, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
@@ -49,13 +49,13 @@ def padded(rows: Sequence[Sequence[int]], pad: int, side: str) -> tuple[np.ndarr
 
 
 def teacher_forced(engine: Seq2SeqEngine, source: Sequence[int], targets: Sequence[int], way: str) -> np.ndarray:
-    """Logits (T, V) of the choice of each of T targets, in one pass without a cache."""
+    """Give logits (T, V) of the choice of each of T targets, in one pass without a cache."""
     logits: np.ndarray = Translation(engine, [source], way).advance([[engine.rules.start, *targets[:-1]]])[0]
     return logits
 
 
 def cached(engine: Seq2SeqEngine, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], way: str, side: str) -> np.ndarray:
-    """Logits (B, T, V) of the choice of each target, one step after another through the cache. `targets` are of one length."""
+    """Give logits (B, T, V) of the choice of each target, one step after another through the cache. `targets` are of one length."""
     run = Translation(engine, sources, way, side)
     columns = [[engine.rules.start] * len(sources), *zip(*(row[:-1] for row in targets), strict=True)]
     return np.concatenate([run.advance([[token] for token in column]) for column in columns], axis=1)
@@ -103,8 +103,8 @@ class Seq2SeqDriver:
         return Decoding(tokens=decoded.tokens, cache_error=max(errors.values()), cache_errors=errors, cache_steps=by_step)
 
     def _cache_errors(self, ids: Sequence[int], decoded: Decoded) -> tuple[dict[str, float], list[float]]:
-        """For each way max |Δlogit| of its cached steps, and of its own pass without a cache, against the first way's such pass; and of the
-        first way that of each step."""
+        """Give for each way max |Δlogit| of its cached steps, and of its own pass without a cache, against the first way's such pass; and
+        of the first way that of each step."""
         engine, steps = self._engine, min(self._verified, len(decoded.tokens))
         tokens = decoded.tokens[:steps]
         whole = teacher_forced(engine, ids, tokens, engine.ways[0])
@@ -134,8 +134,8 @@ class Seq2SeqDriver:
     def _padding(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], side: str, way: str) -> float:
         together = cached(self._engine, prompts, continuations, way, side)
         pairs = [(tuple(prompt), tuple(row)) for prompt, row in zip(prompts, continuations, strict=True)]
-        alone = {one: cached(self._engine, [one[0]], [one[1]], way, side)[0] for one in dict.fromkeys(pairs)}
-        return max(largest_difference(together[row], alone[one]) for row, one in enumerate(pairs))
+        alone = {pair: cached(self._engine, [pair[0]], [pair[1]], way, side)[0] for pair in dict.fromkeys(pairs)}
+        return max(largest_difference(together[row], alone[pair]) for row, pair in enumerate(pairs))
 
     def timed(self, rows: Sequence[Sequence[int]], tokens: int, *, again: bool = False) -> tuple[float, float, int]:
         """See `Driver.timed`: the sources' encoding and the first target token, then the tokens after it; no end token ends it."""

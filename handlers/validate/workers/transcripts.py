@@ -21,7 +21,7 @@ TOKENIZER, WORDS = "tokenizer.json", "words.json"
 
 
 def transcribe(engine: Any, request: Transcribe) -> Transcript:
-    """The answers of an engine's own tokenizer; None for what it refuses."""
+    """Give the answers of an engine's own tokenizer; None for what it refuses."""
     encode = getattr(engine, "token_ids", engine.encode)
     whole = getattr(engine, "whole_text", None)
     foreign = bool(getattr(engine, "foreign_tokenizer", False))
@@ -40,14 +40,14 @@ def transcribe(engine: Any, request: Transcribe) -> Transcript:
 
 
 def digest(ids: Iterable[int]) -> str:
-    """Stands for token ids."""
+    """Give what stands for token ids."""
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
 
 
 def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
-    """What the engine's loader says of the files of `folder`; the tokenizer is written into the folder `request.out`."""
+    """Give what the engine's loader says of the files of `folder`; the tokenizer is written into the folder `request.out`."""
     path, by_transformers = folder / TOKENIZER, hasattr(engine, "vocabulary_map")  # which reads more than this file
-    same = not by_transformers and all(one.is_file() for one in (path, Path(request.known))) and _same(path, Path(request.known))
+    same = not by_transformers and all(file.is_file() for file in (path, Path(request.known))) and _same(path, Path(request.known))
     text = None if same else _of(engine, "tokenizer_json")
     if text is not None:
         Path(request.out, TOKENIZER).write_text(text, encoding="utf-8")
@@ -67,19 +67,19 @@ def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
 
 
 def _tables(engine: Any, stored: Path) -> str | None:
-    """What an engine says of the tables of its own tokenizer beside each tokenizer.json of the checkpoint; None where it fits one."""
+    """Give what an engine says of the tables of its own tokenizer beside each tokenizer.json of the checkpoint; None where it fits one."""
     method = getattr(engine, "tokenizer_fault", None)
     places = [path for path in (stored.with_name(TOKENIZER), stored) if path.is_file()] if method else []
     faults = [method(json.loads(path.read_text(encoding="utf-8"))) for path in places if method]
     return faults[-1] if faults and all(faults) else None
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes()
+def _same(first: Path, second: Path) -> bool:
+    return first.read_bytes() == second.read_bytes()
 
 
 def _plain(text: str | None) -> str | None:
-    """The text with halves of characters, which no JSON holds, in words."""
+    """Give the text with halves of characters, which no JSON holds, in words."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -91,10 +91,10 @@ def _of(engine: Any, name: str) -> Any:
 
 
 def _each(function: Callable[[S], T | None], values: Iterable[S]) -> list[T | None]:
-    found: list[T | None] = []
+    results: list[T | None] = []
     for value in values:
         try:
-            found.append(function(value))
+            results.append(function(value))
         except Exception:  # what each library raises about a text that it does not take
-            found.append(None)
-    return found
+            results.append(None)
+    return results

@@ -159,7 +159,7 @@ class Commands:
 
 
 def answer(commands: Commands, line: Json) -> Json:
-    """The answer to one request, both as they cross the pipe; an error is an answer too, {"error": Failure}."""
+    """Give the answer to one request, both as they cross the pipe; an error is an answer too, {"error": Failure}."""
     try:
         request = protocol.request_of(line)
         given: Frozen = getattr(commands, request.command)(request)
@@ -175,7 +175,7 @@ def answer(commands: Commands, line: Json) -> Json:
 
 
 def _of_library(error: BaseException, commands: Commands) -> protocol.Failure | None:
-    """The failure of a library that can't work with a model's files; None for other errors, and for artifacts of our formats."""
+    """Give the failure of a library that can't work with a model's files; None for other errors, and for artifacts of our formats."""
     if foreign.of_machine(error) or foreign.library_of(error) is None or not commands._engines.runs_models(commands._spec.engine):
         return None
     fault = foreign.refusal(error, "run the model", None).fault
@@ -199,7 +199,7 @@ def _traceback() -> str:
 
 
 def _missing(error: Exception) -> protocol.Failure:
-    """What keeps the engine from being imported; it names the environment that lacks something."""
+    """Give what keeps the engine from being imported; it names the environment that lacks something."""
     toolchain = use.own()
     name = "" if toolchain is None else use.name_of(toolchain)
     where = f" in the toolchain {name}" if name else ""

@@ -37,12 +37,12 @@ _MISMATCH = re.compile(r"size mismatch for (\S+)\.lora_([AB])\.\S+: .*Size\(\[(\
 
 
 def in_base(key: str) -> str:
-    """The name in the base of a tensor that the adapter's file holds whole."""
+    """Give the name in the base of a tensor that the adapter's file holds whole."""
     return _INSIDE.sub("", key.removeprefix("base_model.model."))
 
 
 def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Key → shape of every tensor in the adapter's file; of none where there is no file that PEFT reads."""
+    """Give key → shape of every tensor in the adapter's file; of none where there is no file that PEFT reads."""
     path = folder / "adapter_model.safetensors"
     if path.is_file():
         with safe_open(path, framework="pt") as stream:
@@ -51,7 +51,7 @@ def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
-    """The model with the adapter, as `PeftModel.from_pretrained` makes it, and what there is to tell of that.
+    """Give the model with the adapter, as `PeftModel.from_pretrained` makes it, and what there is to tell of that.
 
     Permanent where PEFT can't load the adapter, or left out a tensor of it whose values are nowhere in the model.
     """
@@ -69,8 +69,8 @@ def wrap(model: Any, folder: Path) -> tuple[Any, list[str]]:
 
 
 def _config(folder: Path) -> Any:
-    """adapter_config.json as PEFT reads it, without dropout: that acts in training alone, but PEFT takes no adapter that names it over the
-    parameters of stacked experts, as it reads those that were trained on experts with layers of their own."""
+    """Give adapter_config.json as PEFT reads it, without dropout: that acts in training alone, but PEFT takes no adapter that names it over
+    the parameters of stacked experts, as it reads those that were trained on experts with layers of their own."""
     config = PeftConfig.from_pretrained(str(folder))
     if getattr(config, "lora_dropout", 0.0):
         config.lora_dropout = 0.0
@@ -95,21 +95,21 @@ def add(wrapped: Any, folder: Path, name: str) -> None:
 @contextlib.contextmanager
 def _reports() -> Iterator[list[Any]]:
     """Inside, the results of PEFT's `load_adapter` are noted."""
-    plain, found = PeftModel.load_adapter, list[Any]()
+    plain, results = PeftModel.load_adapter, list[Any]()
 
     def noting(self: Any, *given: Any, **named: Any) -> Any:
-        found.append(plain(self, *given, **named))
-        return found[-1]
+        results.append(plain(self, *given, **named))
+        return results[-1]
 
     PeftModel.load_adapter = noting  # type: ignore[method-assign]
     try:
-        yield found
+        yield results
     finally:
         PeftModel.load_adapter = plain  # type: ignore[method-assign]
 
 
 def _lost(unexpected: Collection[str], name: str, folder: Path) -> list[str]:
-    """The keys that PEFT did not use and whose values it did not take from another key either.
+    """Give the keys that PEFT did not use and whose values it did not take from another key either.
 
     PEFT writes some tensors twice: an embedding of a resized vocabulary that was trained whole, and trained rows of tied weights. It reads
     them under one name alone. A wrapper's `original_module` is the base as it was before the training.
@@ -122,14 +122,14 @@ def _lost(unexpected: Collection[str], name: str, folder: Path) -> list[str]:
     lost = []
     for key in sorted(unused.values()):
         mine = tensors.get(key)
-        taken = mine is not None and any(one.shape == mine.shape and torch.equal(one, mine) for one in used)
+        taken = mine is not None and any(value.shape == mine.shape and torch.equal(value, mine) for value in used)
         if not taken and ".original_module." not in key:
             lost.append(key)
     return lost
 
 
 def _missing(keys: Collection[str], model: torch.nn.Module) -> list[str]:
-    """What to tell of parameters that the configuration names and the file does not hold.
+    """Give what to tell of parameters that the configuration names and the file does not hold.
 
     A parameter that layers share (VB-LoRA's vectors) is saved once, and is missing under its other names alone.
     """
@@ -145,7 +145,7 @@ def _missing(keys: Collection[str], model: torch.nn.Module) -> list[str]:
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of the adapter's file, which PEFT would read too; none where there is no file."""
+    """Give the tensors of the adapter's file, which PEFT would read too; none where there is no file."""
     path = folder / "adapter_model.safetensors"
     if path.is_file():
         with safe_open(path, framework="pt") as stream:
@@ -175,7 +175,7 @@ def _not_loadable(folder: Path, why: str) -> Permanent:
 
 
 def _of_older_peft(folder: Path, said: str) -> Permanent | None:
-    """The error for factors of stacked experts that PEFT saved before 0.19; None where torch's error `said` is about anything else."""
+    """Give the error for factors of stacked experts that PEFT saved before 0.19; None where torch's error `said` is about anything else."""
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     version = settings.get("peft_version")  # releases before 0.18 wrote none; PeftConfig would give the installed one
     if not settings.get("target_parameters") or not re.match(r"0\.(\d|1[0-8])\.", version or "0.17.") or not _swapped(said):
@@ -189,7 +189,7 @@ def _of_older_peft(folder: Path, said: str) -> Permanent | None:
 
 
 def _swapped(said: str) -> bool:
-    """Whether all factors of which torch says that sizes differ have those of a weight whose inputs and outputs are exchanged."""
+    """Tell whether all factors of which torch says that sizes differ have those of a weight whose inputs and outputs are exchanged."""
     sizes = {(module, factor): tuple(map(int, rest)) for module, factor, *rest in _MISMATCH.findall(said)}
     modules = {module for module, _ in sizes}
     if not modules or not len(sizes) == 2 * len(modules) == said.count("size mismatch for"):

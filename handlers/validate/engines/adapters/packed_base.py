@@ -32,7 +32,7 @@ CHUNK = 1 << 22
 
 
 def packing(values: str) -> BitsAndBytesConfig:
-    """How a base is loaded for a training in 4 bits; `values` as `merge.base` names them."""
+    """Give how a base is loaded for a training in 4 bits; `values` as `merge.base` names them."""
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=values == "dequantized-double",
         bnb_4bit_compute_dtype=torch.bfloat16,
@@ -40,8 +40,8 @@ def packing(values: str) -> BitsAndBytesConfig:
 
 
 def without_int8(model: Any) -> tuple[Any, tuple[str, ...]]:
-    """A base that was loaded, and what is to be told of it, in sentences. One that is stored in int8 by bitsandbytes (LLM.int8) is unpacked
-    by transformers' own `dequantize`, since its layers round their inputs to int8 too, which no merged model does."""
+    """Give a base that was loaded, and what is to be told of it, in sentences. One that is stored in int8 by bitsandbytes (LLM.int8) is
+    unpacked by transformers' own `dequantize`, since its layers round their inputs to int8 too, which no merged model does."""
     if not getattr(model, "is_loaded_in_8bit", False):
         return model, ()
     model = model.dequantize(dtype=torch.float32)
@@ -49,7 +49,7 @@ def without_int8(model: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 class Rebasing:
-    """Gives the layers of a base that PEFT has wrapped other values."""
+    """Other values for the layers of a base that PEFT has wrapped."""
 
     def __init__(self, model: Any, again: Callable[..., Any], base: Path) -> None:
         """`model` is the base before PEFT wraps it, `again` loads it once more, with other settings."""
@@ -89,30 +89,30 @@ class Rebasing:
         return self._again(dtype=_training_dtype(self._base), quantization_config=packing(values), device_map="cpu")
 
     def _stored(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and values of what was packed, as it is stored."""
+        """Yield name and values of what was packed, as it is stored."""
         stored = dict(self._again(dtype="auto").named_parameters()) if self._packed else {}
         for name in self._packed:
             yield name, stored.pop(name).detach().float()
 
 
 def _sample(value: torch.Tensor) -> torch.Tensor:
-    """Some values by which a change of all of them shows; a placeholder's are not a number."""
+    """Give some values by which a change of all of them shows; a placeholder's are not a number."""
     flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[(0,) * value.dim()].reshape(1)
     return flat[:: max(1, flat.numel() // 64)].nan_to_num().clone()
 
 
 def _training_dtype(base: Path) -> torch.dtype:
-    """What a base is loaded in before it is packed: 16 bits, bf16 where it is stored in 32."""
+    """Give what a base is loaded in before it is packed: 16 bits, bf16 where it is stored in 32."""
     stored = None if (model := ModelFolder(base)).pickled else model.main_dtype
     return torch.float16 if stored == "float16" else torch.bfloat16
 
 
 def _unpacked(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and values in fp32 of each weight that transformers has packed; the packed one goes."""
+    """Yield name and values in fp32 of each weight that transformers has packed; the packed one goes."""
     from bitsandbytes import functional
     from bitsandbytes.nn import modules
 
-    layers: list[tuple[str, Any]] = [(name, one) for name, one in model.named_modules() if isinstance(one, modules.Linear4bit)]
+    layers: list[tuple[str, Any]] = [(name, module) for name, module in model.named_modules() if isinstance(module, modules.Linear4bit)]
     for name, module in layers:
         state = getattr(module.weight, "quant_state", None)
         if state is None:  # the head of a task, which the base's files do not hold
@@ -142,7 +142,7 @@ def keep_order(model: Any) -> None:
 
 
 def packed_layers(model: Any) -> dict[str, bool]:
-    """Weights that transformers packs where it loads a model of this configuration in 4 bits, and whether it packs the transpose."""
+    """Give weights that transformers packs where it loads a model of this configuration in 4 bits, and whether it packs the transpose."""
     from bitsandbytes.nn import modules
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -150,7 +150,7 @@ def packed_layers(model: Any) -> dict[str, bool]:
         built = type(model)(model.config)
     quantizer: Any = AutoHfQuantizer.from_config(packing("dequantized"), pre_quantized=False)
     quantizer.preprocess_model(model=built, device_map="cpu")
-    layers: dict[str, Any] = {name: one for name, one in built.named_modules() if isinstance(one, modules.Linear4bit)}
+    layers: dict[str, Any] = {name: module for name, module in built.named_modules() if isinstance(module, modules.Linear4bit)}
     return {f"{name}.weight": issubclass(module.source_cls, Conv1D) for name, module in layers.items()}
 
 

@@ -28,7 +28,7 @@ class Wanted:
 
 
 def wanted(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Wanted | None:
-    """The embedding or head that the adapter, whose keys and `shapes` these are, holds in another size; None where there is none.
+    """Give the embedding or head that the adapter, whose keys and `shapes` these are, holds in another size; None where there is none.
 
     `model` is not wrapped yet.
     """
@@ -36,7 +36,7 @@ def wanted(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Wanted | None:
     held = {in_base(key): shape for key, shape in shapes.items() if len(shape) == 2}
     for name, value in model.named_parameters(remove_duplicate=False):
         shape = held.get(name)
-        if shape is not None and any(value is one for one in weights) and shape[0] != value.shape[0]:
+        if shape is not None and any(value is weight for weight in weights) and shape[0] != value.shape[0]:
             return Wanted(name, tuple(value.shape), shape[0])
     return None
 
@@ -54,23 +54,25 @@ class Resized:
 
     def settle(self, wrapped: Any) -> list[str]:
         """Put the made-up rows where no file has filled them, once PEFT has loaded the adapter; what there is to tell."""
-        told = [f"The base has {self.before} tokens and the adapter's embeddings {self.after}: the base was resized before PEFT loaded it."]
-        told += [
+        notes = [
+            f"The base has {self.before} tokens and the adapter's embeddings {self.after}: the base was resized before PEFT loaded it."
+        ]
+        notes += [
             f"{name} has {len(rows)} rows that no file holds ({rows[0]} to {rows[-1]}): neither the base nor the adapter has them. They get"
             " the mean of the other rows, so what it says of these tokens means nothing. Save the adapter with this layer among its"
             " modules_to_save, or train on the resized base that was saved first."
             for name, rows in self._made_up(wrapped.get_base_model()).items()
         ]
         for name, value in wrapped.named_parameters():
-            tails = (one for key, one in self.tails.items() if _of_layer(name, key) and value.shape == (self.after, *one.shape[1:]))
+            tails = (tail for key, tail in self.tails.items() if _of_layer(name, key) and value.shape == (self.after, *tail.shape[1:]))
             if (tail := next(tails, None)) is not None:
                 mine = value.data[self.before :]
                 mine.copy_(torch.where(torch.isnan(mine), tail, mine))
-        return told
+        return notes
 
     def _made_up(self, model: Any) -> dict[str, list[int]]:
-        """Weight → the new tokens for which the layer, adapter and all, gives what was never loaded."""
-        places, found = torch.arange(self.before, self.after), dict[str, list[int]]()
+        """Give weight → the new tokens for which the layer, adapter and all, gives what was never loaded."""
+        places, invented = torch.arange(self.before, self.after), dict[str, list[int]]()
         embedding, head = _layers(model)
         with torch.inference_mode():
             answers = [embedding(places)] if embedding is not None and len(places) else []
@@ -79,8 +81,8 @@ class Resized:
                 answers.append(head(torch.zeros(1, width)).T[self.before :])
         for name, answer in zip(self.names, answers, strict=False):
             if (rows := places[torch.isnan(answer).any(dim=-1)]).numel():
-                found[name] = rows.tolist()
-        return found
+                invented[name] = rows.tolist()
+        return invented
 
 
 def resize(model: Any, rows: int) -> Resized:
@@ -98,15 +100,15 @@ def resize(model: Any, rows: int) -> Resized:
 
 
 def _of_layer(name: str, parameter: str) -> bool:
-    """Whether a parameter, by its name under PEFT's wrappers, is of the layer that had this one before."""
+    """Tell whether a parameter, by its name under PEFT's wrappers, is of the layer that had this one before."""
     return f".{parameter.rpartition('.')[0]}." in f".{name}"
 
 
 def _layers(model: Any) -> list[Any]:
-    """Input embedding and head, None for one that the model has not."""
+    """Give input embedding and head, None for one that the model has not."""
     return [model.get_input_embeddings(), model.get_output_embeddings()]
 
 
 def _name(model: Any, layer: Any) -> str:
-    """The name of a layer's weight."""
+    """Give the name of a layer's weight."""
     return next(f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is layer)

@@ -26,7 +26,7 @@ _DYNAMIC = "DynamicQuantizeLinear"
 
 
 def float_form(path: Path) -> bytes:
-    """The float form of a graph, to be opened with the folder of its weights. Raises UnreadableError where there is none."""
+    """Give the float form of a graph, to be opened with the folder of its weights. Raises UnreadableError where there is none."""
     model = onnx.load(path, load_external_data=False)
     if any(
         attributes(node).get("kv_cache_bit_width", 0) or attributes(node).get("k_quant_type", b"NONE") != b"NONE"
@@ -40,26 +40,26 @@ def float_form(path: Path) -> bytes:
 
 
 def rounds_as_it_runs(model: onnx.ModelProto) -> bool:
-    """Whether it rounds activations with one scale for a whole tensor, taken of that tensor."""
+    """Tell whether it rounds activations with one scale for a whole tensor, taken of that tensor."""
     return any(node.op_type == _DYNAMIC for node in _nodes(model.graph))
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
-        for one in node.attribute:
-            if one.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(one.g)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
 
 
 def _change(scope: Scope) -> None:
     graph, nodes = scope.graph, list[onnx.NodeProto]()
     halves = _widen_tensors(scope)
     for node in graph.node:
-        for one in node.attribute:
-            if one.type == onnx.AttributeProto.GRAPH:
-                del one.g.value_info[:]
-                _change(Scope(one.g, scope.folder, scope))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                del attribute.g.value_info[:]
+                _change(Scope(attribute.g, scope.folder, scope))
         _widen(node)
         nodes += _floats(scope, node)
     del graph.node[:]
@@ -86,27 +86,27 @@ def _widen_tensors(scope: Scope) -> list[onnx.NodeProto]:
 
 def _widen(node: onnx.NodeProto) -> None:
     """Of what a node says itself of types."""
-    for one in node.attribute:
-        if one.type == onnx.AttributeProto.TENSOR and one.t.data_type in HALVES:
-            one.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(one.t).astype(np.float32), one.t.name))
-        elif one.type == onnx.AttributeProto.INT and one.name in ("to", "dtype") and one.i in HALVES:
-            one.i = TensorProto.FLOAT
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in HALVES:
+            attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float32), attribute.t.name))
+        elif attribute.type == onnx.AttributeProto.INT and attribute.name in ("to", "dtype") and attribute.i in HALVES:
+            attribute.i = TensorProto.FLOAT
 
 
 def _floats(scope: Scope, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """What stands in a node's place."""
+    """Give what stands in a node's place."""
     kind, stem = node.op_type, node.output[0] if node.output else ""
     if kind == "MatMulNBits" and node.domain == MICROSOFT:
-        kept = [one for one in node.attribute if one.name != "accuracy_level"]
+        kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("accuracy_level", FLOAT)])
     elif kind == _DYNAMIC:
-        one, nothing = (numpy_helper.from_array(np.array(number, np.float32)) for number in (1, 0))
+        unit, nothing = (numpy_helper.from_array(np.array(number, np.float32)) for number in (1, 0))
         return [
             helper.make_node("Identity", [node.input[0]], [node.output[0]]),
             *(
                 helper.make_node("Constant", [], [name], value=value)
-                for name, value in zip(node.output[1:], (one, nothing), strict=True)
+                for name, value in zip(node.output[1:], (unit, nothing), strict=True)
                 if name
             ),
         ]

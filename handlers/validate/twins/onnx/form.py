@@ -99,7 +99,7 @@ class _FloatGraph(LoadedGraph):
 
 
 class _FloatForm:
-    """Beside an engine of ONNX folders: its graphs are float forms."""
+    """A part of a class beside an engine of ONNX folders: its graphs are float forms."""
 
     def _opened(self, path: Path, threads: int) -> LoadedGraph:
         return _FloatGraph(path, threads)

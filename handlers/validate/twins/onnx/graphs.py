@@ -22,8 +22,8 @@ _MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transp
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes of a node by name."""
-    return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    """Give the attributes of a node by name."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 @dataclass
@@ -37,11 +37,11 @@ class Scope:
     makers: dict[str, onnx.NodeProto] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tensors = {one.name: one for one in self.graph.initializer}
+        self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
 
     def find(self, name: str) -> tuple[Scope, onnx.TensorProto | onnx.NodeProto] | None:
-        """What defines a value, and where; None for an input of the graph."""
+        """Give what defines a value, and where; None for an input of the graph."""
         scope: Scope | None = self
         while scope is not None:
             made = scope.tensors.get(name) or scope.makers.get(name)
@@ -51,34 +51,34 @@ class Scope:
         return None
 
     def maker(self, name: str) -> onnx.NodeProto | None:
-        """The node that gives a value."""
-        found = self.find(name)
-        return found[1] if found and isinstance(found[1], onnx.NodeProto) else None
+        """Give the node that gives a value."""
+        origin = self.find(name)
+        return origin[1] if origin and isinstance(origin[1], onnx.NodeProto) else None
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes of this graph that read a value."""
+        """Give the nodes of this graph that read a value."""
         return [node for node in self.graph.node if name in node.input]
 
     def root(self, name: str) -> str | None:
-        """The tensor that a value is, moved or cast; None where it is computed, or an input."""
-        found = self.find(name)
-        while found is not None:
-            scope, made = found
+        """Give the tensor that a value is, moved or cast; None where it is computed, or an input."""
+        origin = self.find(name)
+        while origin is not None:
+            scope, made = origin
             if isinstance(made, onnx.TensorProto):
                 return str(made.name)
             if made.op_type == "Constant":
                 return str(made.output[0])
             if made.op_type not in _MOVES:
                 return None
-            found = scope.find(made.input[0])
+            origin = scope.find(made.input[0])
         return None
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The numbers of a value that is a tensor, moved or cast; None where it is computed, or an input."""
-        found = self.find(name) if name else None
-        if found is None:
+        """Give the numbers of a value that is a tensor, moved or cast; None where it is computed, or an input."""
+        origin = self.find(name) if name else None
+        if origin is None:
             return None
-        scope, made = found
+        scope, made = origin
         if isinstance(made, onnx.TensorProto):
             return _numbers(made, scope.folder)
         settings = attributes(made)
@@ -91,21 +91,21 @@ class Scope:
         return None if array_or_none is None else _moved(made, settings, array_or_none, scope)
 
     def __iter__(self) -> Iterator[tuple[Scope, onnx.NodeProto]]:
-        """All nodes, those of subgraphs with their own scope."""
+        """Yield all nodes, those of subgraphs with their own scope."""
         for node in self.graph.node:
             yield self, node
-            for one in node.attribute:
-                if one.type == onnx.AttributeProto.GRAPH:
-                    yield from Scope(one.g, self.folder, self)
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    yield from Scope(attribute.g, self.folder, self)
 
 
 def _numbers(tensor: onnx.TensorProto, folder: Path) -> np.ndarray:
-    """A tensor's numbers; those in a file beside the graph stay there until they are read."""
+    """Give a tensor's numbers; those in a file beside the graph stay there until they are read."""
     kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.data_type in _PACKED:
         array: np.ndarray = numpy_helper.to_array(tensor, str(folder))
         return array
-    place = {one.key: one.value for one in tensor.external_data}
+    place = {entry.key: entry.value for entry in tensor.external_data}
     return np.memmap(folder / place["location"], kind, "r", int(place.get("offset", 0)), tuple(tensor.dims))
 
 
@@ -123,9 +123,9 @@ def _moved(node: onnx.NodeProto, settings: dict[str, Any], array: np.ndarray, sc
     others = scope.constant(node.input[1]) if len(node.input) > 1 else np.asarray(settings.get("axes", ()))
     if others is None:
         return None
-    places = tuple(int(one) for one in np.atleast_1d(others))
+    places = tuple(int(size) for size in np.atleast_1d(others))
     if kind == "Reshape":
-        return array.reshape([array.shape[place] if one == 0 else one for place, one in enumerate(places)])
+        return array.reshape([array.shape[place] if size == 0 else size for place, size in enumerate(places)])
     if kind == "Squeeze":
         return array.squeeze(places or None)
     return np.expand_dims(array, places)

@@ -30,44 +30,44 @@ _SMALL = 1 << 16
 
 
 def read(path: Path, role: str = "") -> list[Scaled]:
-    """The stored weights of a graph, each once for each use. Raises UnreadableError where some are not understood."""
+    """Give the stored weights of a graph, each once for each use. Raises UnreadableError where some are not understood."""
     model = onnx.load(path, load_external_data=False)
-    found: dict[tuple[str, str], Scaled] = {}
+    weights: dict[tuple[str, str], Scaled] = {}
     seen: set[str] = set()
     for scope, node in Scope(model.graph, path.parent):
         if _UNKNOWN.fullmatch(node.op_type):
             raise UnreadableError(f"its operator {node.op_type} is not known here")
-        for one, tensors in _of_node(scope, node):
-            found.setdefault((one.name, one.use), one)
+        for weight, tensors in _of_node(scope, node):
+            weights.setdefault((weight.name, weight.use), weight)
             seen.update(tensors)
     for scope in _scopes(Scope(model.graph, path.parent)):
         for tensor in scope.graph.initializer:
             if tensor.data_type in _INTEGERS and np.prod(tensor.dims) >= _LARGE and tensor.name not in seen:
                 raise UnreadableError(f"the numbers of {tensor.name} are read by operators that are not known here")
-    return [replace(one, role=role) for one in found.values()]
+    return [replace(weight, role=role) for weight in weights.values()]
 
 
 def halves(path: Path) -> set[bytes]:
-    """The bytes of each small tensor in halves: norms, biases."""
-    found = set()
+    """Give the bytes of each small tensor in halves: norms, biases."""
+    contents = set()
     for scope in _scopes(Scope(onnx.load(path, load_external_data=False).graph, path.parent)):
         for tensor in scope.graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT16 and 1 < np.prod(tensor.dims) <= _SMALL:
                 array = scope.constant(tensor.name)
-                found.add(b"" if array is None else array.tobytes())
-    return found
+                contents.add(b"" if array is None else array.tobytes())
+    return contents
 
 
 def _scopes(scope: Scope) -> Iterator[Scope]:
     yield scope
     for node in scope.graph.node:
-        for one in node.attribute:
-            if one.type == onnx.AttributeProto.GRAPH:
-                yield from _scopes(Scope(one.g, scope.folder, scope))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _scopes(Scope(attribute.g, scope.folder, scope))
 
 
 def _of_node(scope: Scope, node: onnx.NodeProto) -> Iterator[tuple[Scaled, list[str]]]:
-    """The weight that a node reads, with the names of all tensors that it is made of."""
+    """Yield the weight that a node reads, with the names of all tensors that it is made of."""
     if node.domain == MICROSOFT and node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
         yield _blocks(scope, node)
     elif node.op_type == "MatMulInteger":
@@ -118,26 +118,26 @@ def _blocks(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[str]]:
         scope.root(inputs[place]) or inputs[place], "product" if product else "table", codes.astype(np.int8) if whole else codes, columns,
         scales, zeros, block, 8 if whole else bits, (low, high),
     )  # fmt: skip
-    return stored, [name for one in (inputs[place], inputs[3]) if (name := scope.root(one))]
+    return stored, [name for value in (inputs[place], inputs[3]) if (name := scope.root(value))]
 
 
 def _cut(scope: Scope, name: str) -> int | None:
-    """How many columns of a table's rows are used, where the last block holds more than the row; None where all are."""
+    """Give how many columns of a table's rows are used, where the last block holds more than the row; None where all are."""
     for node in scope.readers(name):
         if node.op_type == "Slice":
-            starts, ends = (scope.constant(one) for one in node.input[1:3])
+            starts, ends = (scope.constant(value) for value in node.input[1:3])
             if starts is not None and ends is not None and starts.size == ends.size == 1 and int(starts.reshape(-1)[0]) == 0:
                 return int(ends.reshape(-1)[0])
     return None
 
 
 def _dequantized(scope: Scope, name: str, use: Use, *, turned: bool) -> tuple[Scaled, list[str]] | None:
-    """A matrix in halves, or one that DequantizeLinear (x, scale, zero point) gives, through a Transpose or a Cast; None for others."""
+    """Give a matrix in halves, or one of DequantizeLinear (x, scale, zero point), through a Transpose or a Cast; None for others."""
     array = scope.constant(name)
     if array is not None:
         root = scope.root(name) or name
-        found = scope.find(root)
-        tensor = found[1] if found else None
+        origin = scope.find(root)
+        tensor = origin[1] if origin else None
         if array.ndim != 2 or not isinstance(tensor, onnx.TensorProto) or tensor.data_type != onnx.TensorProto.FLOAT16:
             return None
         halves = (array.T if turned else array).astype(np.float16, copy=False)
@@ -163,7 +163,7 @@ def _dequantized(scope: Scope, name: str, use: Use, *, turned: bool) -> tuple[Sc
 
 
 def _along(numbers: np.ndarray, axis: int) -> np.ndarray:
-    """Scales or zero points as a matrix beside one whose `axis` they are of."""
+    """Give scales or zero points as a matrix beside one whose `axis` they are of."""
     return numbers if numbers.ndim == 2 else numbers.reshape(-1, 1) if axis == 0 else numbers.reshape(1, -1)
 
 
@@ -196,7 +196,7 @@ def _integer_product(scope: Scope, node: onnx.NodeProto) -> tuple[Scaled, list[s
 
 
 def _scales_after(scope: Scope, node: onnx.NodeProto) -> np.ndarray | None:
-    """The constant that a product of integers is multiplied by, alone or together with the activation's scale."""
+    """Give the constant that a product of integers is multiplied by, alone or together with the activation's scale."""
     value = node.output[0]
     for _ in range(4):
         readers = scope.readers(value)
@@ -265,7 +265,7 @@ def _block_table(scope: Scope, node: onnx.NodeProto, root: str, codes: np.ndarra
 
 
 def _taken_apart(scope: Scope, name: str) -> tuple[set[str], str]:
-    """The operators through which a value becomes rows of numbers, and the name of these."""
+    """Give the operators through which a value becomes rows of numbers, and the name of these."""
     names, last, rest = set[str](), name, [name]
     for value in rest:
         readers = [reader for reader in scope.readers(value) if reader.op_type in _TAKEN_APART]
