@@ -54,12 +54,12 @@ _IN_WORDS = {
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether something failed, and nobody ended the process: a panic of a library in Rust is no `Exception`, and most code misses it."""
+    """Return whether something failed, and nobody ended the process: a Rust library's panic is no `Exception`, and most code misses it."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def of_machine(error: BaseException) -> bool:
-    """Whether an error may be the machine's, so that the same may succeed later; an allocation that no memory of it could hold is not."""
+    """Return whether an error may be the machine's, so that a later try may succeed; an allocation that no memory could hold is not."""
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, TimeoutError)
     said = str(error)
@@ -69,12 +69,12 @@ def of_machine(error: BaseException) -> bool:
 
 
 def of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory."""
+    """Return whether there was too little memory."""
     return isinstance(error, MemoryError) or bool(_MEMORY.search(str(error)))
 
 
 def in_words(error: BaseException) -> str:
-    """What a library says, as a clause: its own words in quotes, or ours where it says nothing that is a sentence."""
+    """Return what a library says, as a clause: its own words in quotes, or ours where it says nothing that is a sentence."""
     said = " ".join(str(error).split()).rstrip(".")
     for kind, words in _PLAIN:
         if isinstance(error, kind):
@@ -91,21 +91,21 @@ def in_words(error: BaseException) -> str:
 
 
 def library_of(error: BaseException) -> str | None:
-    """The package in whose code an error was raised, called by ours; None where it was raised by ours or by Python itself."""
+    """Return the package in whose code an error was raised, called by ours; None where it was raised by ours or by Python itself."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]
     ours = max((number for number, name in enumerate(modules) if name in _OURS), default=-1)
-    found = [_package(frame.f_code.co_filename) for frame in frames[ours + 1 :]]
+    packages = [_package(frame.f_code.co_filename) for frame in frames[ours + 1 :]]
     # What is written in other languages has no frame, but errors of its own.
     kind = type(error).__module__.partition(".")[0]
     of_kind = kind if kind in _WITHOUT_FRAMES else _package(getattr(sys.modules.get(kind), "__file__", None) or "")
-    return next((name for name in (*reversed(found), of_kind) if name and name not in _TOOLS), None)
+    return next((name for name in (*reversed(packages), of_kind) if name and name not in _TOOLS), None)
 
 
 def _package(file: str) -> str | None:
-    """The installed package that a file is of."""
-    found = _PACKAGES.search(file)
-    return found[1].removesuffix(".py") if found else None
+    """Return the installed package that a file is of."""
+    match = _PACKAGES.search(file)
+    return match[1].removesuffix(".py") if match else None
 
 
 def refusal(
@@ -121,7 +121,7 @@ def refusal(
 def reading(
     operation: str, path: str | Path | None, *, reader: str = "", code: Code = FaultCode.LIBRARY_REFUSES, remedy: str = AGAIN
 ) -> Iterator[None]:
-    """Inside, what a library raises over the files at `path` is Permanent; ours and the machine's errors pass as they are."""
+    """Make what a library raises inside over the files at `path` Permanent; ours and the machine's errors pass as they are."""
     try:
         yield
     except BaseException as error:  # a library's checks of a configuration raise types that are none of Python's
@@ -131,6 +131,6 @@ def reading(
 
 
 def _released(name: str) -> str:
-    """A library's name with its release, where it is loaded and says it."""
+    """Return a library's name with its release, where it is loaded and says it."""
     release = getattr(sys.modules.get(name.lower()), "__version__", None)
     return f"{name} {release}" if isinstance(release, str) else name

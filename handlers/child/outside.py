@@ -30,9 +30,9 @@ class Outside:
     def __init__(self, context: StageContext) -> None:
         self._operation = f"run the stage {context.stage}"
         self._staging = Path(context.staging)
-        self._output = next((one for one in self._staging.parents if one.name == STAGING), self._staging).parent
+        self._output = next((parent for parent in self._staging.parents if parent.name == STAGING), self._staging).parent
         self._links = dict(_toolchain_of(context))
-        seen = [*(Path(one) for one in (context.pin, context.base) if one), *self._links.values()]  # by the daemon, right before
+        seen = [*(Path(folder) for folder in (context.pin, context.base) if folder), *self._links.values()]  # by the daemon, right before
         self._texts = [*_texts_of(context)]
         self._there = [root for root in (*seen, *self._texts) if away.problem_of_whole(root) is None]
         """What was there as a whole when the attempt began."""
@@ -41,23 +41,23 @@ class Outside:
         self._files = {file: _real(file) for root in self._roots for file in _files_of(root)}
 
     def fault(self, error: BaseException) -> Fault | None:
-        """What was away when an error was raised, None where nothing was."""
+        """Return what was away when an error was raised, None where nothing was."""
         for cause in _chain(error):
             if away.is_away(cause) and (place := self._met(cause)) is not None:
                 return away.fault_of(place, cause, self._operation)
-        if isinstance(error, CkptdError) and (place := self._told(error.fault)) is not None:
+        if isinstance(error, CkptdError) and (place := self._find_in_fault(error.fault)) is not None:
             return away.fault_of(place, FileNotFoundError(), self._operation)
         return self.gone()
 
     def gone(self) -> Fault | None:
-        """What was there when the attempt began and is away now."""
+        """Return what was there when the attempt began and is away now."""
         for path in (*self._there, *self._files):
             if (problem := away.problem_of_whole(path) if path in self._there else away.problem_of(path)) is not None:
                 return away.fault_of(path, problem, self._operation)
         return None
 
     def doubts(self, output: StageOutput) -> Fault | None:
-        """What is away where a stage ended in order and says that something is not as it should be: it may be only for that."""
+        """Return what is away where a stage ended in order and says that something is not as it should be: it may be only for that."""
         return self.gone() if any(check.verdict is not Verdict.PASSED for check in output.checks) else None
 
     def _met(self, error: BaseException) -> Path | None:
@@ -74,45 +74,45 @@ class Outside:
         return self._named_in(str(error))
 
     def _is_text_away(self, path: Path, error: BaseException) -> bool:
-        """Whether texts that were not there when the attempt began are there by now, or are there and can't be read."""
+        """Return whether texts that were not there when the attempt began are there by now, or are there and can't be read."""
         named = any(text in (path, *path.parents) for text in self._texts)
         return named and (not isinstance(error, FileNotFoundError) or away.problem_of(path) is None)
 
     def _by_place(self, path: Path) -> Path:
-        """A path in a toolchain by where that lies, and not by the link that led to it."""
+        """Return a path in a toolchain by where that lies, and not by the link that led to it."""
         return next((place / path.relative_to(link) for link, place in self._links.items() if link in (path, *path.parents)), path)
 
     def _was_there(self, path: Path) -> bool:
-        """Whether a path was there when the attempt began, or is there now, or lies in what is away as a whole."""
+        """Return whether a path was there when the attempt began, or is there now, or lies in what is away as a whole."""
         real = _real(path)
         known = (*self._roots.items(), *self._files.items())
-        if any(path in (one, where) or real in (one, where) for one, where in known):
+        if any(path in (place, where) or real in (place, where) for place, where in known):
             return True
         inside = [root for root, where in self._roots.items() if root in path.parents or where in real.parents]
         return bool(inside) and (away.problem_of(path) is None or any(away.problem_of_whole(root) for root in inside))
 
     def _named_in(self, text: str) -> Path | None:
         """The path in a text that was there; a folder only where it is away as a whole, since a file in it may never have been there."""
-        found = next((path for path in self._files if str(path) in text), None)
-        return found or next((root for root in self._roots if str(root) in text and away.problem_of_whole(root) is not None), None)
+        file = next((path for path in self._files if str(path) in text), None)
+        return file or next((root for root in self._roots if str(root) in text and away.problem_of_whole(root) is not None), None)
 
-    def _told(self, fault: Fault) -> Path | None:
+    def _find_in_fault(self, fault: Fault) -> Path | None:
         """The path that a fault in words is about, as it comes from a process of the stage's own: a line of its traceback names it."""
         for line in f"{fault.cause} ({fault.path or ''})\n{fault.details or ''}".splitlines():
-            if any(phrase in line for phrase in _PHRASES) and (found := self._named_in(line)) is not None:
-                return found
+            if any(phrase in line for phrase in _PHRASES) and (path := self._named_in(line)) is not None:
+                return path
         return None
 
 
 def _toolchain_of(context: StageContext) -> Iterator[tuple[Path, Path]]:
-    """The link to the toolchain that a stage uses, and where it leads."""
+    """Yield the link to the toolchain that a stage uses, and where it leads."""
     link = Path(context.cache, "toolchains", context.toolchain)
     if context.toolchain:
         yield link, Path(os.readlink(link)) if link.is_symlink() else link
 
 
 def _texts_of(context: StageContext) -> Iterator[Path]:
-    """The files or folders with texts that a stage may read."""
+    """Yield the files or folders with texts that a stage may read."""
     for value in (context.work.validation.prompts, context.work.validation.data):
         if value:
             try:
@@ -122,7 +122,7 @@ def _texts_of(context: StageContext) -> Iterator[Path]:
 
 
 def _files_of(root: Path) -> list[Path]:
-    """The files of a folder; deeper ones are found by the errors that name them."""
+    """Return the files of a folder; deeper ones are found by the errors that name them."""
     try:
         with os.scandir(root) as entries:
             return [Path(entry.path) for entry in entries if entry.is_file()]
@@ -138,7 +138,7 @@ def _real(path: Path) -> Path:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it came of, also where that is not to be shown."""
+    """Yield an error and what it came of, also where that is not to be shown."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left and len(seen) < MOST_CAUSES:

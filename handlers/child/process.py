@@ -86,7 +86,7 @@ def bind(limits: ChildLimits) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Meanwhile nothing is collected, and what is there in the end never is: libraries stay, and to look through them takes time."""
+    """Collect nothing meanwhile, and never what is there in the end: libraries stay, and to look through them takes time."""
     gc.disable()
     try:
         yield
@@ -97,7 +97,7 @@ def importing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def small_pages() -> Iterator[None]:
-    """Meanwhile memory comes in pages of 4 KiB, whatever its allocator asks for: where much is asked for and hardly any is written to."""
+    """Take memory in pages of 4 KiB meanwhile, whatever its allocator asks for: where much is asked for and hardly any is written to."""
     library = ctypes.CDLL(None)
     before = library.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
     library.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
@@ -120,7 +120,7 @@ with_room.__code__ = with_room.__code__.replace(co_stacksize=_ROOM)
 
 
 def stop_at_safe_points() -> StopFlag:
-    """From now on a first SIGTERM only asks the stage to stop, so that no call into a library is broken; a second one ends it."""
+    """Let a first SIGTERM only ask the stage to stop from now on, so that no call into a library is broken; a second one ends it."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         _stop.asked = True
@@ -131,7 +131,7 @@ def stop_at_safe_points() -> StopFlag:
 
 
 def told_to_stop() -> bool:
-    """Whether the stage of this process was asked to stop; its own processes were asked at the same time, and have ended."""
+    """Return whether the stage of this process was asked to stop; its own processes were asked at the same time, and have ended."""
     return _stop.asked
 
 
@@ -204,7 +204,7 @@ def peak_rss() -> int:
 def cpu_seconds() -> float:
     """Processor time of this process and of those that it has started and waited for, user and system, in seconds; getrusage(2)."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def loaded_versions() -> dict[str, str]:

@@ -45,7 +45,7 @@ _forked = False
 
 
 def is_forked() -> bool:
-    """Whether this process comes from one that had libraries loaded, so that forking it spares loading them again."""
+    """Return whether this process comes from one that had libraries loaded, so that forking it spares loading them again."""
     return _forked
 
 
@@ -97,26 +97,26 @@ class _Attempts:
         return True
 
     def serve(self, idle: float) -> None:
-        """Until the other side ends, or asks for nothing for so many seconds while none is left. Raises OSError."""
+        """Serve until the other side ends, or asks for nothing for so many seconds while none is left. Raises OSError."""
         while self._asked(None if self._running or self._ended else idle):
             if not self._attend(0.0):
                 return
 
     def _asked(self, seconds: float | None = 0.0) -> list[int]:
-        """The descriptors, of those of the other side and of the attempts, on which something has come within so many seconds."""
+        """Return the descriptors, of those of the other side and of the attempts, on which something has come within so many seconds."""
         return select.select([self._control.fileno(), *self._running], [], [], seconds)[0]
 
     def _attend(self, seconds: float) -> bool:
         """Do what is asked within so many seconds, and tell of those that have ended; False where the other side has ended."""
-        for one in self._asked(seconds):
-            if one == self._control.fileno():
+        for descriptor in self._asked(seconds):
+            if descriptor == self._control.fileno():
                 message, descriptors, _, _ = socket.recv_fds(self._control, MESSAGE_LIMIT, DESCRIPTORS)
                 if not message:
                     self._kill()
                     return False
                 self._follow(json.loads(message), descriptors)
             else:
-                self._tell(one)
+                self._tell(descriptor)
         return True
 
     def _follow(self, order: dict[str, Any], descriptors: list[int]) -> None:
@@ -137,7 +137,7 @@ class _Attempts:
         self._control.send(json.dumps({"order": order["order"], **said}).encode())
 
     def _forked(self, order: dict[str, Any], descriptors: list[int]) -> int:
-        """The id of the process that was forked for an order. Raises OSError."""
+        """Return the id of the process that was forked for an order. Raises OSError."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
         try:
             child = os.fork()
@@ -157,14 +157,14 @@ class _Attempts:
         return child
 
     def _tell(self, descriptor: int) -> None:
-        child, found = self._running.pop(descriptor), None
+        child, state = self._running.pop(descriptor), None
         with contextlib.suppress(ChildProcessError):  # the other side has seen its end by itself
-            found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
+            state = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
         os.close(descriptor)
-        if found is None:
+        if state is None:
             return
         self._ended.add(child)
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
         self._control.send(json.dumps({"ended": child, "code": code}).encode())
 
     def _kill(self) -> None:
@@ -202,14 +202,14 @@ def _show(name: str, value: str) -> None:
     """
     start = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[_ENV_START])
     given = Path("/proc/self/environ").read_bytes()
-    before, found, after = (b"\0" + given).partition(b"\0" + name.encode() + b"=")
+    before, marker, after = (b"\0" + given).partition(b"\0" + name.encode() + b"=")
     room, text = len(after.partition(b"\0")[0]), os.fsencode(value)
-    if found and start and len(text) <= room:
-        ctypes.memmove(start + len(before) + len(found) - 1, text.ljust(room, b"\0"), room)
+    if marker and start and len(text) <= room:
+        ctypes.memmove(start + len(before) + len(marker) - 1, text.ljust(room, b"\0"), room)
 
 
 def _be(run: Callable[[], int]) -> None:
-    """What a forked process does instead of going on; does not return."""
+    """Do what a forked process does instead of going on; does not return."""
     global _forked
     _forked, code = True, 1
     try:
@@ -237,8 +237,8 @@ class Forked:
         """Its exit code, or the negative number of the signal that ended it. Raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
-            found, status = os.waitpid(self.pid, 0 if end is None else os.WNOHANG)
-            if found:
+            child, status = os.waitpid(self.pid, 0 if end is None else os.WNOHANG)
+            if child:
                 self.returncode = os.waitstatus_to_exitcode(status)
             elif end is not None and time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
@@ -247,7 +247,7 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """SIGKILL, unless its end was seen."""
+        """Send SIGKILL, unless its end was seen."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -271,7 +271,7 @@ def fork(run: Callable[[], int], errors: int) -> Forked:
 
 
 def called(run: Callable[[], int], seconds: float) -> subprocess.CompletedProcess[str]:
-    """What `run` writes to standard output and error in a process of its own, and its exit code; see `fork`. Raises
+    """Return what `run` writes to standard output and error in a process of its own, and its exit code; see `fork`. Raises
     subprocess.TimeoutExpired once it has ended a process that took longer."""
 
     def work() -> int:

@@ -27,7 +27,7 @@ _SAVED = re.compile(r"(?P<before>.*)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<a
 
 
 def unwrapped(name: str) -> str:
-    """A name without those of the wrappers that torch and Lightning put around modules."""
+    """Return a name without those of the wrappers that torch and Lightning put around modules."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(parts)
 
@@ -46,14 +46,14 @@ def peft_names(names: Collection[str], modules: Collection[str]) -> dict[str, st
     if adapters and chosen not in adapters:
         raise _refused(f"it holds several adapters ({', '.join(sorted(adapters)[:5])}), and none of them is called default",
                        "save the adapter that you want with save_pretrained and export the result")  # fmt: skip
-    found = {name: short for name, said in mine.items() if (short := _without_adapter(said, chosen)) is not None}
-    named = _prefixed(found, modules)
+    short_names = {name: short for name, said in mine.items() if (short := _without_adapter(said, chosen)) is not None}
+    named = _prefixed(short_names, modules)
     _refuse_twice(named)
     return named
 
 
 def _refuse_twice(named: Mapping[str, str]) -> None:
-    """Permanent where two tensors would get one name: which of them is meant nothing says."""
+    """Raise Permanent where two tensors would get one name: which of them is meant nothing says."""
     first = dict[str, str]()
     for name, said in named.items():
         if first.setdefault(said, name) != name:
@@ -61,7 +61,7 @@ def _refuse_twice(named: Mapping[str, str]) -> None:
 
 
 def refuse_trained_beside(left_out: Mapping[str, Shape], config: Json, base: Mapping[str, Shape]) -> None:
-    """Permanent where what would be left out as the base's was trained, and belongs to the adapter.
+    """Raise Permanent where what would be left out as the base's was trained, and belongs to the adapter.
 
     `left_out`: name in the checkpoint → shape; `config`: adapter_config.json; `base`: name → shape of the base's own tensors.
     """
@@ -80,7 +80,7 @@ def refuse_trained_beside(left_out: Mapping[str, Shape], config: Json, base: Map
 
 
 def _without_adapter(name: str, adapter: str) -> str | None:
-    """The name without the adapter's; None for a tensor of another adapter, or one that is the base's."""
+    """Return the name without the adapter's; None for a tensor of another adapter, or one that is the base's."""
     if match := _SAVED.fullmatch(name):
         return f"{match['before']}.{match['after']}" if match["adapter"] == adapter else None
     if match := _NAMED.fullmatch(name):
@@ -91,18 +91,18 @@ def _without_adapter(name: str, adapter: str) -> str | None:
     return name
 
 
-def _prefixed(found: dict[str, str], modules: Collection[str]) -> dict[str, str]:
-    heads = {said.partition(_PEFT)[0] for said in found.values() if _PEFT in said}
+def _prefixed(names: dict[str, str], modules: Collection[str]) -> dict[str, str]:
+    heads = {said.partition(_PEFT)[0] for said in names.values() if _PEFT in said}
     if heads:
-        strays = [said for said in found.values() if _PEFT not in said]
+        strays = [said for said in names.values() if _PEFT not in said]
         if len(heads) > 1 or strays:
             raise _unmatched([*sorted(heads)[:2], *strays[:3]])
         (head,) = heads
-        return {name: said.removeprefix(head) for name, said in found.items()}
-    fitting = [prefix for prefix in prefixes(found.values()) if all(_is_in(said.removeprefix(prefix), modules) for said in found.values())]
+        return {name: said.removeprefix(head) for name, said in names.items()}
+    fitting = [prefix for prefix in prefixes(names.values()) if all(_is_in(said.removeprefix(prefix), modules) for said in names.values())]
     if len(fitting) != 1:
-        raise _unmatched(sorted(found.values())[:5])
-    return {name: _PEFT + said.removeprefix(fitting[0]) for name, said in found.items()}
+        raise _unmatched(sorted(names.values())[:5])
+    return {name: _PEFT + said.removeprefix(fitting[0]) for name, said in names.items()}
 
 
 def _is_in(name: str, modules: Collection[str]) -> bool:
@@ -111,7 +111,7 @@ def _is_in(name: str, modules: Collection[str]) -> bool:
 
 
 def prefixes(names: Iterable[str]) -> list[str]:
-    """What may have been put before all names: "", and the leading parts that the names have in common."""
+    """Return what may have been put before all names: "", and the leading parts that the names have in common."""
     common: list[str] | None = None
     for name in names:
         parts = name.split(".")[:-1]

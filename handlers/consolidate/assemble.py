@@ -29,10 +29,10 @@ def write_file(folder: Path, target: Path, tensors: Mapping[str, ShardedTensor],
 
     Permanent where a piece is not what the checkpoint's description says. The order and the header are the safetensors library's.
     """
-    outputs = [Output(name, target.name, one.dtype, one.shape) for name, one in tensors.items()]
-    ordered = sorted(outputs, key=lambda one: (-tensors[one.name].width, one.dtype, one.name))
+    outputs = [Output(name, target.name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    ordered = sorted(outputs, key=lambda output: (-tensors[output.name].width, output.dtype, output.name))
     header = build_header(ordered, METADATA)
-    descriptor = create(target, len(header) + sum(one.size for one in ordered))
+    descriptor = create(target, len(header) + sum(output.size for output in ordered))
     try:
         write_from(descriptor, memoryview(header), 0)
         at = len(header)
@@ -79,40 +79,40 @@ def _copy(source: ByteRange, tensor: ShardedTensor, piece: Piece, target: int, a
 
 
 def _place_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> tuple[int, tuple[int, ...] | None]:
-    """Byte of its file at which a piece's values begin, and its strides. Permanent where it is not what the description promises."""
+    """Return at which byte of its file a piece's values begin, and its strides. Permanent where it is not what the description promises."""
     if not piece.archived:
         return piece.start, piece.strides
     try:
-        found = read_archive(folder / piece.file, {}, start=piece.start, length=piece.length)
+        stored = read_archive(folder / piece.file, {}, start=piece.start, length=piece.length)
     except ValueError as error:
         raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,}: {error}") from None
-    if not isinstance(found, StoredTensor):
-        what = getattr(found, "reason", "is not a tensor")
+    if not isinstance(stored, StoredTensor):
+        what = getattr(stored, "reason", "is not a tensor")
         raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,} {what}")
-    if found.dtype != tensor.dtype or found.shape != piece.sizes:
+    if stored.dtype != tensor.dtype or stored.shape != piece.sizes:
         raise damaged(
             folder / piece.file,
-            f"the piece of {tensor.name} at byte {piece.start:,} is {found.dtype} {list(found.shape)}, but .metadata says {tensor.dtype}"
+            f"the piece of {tensor.name} at byte {piece.start:,} is {stored.dtype} {list(stored.shape)}, but .metadata says {tensor.dtype}"
             f" {list(piece.sizes)}",
         )
-    return found.start, found.strides
+    return stored.start, stored.strides
 
 
 def damaged(path: Path, cause: str) -> Permanent:
-    """The error of a checkpoint whose parts do not fit each other."""
+    """Return the error of a checkpoint whose parts do not fit each other."""
     return Permanent(
         FaultCode.CHECKPOINT_DAMAGED, OPERATION, cause, "save the checkpoint again from the trainer, or take another one", path=path
     )
 
 
-def same_bytes(folder: Path, one: ShardedTensor, other: ShardedTensor, scratch: Path) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bytes; `scratch`: a folder for temporary files."""
+def same_bytes(folder: Path, first: ShardedTensor, second: ShardedTensor, scratch: Path) -> bool:
+    """Return whether two tensors of one shape and dtype hold the same bytes; `scratch`: a folder for temporary files."""
     names = (scratch / "one", scratch / "other")
-    descriptors = [create(name, one.size) for name in names]
+    descriptors = [create(name, first.size) for name in names]
     try:
-        for tensor, descriptor in zip((one, other), descriptors, strict=True):
+        for tensor, descriptor in zip((first, second), descriptors, strict=True):
             copy_tensor(folder, tensor, descriptor, 0, lambda count: None)
-        return _are_equal(descriptors, names, one.size)
+        return _are_equal(descriptors, names, first.size)
     finally:
         for descriptor, name in zip(descriptors, names, strict=True):
             os.close(descriptor)

@@ -42,13 +42,13 @@ def copy_strided(
 
 
 def _part(piece: Piece, first: Sequence[int], sizes: _Shape) -> Piece:
-    """A box of a piece, as a piece of its own."""
+    """Return a box of a piece, as a piece of its own."""
     offsets = tuple(offset + begin for offset, begin in zip(piece.offsets, first, strict=True))
     return Piece(piece.file, 0, 0, offsets, sizes)
 
 
 def _read(source: ByteRange, strides: _Shape, sizes: _Shape, kind: np.dtype[np.void], most: int) -> np.ndarray:
-    """The elements of a box, the last dimension innermost."""
+    """Return the elements of a box, the last dimension innermost."""
     inner, outer = _axes(strides, sizes, kind.itemsize, most)
     held = np.empty(_span(inner, strides, sizes), kind)
     steps = [strides[axis] * kind.itemsize for axis in inner]
@@ -71,7 +71,7 @@ def _span(axes: Sequence[int], strides: _Shape, sizes: _Shape) -> int:
 
 
 def _axes(strides: _Shape, sizes: _Shape, width: int, most: int) -> tuple[list[int], list[int]]:
-    """The dimensions that one read takes, and those over which it is repeated, so that reading costs least."""
+    """Return the dimensions that one read takes, and those over which it is repeated, so that reading costs least."""
     order = sorted(range(len(sizes)), key=lambda axis: strides[axis] if sizes[axis] > 1 else 0)
     count = min(range(len(order) + 1), key=lambda count: _reading(order[:count], order[count:], strides, sizes, width, most))
     return sorted(order[:count]), order[count:][::-1]
@@ -84,11 +84,11 @@ def _reading(inner: Sequence[int], outer: Sequence[int], strides: _Shape, sizes:
 
 
 def _box(tensor: ShardedTensor, piece: Piece, strides: _Shape, most: int) -> _Shape:
-    """The size of the boxes in which a piece is copied: at most `most` bytes, halved where that makes reads and writes cheapest."""
+    """Return the size of the boxes in which a piece is copied: at most `most` bytes, halved where that makes reads and writes cheapest."""
     box = piece.sizes
     while math.prod(box) * tensor.width > most:
         halves = [(*box[:axis], -(-size // 2), *box[axis + 1 :]) for axis, size in enumerate(box) if size > 1]
-        box = min(halves, key=lambda one: _cost(tensor, piece, strides, one, most))
+        box = min(halves, key=lambda half: _cost(tensor, piece, strides, half, most))
     return box
 
 

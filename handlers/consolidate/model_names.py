@@ -33,13 +33,13 @@ class Expected:
 
 
 def of_base(base: Path) -> Expected | None:
-    """What the base's headers say; None for a base in `.bin` files, which have none."""
+    """Return what the base's headers say; None for a base in `.bin` files, which have none."""
     model = ModelFolder.opened(base, "base")
     return None if model.pickled else Expected({name: info.shape for name, info in model.headers.items()}, f"the base {base}")
 
 
 def of_config(folder: Path) -> Expected | None:
-    """What the model of a config.json has, made without weights; None where transformers has no such model of its own."""
+    """Return what the model of a config.json has, made without weights; None where transformers has no such model of its own."""
     import torch
     import transformers
 
@@ -66,40 +66,40 @@ def matched(
     """
     plain = {name: unwrapped(name) for name in tensors}
     problems = []
-    for one in expected:
+    for wanted in expected:
         ways = []
         for prefix in _prefixes(plain.values()):
             names = {name: said.removeprefix(prefix) for name, said in plain.items()}
-            if len(set(names.values())) == len(names) and (way := _fits(names, tensors, one.shapes, same, tied)) is not None:
+            if len(set(names.values())) == len(names) and (way := _fits(names, tensors, wanted.shapes, same, tied)) is not None:
                 ways.append(way)
         if len({frozenset(way.items()) for way in ways}) == 1:
-            return _checked(ways[0], tensors, one)
-        problems.append(one.whose)
+            return _checked(ways[0], tensors, wanted)
+        problems.append(wanted.whose)
     raise _unmatched(plain.values(), problems)
 
 
 def _prefixes(names: Collection[str]) -> list[str]:
-    """What may have been put before names: "", and the leading parts of any of them."""
-    found = {""}
+    """Return what may have been put before names: "", and the leading parts of any of them."""
+    leading = {""}
     for name in names:
         parts = name.split(".")[:-1]
-        found |= {".".join(parts[:end]) + "." for end in range(1, min(len(parts), 4) + 1)}
-    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+        leading |= {".".join(parts[:end]) + "." for end in range(1, min(len(parts), 4) + 1)}
+    return sorted(leading, key=lambda prefix: (len(prefix), prefix))
 
 
 def _fits(
     names: Mapping[str, str], tensors: Mapping[str, ShardedTensor], shapes: Mapping[str, Shape],
     same: Callable[[ShardedTensor, ShardedTensor], bool], tied: bool,
 ) -> dict[str, str] | None:  # fmt: skip
-    """The names, those that are tied left out; None where they are not the ones that are expected."""
+    """Return the names, those that are tied left out; None where they are not the ones that are expected."""
     right = {name: said for name, said in names.items() if said in shapes}
     present = set(right.values())
     missing = [name for name in shapes if name not in present and not name.endswith(_BUFFERS)]
     if missing and not (tied and all(name.endswith(("lm_head.weight", "embed_tokens.weight")) for name in missing)):
         return None
     for name in names.keys() - right.keys():
-        alike = [tensors[one] for one in right if tensors[one].shape == tensors[name].shape and tensors[one].dtype == tensors[name].dtype]
-        if not tied or len(tensors[name].shape) < 2 or not any(same(tensors[name], one) for one in alike):
+        alike = [tensors[key] for key in right if tensors[key].shape == tensors[name].shape and tensors[key].dtype == tensors[name].dtype]
+        if not tied or len(tensors[name].shape) < 2 or not any(same(tensors[name], tensor) for tensor in alike):
             return None
     return right
 

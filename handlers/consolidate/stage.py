@@ -53,7 +53,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     base = Path(context.base) if context.base else None
     names = _adapter(pin, tensors, base) if adapter else _model(context, tensors, base)
     chosen = {said: tensors[name] for name, said in names.items()}
-    done, total = 0, sum(one.size for one in chosen.values()) or 1
+    done, total = 0, sum(tensor.size for tensor in chosen.values()) or 1
 
     def moved(count: int) -> None:
         nonlocal done
@@ -62,15 +62,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     files = {"adapter_model.safetensors": list(chosen)} if adapter else divided(chosen, MOST_IN_A_FILE)
     for name, held in files.items():
-        write_file(pin, staging / name, {one: chosen[one] for one in held}, moved)
+        write_file(pin, staging / name, {key: chosen[key] for key in held}, moved)
         point("consolidate.file.written")
     if len(files) > 1:
-        weight_map = dict(sorted((one, name) for name, held in files.items() for one in held))
-        index = {"metadata": {"total_size": sum(one.size for one in chosen.values())}, "weight_map": weight_map}
+        weight_map = dict(sorted((key, name) for name, held in files.items() for key in held))
+        index = {"metadata": {"total_size": sum(tensor.size for tensor in chosen.values())}, "weight_map": weight_map}
         write_atomic(staging / INDEX, json.dumps(index, indent=2) + "\n")
     return StageOutput(
         figures={
-            "tensors": len(chosen), "pieces": sum(len(one.pieces) for one in chosen.values()), "weight_bytes": total,
+            "tensors": len(chosen), "pieces": sum(len(tensor.pieces) for tensor in chosen.values()), "weight_bytes": total,
             "left_out": sorted(tensors.keys() - names.keys())[:20], "adapter": adapter,
         }
     )  # fmt: skip
@@ -105,7 +105,7 @@ def _copy_beside(pin: Path, staging: Path) -> None:
 
 
 def _adapter(pin: Path, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
-    """The names of an adapter's tensors, by the base's headers as far as they tell."""
+    """Return the names of an adapter's tensors, by the base's headers as far as they tell."""
     model = ModelFolder.opened(base, "base") if base else None
     shapes = {} if model is None or model.pickled else {name: info.shape for name, info in model.headers.items()}
     names = peft_names(tensors, {name.rpartition(".")[0] for name in shapes})
@@ -118,15 +118,18 @@ def _adapter(pin: Path, tensors: Mapping[str, ShardedTensor], base: Path | None)
 
 
 def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
-    """The names of a full model's tensors, with its configuration and tokenizer put into the staging folder."""
+    """Return the names of a full model's tensors, with its configuration and tokenizer put into the staging folder."""
     pin, staging, scratch = Path(context.pin), Path(context.staging), Path(context.temporary)
     own = (pin / "config.json").is_file()
     place = pin if own else base
     operation = "read the model's configuration"
     config = model_config(read_json(place / "config.json", operation), place / "config.json", operation) if place else {}
-    expected = [one for one in (model_names.of_base(base) if base else None, model_names.of_config(pin) if own else None) if one]
+    expected = [wanted for wanted in (model_names.of_base(base) if base else None, model_names.of_config(pin) if own else None) if wanted]
     names = model_names.matched(
-        tensors, expected, lambda one, other: same_bytes(pin, one, other, scratch), setting(config, "tie_word_embeddings") is not False
+        tensors,
+        expected,
+        lambda first, second: same_bytes(pin, first, second, scratch),
+        setting(config, "tie_word_embeddings") is not False,
     )
     if base is not None and not own:
         _write_config(config, {name: tensors[name] for name in names}, staging)
@@ -141,8 +144,8 @@ def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Pa
 def _write_config(config: Json, tensors: Mapping[str, ShardedTensor], staging: Path) -> None:
     """The base's configuration, with the dtype that these weights have."""
     sizes: dict[str, int] = {}
-    for one in tensors.values():
-        sizes[one.dtype] = sizes.get(one.dtype, 0) + one.size
+    for tensor in tensors.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
     dtype = DTYPES[max(sizes, key=lambda name: sizes[name])][0]
     said = {key: dtype for key in ("dtype", "torch_dtype") if key in config} or {"dtype": dtype}
     write_atomic(staging / "config.json", json.dumps({**config, **said}, indent=2, ensure_ascii=False) + "\n")

@@ -82,7 +82,7 @@ def convert(source: Path, target: Path, said: Said) -> Conversion:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """All that is no folder, by its path in the folder; links are followed to files and not to folders."""
+    """Yield all that is no folder, by its path in the folder; links are followed to files and not to folders."""
     for folder, names, files in os.walk(source):
         names[:] = [name for name in names if name not in SKIPPED]
         yield from (Path(folder, name).relative_to(source) for name in files)
@@ -90,18 +90,18 @@ def _files(source: Path) -> Iterator[Path]:
 
 def _targets(source: Path, weights: list[Path], files: list[Path]) -> dict[Path, Path]:
     """File → its new name: transformers' own for its own."""
-    found: dict[Path, Path] = {}
+    targets: dict[Path, Path] = {}
     for path in weights:
         stem = re.sub(r"^pytorch_model", "model", path.stem) if path.suffix == ".bin" else path.stem
         new = path.with_name(f"{stem}.safetensors")
-        other = new if new in files else next((one for one, known in found.items() if known == new), None)
+        other = new if new in files else next((earlier for earlier, known in targets.items() if known == new), None)
         if other is not None:
             raise Permanent(
                 FaultCode.NAME_TAKEN, pickles.OPERATION, f"{path} would become {new}, which {other} is or becomes too",
                 "move one of the two out of the folder", path=source,
             )  # fmt: skip
-        found[path] = new
-    return found
+        targets[path] = new
+    return targets
 
 
 def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
@@ -119,7 +119,7 @@ def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Pat
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor holds, as uint8 (n,), in the order of its elements."""
+    """Return what a tensor holds, as uint8 (n,), in the order of its elements."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -130,10 +130,10 @@ def _compare(tensors: dict[str, torch.Tensor], path: Path) -> None:
     import torch
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as found:
-        same = set(found.keys()) == set(tensors)
+    with safe_open(path, "pt") as file:
+        same = set(file.keys()) == set(tensors)
         for name, wanted in tensors.items() if same else ():
-            read = found.get_tensor(name)
+            read = file.get_tensor(name)
             equal = torch.equal(_bytes(read), _bytes(wanted))
             same = same and equal and read.dtype == wanted.dtype and read.shape == wanted.shape
     if not same:

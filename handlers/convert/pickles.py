@@ -35,10 +35,10 @@ class Table:
 
 def read(path: Path) -> Table:
     """The tensors of a file. Permanent where it holds none, where something in it would have to be run, and for what no file can hold."""
-    found = read_pickle(path)
-    inner, metadata, left_out = _model_of(found, path), dict[str, str](), dict[str, str]()
-    if inner is not found:
-        for key, value in found.items():
+    content = read_pickle(path)
+    inner, metadata, left_out = _model_of(content, path), dict[str, str](), dict[str, str]()
+    if inner is not content:
+        for key, value in content.items():
             if value is inner:
                 continue
             if (text := _text(value)) is not None:
@@ -56,16 +56,16 @@ def read(path: Path) -> Table:
     return Table(tensors, metadata, left_out)
 
 
-def _model_of(found: Any, path: Path) -> Mapping[Any, Any]:
-    """The table of tensors in what a file holds."""
-    if isinstance(found, Mapping):
-        if any(map(_is_tensor, found.values())):
-            return found
+def _model_of(content: Any, path: Path) -> Mapping[Any, Any]:
+    """Return the table of tensors in what a file holds."""
+    if isinstance(content, Mapping):
+        if any(map(_is_tensor, content.values())):
+            return content
         for key in WRAPPERS:
-            inner = found.get(key)
+            inner = content.get(key)
             if isinstance(inner, Mapping) and any(map(_is_tensor, inner.values())):
                 return inner
-    holds = f", but {', '.join(map(str, list(found)[:3]))}" if isinstance(found, Mapping) else f", but a {type(found).__name__}"
+    holds = f", but {', '.join(map(str, list(content)[:3]))}" if isinstance(content, Mapping) else f", but a {type(content).__name__}"
     raise Permanent(
         FaultCode.NO_TENSORS, OPERATION, f"it holds no table of tensors{holds}", "move the file out of the folder, or save a state_dict",
         path=path,
@@ -79,7 +79,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _text(value: object) -> str | None:
-    """A number, a text, or a short list or table of them, as a text."""
+    """Return a number, a text, or a short list or table of them, as a text."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST else None
     try:
@@ -90,7 +90,7 @@ def _text(value: object) -> str | None:
 
 
 def _plain(tensor: torch.Tensor, name: str, path: Path) -> torch.Tensor:
-    """The tensor, if safetensors can hold it."""
+    """Return the tensor, if safetensors can hold it."""
     import torch
 
     why = None

@@ -78,16 +78,16 @@ class Family(Protocol):
     task: Task
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        """The model of `folder` in fp32 on the CPU, in evaluation mode."""
+        """Return the model of `folder` in fp32 on the CPU, in evaluation mode."""
 
     def refer(self, model: Any, folder: Path) -> Any:
         """torch's outputs for a few inputs, as arrays that stay when the model is released."""
 
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
-        """The graphs to export."""
+        """Return the graphs to export."""
 
     def finish(self, graphs: Graphs) -> Graphs:
-        """The graphs that are written, made of those that were exported."""
+        """Return the graphs that are written, made of those that were exported."""
 
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
         """Role → (file, signature) of the graphs that are written."""
@@ -107,7 +107,7 @@ class PortableFamily(Family, Protocol):
 
 
 def shaped(family: Family, form: Form) -> Family:
-    """The family that makes graphs of `form`; NotApplicableError where it has only the usual one.
+    """Return the family that makes graphs of `form`; NotApplicableError where it has only the usual one.
 
     A family that has others offers a method `shaped(form)`, which may raise that error itself.
     """
@@ -120,7 +120,7 @@ def shaped(family: Family, form: Form) -> Family:
 
 
 def extra_facts(family: Family, reference: Any) -> Json:
-    """What graphs.json should say beyond names and shapes: `family.extra(reference)` where the family has that, else nothing."""
+    """Return what graphs.json should say beyond names and shapes: `family.extra(reference)` where the family has that, else nothing."""
     extra = getattr(family, "extra", None)
     return dict(extra(reference)) if extra is not None else {}
 
@@ -130,7 +130,7 @@ _NAMED = 8
 
 
 def unsupported(folder: Path, cause: str) -> Permanent:
-    """The error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
+    """Return the error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
     others = [name for name in variant_names() if "onnx" not in {spec.name for spec in plan([name])}]
     return Permanent(
         FaultCode.UNSUPPORTED_ARCHITECTURE,
@@ -144,7 +144,7 @@ def unsupported(folder: Path, cause: str) -> Permanent:
 
 
 def architecture(folder: Path) -> str:
-    """Name of the model's class; Permanent where config.json names none."""
+    """Return the name of the model's class; Permanent where config.json names none."""
     names = read_json(folder / "config.json", OPERATION).get("architectures") or []
     if not names:
         raise unsupported(folder, "config.json names no architecture")
@@ -152,7 +152,7 @@ def architecture(folder: Path) -> str:
 
 
 def has_experts(folder: Path) -> bool:
-    """Whether the model is a mixture of experts."""
+    """Return whether the model is a mixture of experts."""
     config = read_json(folder / "config.json", OPERATION)
     return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
@@ -166,7 +166,7 @@ UNREAD = "_ckptd_unread_weights"
 
 
 def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") -> Any:
-    """The model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
+    """Return the model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
 
     A module `unused` whose weights are not there is left out. Permanent when it can't be loaded or lacks other weights.
     """

@@ -77,17 +77,17 @@ def _cache_layers(cache: Any, folder: Path) -> tuple[CacheLayer, ...]:
             else f"its cache is a {type(cache).__name__}, not keys and values a layer"
         )
         raise unsupported(folder, kind)
-    found = []
+    cache_layers = []
     for index, layer in enumerate(layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if not (isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.ndim == values.ndim == 4):
             raise unsupported(folder, f"layer {index} keeps its state in a {type(layer).__name__}, not in keys and values")
-        found.append(CacheLayer(keys.shape[1], keys.shape[3], values.shape[3]))
-    return tuple(found)
+        cache_layers.append(CacheLayer(keys.shape[1], keys.shape[3], values.shape[3]))
+    return tuple(cache_layers)
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether the model's forward takes position_ids."""
+    """Return whether the model's forward takes position_ids."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
@@ -142,11 +142,11 @@ class Causal:
         self._brief = brief
 
     def briefly(self) -> Causal:
-        """The same, compared with fewer prompts: for a graph of which a smaller one was compared with all."""
+        """Return the same, compared with fewer prompts: for a graph of which a smaller one was compared with all."""
         return Causal(self.task, self.form, brief=True)
 
     def shaped(self, form: Form) -> Family:
-        """The family that makes graphs of `form`. With a cache only the batch can be fixed: a past of fixed length is of no use."""
+        """Return the family that makes graphs of `form`. With a cache only the batch can be fixed: a past of fixed length is of no use."""
         if not form.cache:
             return Uncached(self.task, form)
         if form.axes not in ("all", "lengths"):
@@ -176,11 +176,11 @@ class Causal:
         return {"model": (MODEL_FILE, reference.signature)}
 
     def extra(self, reference: CausalReference) -> Json:
-        """What graphs.json says of a form that is not the usual one."""
+        """Return what graphs.json says of a form that is not the usual one."""
         return {} if self.form.axes == "all" else {"dynamic_axes": self.form.axes}
 
     def tested(self, reference: CausalReference) -> str:
-        """What `verify` feeds, in words."""
+        """Return what `verify` feeds, in words."""
         return tested(reference.cases)
 
     def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1, opened: Opener = open_graph) -> float:

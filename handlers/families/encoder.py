@@ -92,13 +92,13 @@ class OnePass(torch.nn.Module):
         self.options = constants(model)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The signature's outputs."""
+        """Return the signature's outputs."""
         output = _outputs(self.model, dict(zip(self.signature.inputs, tensors, strict=True)), self.options)
         return tuple(output[name] for name in self.signature.outputs)
 
 
 def _outputs(model: Any, inputs: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model gives by name, and what the modules after it make of that."""
+    """Return what the model gives by name, and what the modules after it make of that."""
     output = dict(model(**inputs, **options))
     modules = getattr(model, _ADDED, None)
     return output if modules is None else {**output, SENTENCE: modules(output["last_hidden_state"], inputs["attention_mask"])}
@@ -110,7 +110,7 @@ def constants(model: Any) -> dict[str, Any]:
 
 
 def input_names(model: Any) -> tuple[str, ...]:
-    """The inputs that a graph of this model has; token_type_ids only where there is more than one type."""
+    """Return the inputs that a graph of this model has; token_type_ids only where there is more than one type."""
     types = "token_type_ids" in inspect.signature(model.forward).parameters and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
     return ("input_ids", "attention_mask", *(("token_type_ids",) if types else ()))
 
@@ -195,7 +195,7 @@ class Encoder:
         return self
 
     def tested(self, reference: EncoderReference) -> str:
-        """The shapes of `verify`, in words."""
+        """Return the shapes of `verify`, in words."""
         sizes = [case.feeds["input_ids"].shape for case in reference.cases]
         rows, tokens = (" and ".join(map(str, sorted({size[axis] for size in sizes}))) for axis in (0, 1))
         return f"batch {rows}, {tokens} tokens, padding on the left and right"
@@ -235,15 +235,15 @@ class Encoder:
                 rows, tokens = case.feeds["input_ids"].shape
                 first = str(error).strip().splitlines()[0]
                 raise GraphMismatchError(f"the graph does not take {rows} rows of {tokens} tokens: {first}") from None
-            for name, found in zip(reference.signature.outputs, answers, strict=True):
-                largest = max(largest, _difference(name, found, case, reference.signature))
+            for name, answer in zip(reference.signature.outputs, answers, strict=True):
+                largest = max(largest, _difference(name, answer, case, reference.signature))
         return largest
 
 
-def _difference(name: str, found: np.ndarray, case: EncoderCase, signature: EncoderSignature) -> float:
+def _difference(name: str, answer: np.ndarray, case: EncoderCase, signature: EncoderSignature) -> float:
     wanted, real = case.answers[name], case.feeds["attention_mask"].astype(bool)
-    if found.shape == wanted.shape and 1 in signature.axes[name]:
-        if not np.isfinite(found).all():
+    if answer.shape == wanted.shape and 1 in signature.axes[name]:
+        if not np.isfinite(answer).all():
             raise GraphMismatchError(f"the graph's {name} hold values that are not finite")
-        found, wanted = found[real], wanted[real]
-    return largest_relative(found, wanted, name)
+        answer, wanted = answer[real], wanted[real]
+    return largest_relative(answer, wanted, name)

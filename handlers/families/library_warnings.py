@@ -82,7 +82,7 @@ class LibraryWarnings(logging.Handler):
         self._counts[text] = self._counts.get(text, 0) + 1
 
 
-def told(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
+def report_lines(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
     """The report's lines, once the family's check has passed: the tracer's warnings with what was tried, then those of the libraries."""
     tested = getattr(family, "tested", None)
     words = tested(reference) if tested else "the shapes of this family's own check"

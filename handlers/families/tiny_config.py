@@ -27,7 +27,7 @@ _PER_FREQUENCY = ("short_factor", "long_factor")
 
 
 def shrunk(config: Json) -> dict[str, Any]:
-    """The configuration in small; one that is small already stays as it is."""
+    """Return the configuration in small; one that is small already stays as it is."""
     small = dict(config)
     kinds = config.get("layer_types")
     layers = 2
@@ -64,4 +64,4 @@ def _shrink_vocabulary(small: dict[str, Any]) -> None:
         if name.endswith("_token_id") and isinstance(value, int) and value >= size:
             small[name] = size - 1
         elif name.endswith("_token_id") and isinstance(value, list):
-            small[name] = sorted({min(one, size - 1) for one in value})
+            small[name] = sorted({min(token, size - 1) for token in value})

@@ -34,7 +34,7 @@ class TraceCase:
     logits: np.ndarray
 
     def rows(self) -> list[TraceCase]:
-        """The same, one row at a time."""
+        """Return the same, one row at a time."""
         return [
             TraceCase(
                 self.steps, self.ids[row : row + 1], self.mask[row : row + 1], self.positions[row : row + 1], self.logits[row : row + 1]
@@ -69,16 +69,16 @@ SHAPES: tuple[TraceShape, ...] = (
 def thresholds(config: Any) -> dict[int, str]:
     """Length → what a model does otherwise beyond it, as its configuration says."""
     settings: Json = config.get_text_config().to_dict()
-    found: dict[int, str] = {}
+    lengths: dict[int, str] = {}
     window = settings.get("sliding_window")
     if isinstance(window, int) and settings.get("use_sliding_window", True):
-        found[window] = "the sliding window"
+        lengths[window] = "the sliding window"
     rope = settings.get("rope_parameters")
     if isinstance(rope, Mapping) and ("dynamic" in str(rope.get("rope_type")) or rope.get("rope_type") == "longrope"):
         length = rope.get("original_max_position_embeddings") or settings.get("max_position_embeddings")
         if isinstance(length, int):
-            found[length] = "the rotary embedding's original length"
-    return found
+            lengths[length] = "the rotary embedding's original length"
+    return lengths
 
 
 def make_cases(
@@ -124,17 +124,17 @@ def _case(model: Any, shape: TraceShape, vocabulary: int, generator: torch.Gener
 
 
 def tested(cases: Sequence[TraceCase]) -> str:
-    """The shapes that the cases try, as text for the report."""
+    """Return the shapes that the cases try, as text for the report."""
     rows = sorted({len(case.ids) for case in cases})
     steps = sorted({step for case in cases for step in case.steps})
     pasts = {sum(case.steps[:place]) for case in cases for place in range(len(case.steps))}
     sides = [
         side
-        for side, found in (
+        for side, padded in (
             ("left", any((case.mask[:, 0] == 0).any() for case in cases)),
             ("right", any((case.mask[:, -1] == 0).any() for case in cases)),
         )
-        if found
+        if padded
     ]
     padding = f", padding on the {' and '.join(sides)}" if sides else ""
     past = f", a past of 0 to {max(pasts)}" if len(pasts) > 1 else ""

@@ -80,15 +80,15 @@ def _functions(path: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def origin(path: str, line: int, message: str = "") -> Origin:
-    """The place of a warning, by the function that holds the line."""
+    """Return the place of a warning, by the function that holds the line."""
     around = [(start, name) for start, end, name in _functions(path) if start <= line <= end]
     return Origin(Path(path).name, max(around)[1] if around else "", _CONSTANT in message)
 
 
 def rule(place: Origin) -> WarningRule:
-    """What a warning from there means."""
-    found = (one for one in RULES if re.fullmatch(one.file, place.file) and re.fullmatch(one.function, place.function))
-    return next(found, _ELSE)
+    """Return what a warning from there means."""
+    matching = (row for row in RULES if re.fullmatch(row.file, place.file) and re.fullmatch(row.function, place.function))
+    return next(matching, _ELSE)
 
 
 def judge(places: Iterable[Origin], tested: str, untested: str) -> list[str]:
@@ -98,17 +98,17 @@ def judge(places: Iterable[Origin], tested: str, untested: str) -> list[str]:
     """
     lines = []
     for place in dict.fromkeys(places):
-        found = rule(place)
+        meaning = rule(place)
         if place.constant:
             lines.append(
                 f"The tracer warned about {place}: it made a value constant there. This is harmless: the graph was tested on {tested}."
             )
             continue
-        if found.lengths and untested:
+        if meaning.lengths and untested:
             raise BakedBranchError(
-                f"{place}: the tracer made this constant: {found.about}. It may change {untested}, and that was not tested"
+                f"{place}: the tracer made this constant: {meaning.about}. It may change {untested}, and that was not tested"
             )
-        what = f"it made this constant: {found.about}. It would change {found.turns}"
+        what = f"it made this constant: {meaning.about}. It would change {meaning.turns}"
         lines.append(f"The tracer warned about {place}: {what}. This is harmless: the graph was tested on {tested}.")
     return lines
 

@@ -124,11 +124,11 @@ class Uncached:
         return {"model": (MODEL_FILE, reference.signature)}
 
     def extra(self, reference: UncachedReference) -> Json:
-        """What graphs.json says of this form."""
+        """Return what graphs.json says of this form."""
         return {"cache": False, "dynamic_axes": self.form.axes, "window": reference.window}
 
     def tested(self, reference: UncachedReference) -> str:
-        """What `verify` feeds, in words."""
+        """Return what `verify` feeds, in words."""
         return tested(reference.cases)
 
     def verify(self, folder: Path, reference: UncachedReference, *, threads: int = 1) -> float:

@@ -129,7 +129,7 @@ class Player:
                 yield self._call(graph, own[-1:], pool, len(ids) - 1)
 
     def _written(self, graph: Graph, ids: Sequence[int]) -> list[int]:
-        """A text's ids as a graph reads them: a decoder beside an encoder reads its start token first, and the end never."""
+        """Return a text's ids as a graph reads them: a decoder beside an encoder reads its start token first, and the end never."""
         return list(ids) if self._start is None or not graph.role.startswith("decoder") else [self._start, *ids[:-1]]
 
     def _call(self, graph: Graph, ids: list[int], pool: dict[str, np.ndarray], past: int) -> GraphRun:
@@ -144,14 +144,14 @@ class Player:
 
 
 def _start_token(folder: Path) -> int | None:
-    """What an encoder-decoder begins to write with; None where the folder does not say it."""
+    """Return what an encoder-decoder begins to write with; None where the folder does not say it."""
     paths = [path for name in ("generation_config.json", "config.json") if (path := folder / name).is_file()]
-    found = (setting(read_json(path, OPERATION), "decoder_start_token_id") for path in paths)
-    return next((token for token in found if isinstance(token, int)), None)
+    tokens = (setting(read_json(path, OPERATION), "decoder_start_token_id") for path in paths)
+    return next((token for token in tokens if isinstance(token, int)), None)
 
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All outputs by name; inputs are cast to the float type that the graph takes."""
+    """Return all outputs by name; inputs are cast to the float type that the graph takes."""
     wanted: dict[str, type[np.floating[Any]]] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
     cast = {
         value.name: feeds[value.name].astype(wanted[value.type], copy=False) if value.type in wanted else feeds[value.name]
@@ -167,7 +167,7 @@ def _known(graph: Graph, ids: Sequence[int]) -> list[int]:
 
 
 def _next_input(role: str, output: str) -> str:
-    """The input of a later call that an output becomes."""
+    """Return the input of a later call that an output becomes."""
     if role == "encoder" and output == "last_hidden_state":
         return "encoder_hidden_states"
     if output == NEXT:
@@ -176,7 +176,7 @@ def _next_input(role: str, output: str) -> str:
 
 
 def _filled(port: Port, ids: list[int], past: int, pool: dict[str, np.ndarray]) -> np.ndarray:
-    """The array of one input, after `past` tokens."""
+    """Return the array of one input, after `past` tokens."""
     dtype = np.dtype(port.dtype)
     if port.name in ("input_ids", "decoder_input_ids"):
         return np.array([ids], dtype)

@@ -51,7 +51,7 @@ class GraphFile:
 
 
 def _renamed(text: str, names: Mapping[str, str], known: set[str]) -> str | None:
-    """A dimension's expression in our names; None when it holds a symbol that no input explains."""
+    """Return a dimension's expression in our names; None when it holds a symbol that no input explains."""
     symbols = set(_SYMBOL.findall(text))
     if not symbols <= names.keys() | known:
         return None
@@ -85,7 +85,7 @@ def name_axes(model: ir.Model, signature: Signature) -> None:
 
 
 def _turned_lazily(source: ir.TensorProtocol, order: Sequence[int], name: str | None) -> ir.LazyTensor:
-    """The transposed tensor, made when it is written: of several graphs, only one holds a turned copy at a time."""
+    """Return the transposed tensor, made when it is written: of several graphs, only one holds a turned copy at a time."""
 
     def turn() -> ir.TensorProtocol:
         values = source.numpy()
@@ -152,7 +152,7 @@ def opset(model: ir.Model) -> int:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers."""
+    """Return the bytes of all initializers."""
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
@@ -199,16 +199,16 @@ def place(written: Path, target: Path) -> GraphFile:
 
 
 def external_files(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Names of the files that hold a loaded graph's weights."""
+    """Return the names of the files that hold a loaded graph's weights."""
     tensors = onnx.external_data_helper._get_all_tensors(proto)
-    found = (entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
-    return tuple(dict.fromkeys(found))
+    locations = (entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+    return tuple(dict.fromkeys(locations))
 
 
 def external_tensors(path: Path) -> list[onnx.TensorProto]:
     """The weights of a graph on disk that lie in files, without their contents. Reading only these is much quicker than `ir.load`."""
     proto = onnx.load(path, load_external_data=False)
-    return [one for one in onnx.external_data_helper._get_all_tensors(proto) if one.data_location == onnx.TensorProto.EXTERNAL]
+    return [tensor for tensor in onnx.external_data_helper._get_all_tensors(proto) if tensor.data_location == onnx.TensorProto.EXTERNAL]
 
 
 def clear(folder: Path) -> None:
@@ -219,7 +219,7 @@ def clear(folder: Path) -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """An empty folder at `path`; what was there is removed."""
+    """Return an empty folder at `path`; what was there is removed."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

@@ -101,29 +101,29 @@ class Portability:
         """For the report; None where no integers are multiplied."""
         if not self.products:
             return None
-        kinds = Counter(f"{one.activations} x {one.weights}" for one in self.products)
+        kinds = Counter(f"{product.activations} x {product.weights}" for product in self.products)
         return IntegerProducts(
             products=len(self.products),
             kinds=dict(sorted(kinds.items())),
-            largest_pair_sum=max((one.largest for one in self.products if one.largest is not None), default=None),
+            largest_pair_sum=max((product.largest for product in self.products if product.largest is not None), default=None),
             pair_sum_limit=HIGHEST,
-            overflowing_products=sum(one.exact is False for one in self.products),
-            unknown_products=sum(one.exact is None for one in self.products),
+            overflowing_products=sum(product.exact is False for product in self.products),
+            unknown_products=sum(product.exact is None for product in self.products),
         )
 
     @property
     def fault(self) -> str | None:
         """Why the folder may give other results on other processors; None if it can't."""
-        wrong = [one for one in self.products if one.exact is False]
+        wrong = [product for product in self.products if product.exact is False]
         if wrong:
-            worst = max(wrong, key=lambda one: one.overflowing)
+            worst = max(wrong, key=lambda product: product.overflowing)
             return (
                 f"{len(wrong)} of {len(self.products)} integer products overflow on processors without VNNI: these add two"
                 " neighbouring products of uint8 activations and int8 weights in 16 bits, and in"
                 f" {worst.overflowing:.1%} of the groups of weights of {worst.name} ({worst.operator}) the sum can reach"
                 f" {worst.largest:,}, but the largest value in 16 bits is {HIGHEST:,}"
             )
-        unknown = [one for one in self.products if one.exact is None]
+        unknown = [product for product in self.products if product.exact is None]
         if unknown:
             return (
                 f"the graph does not show whether {len(unknown)} of {len(self.products)} integer products overflow on processors without"
@@ -138,7 +138,7 @@ class Portability:
 
 
 def examine(models: Sequence[ir.Model]) -> Portability:
-    """The integer products of all graphs, in their order. The models' functions are written out in place."""
+    """Return the integer products of all graphs, in their order. The models' functions are written out in place."""
     for model in models:
         if model.functions:
             passes.InlinePass()(model)
@@ -154,13 +154,13 @@ def _products(model: ir.Model) -> Iterator[IntegerProduct]:
             if OTHER not in (first, second):
                 yield _product(node, first, second, weight, mixed=(first, second) == (UNSIGNED, SIGNED), filters=factors.filters)
         if node.op_type in _FLOAT_OPERATORS:
-            found = _fused(node)
-            if found is not None:
-                yield found
+            fused = _fused(node)
+            if fused is not None:
+                yield fused
 
 
 def _fused(node: ir.Node) -> IntegerProduct | None:
-    """The integer product that a runtime may make of a product in floats; None where it makes none."""
+    """Return the integer product that a runtime may make of a product in floats; None where it makes none."""
     activation, weight = (dequantizer(input_of(node, place)) for place in (0, 1))
     filters = node.op_type.endswith("Conv")
     if activation is None:
@@ -219,7 +219,7 @@ def _neighbours(rows: np.ndarray) -> tuple[int, float]:
 
 
 def _any_two(rows: np.ndarray) -> tuple[int, float]:
-    """The same of filters, whichever two of a filter's weights come together; the share is that of filters."""
+    """Return the same of filters, whichever two of a filter's weights come together; the share is that of filters."""
     ordered = np.sort(np.pad(rows.astype(np.int32), ((0, 0), (2, 0))), axis=-1)
     highest = np.maximum(ordered[:, -2:], 0).sum(-1) * ACTIVATION
     lowest = np.minimum(ordered[:, :2], 0).sum(-1) * ACTIVATION
@@ -242,28 +242,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         models = _loaded(options.path)
         weights = _weights(options.path, models, options.source, nearest=options.nearest) if options.source else None
-        found = examine([model for _, model in models])
+        portability = examine([model for _, model in models])
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        products = found.figures
-        told = {"needs": found.needs, "integer_products": products.written() if products else None, "fault": found.fault}
-        print(json.dumps({**told, "weights": weights}))
-    elif found.products:
-        print(found.fault or f"{len(found.products)} integer products, none overflows 16 bits: right on {found.needs}")
+        products = portability.figures
+        answer = {"needs": portability.needs, "integer_products": products.written() if products else None, "fault": portability.fault}
+        print(json.dumps({**answer, "weights": weights}))
+    elif portability.products:
+        print(portability.fault or f"{len(portability.products)} integer products, none overflows 16 bits: right on {portability.needs}")
     else:
         print("no int8 products: nothing can overflow, and nothing else was checked")
-    return 1 if found.fault else 0
+    return 1 if portability.fault else 0
 
 
 def _weights(path: Path, models: list[tuple[str, ir.Model]], source: Path, *, nearest: bool) -> str | None:
-    """Why the weights of a folder are not its source's; None where they are, as far as both have graphs of the same name."""
+    """Return why the weights of a folder are not its source's; None where they are, as far as both have graphs of the same name."""
     if not any((source / name).is_file() for name, _ in models):
         return None
     known = dict(_loaded(source))
-    found = (rounded_weights.difference(model, known[name], nearest=nearest) for name, model in models if name in known)
-    return next((told for told in found if told), None)
+    differences = (rounded_weights.difference(model, known[name], nearest=nearest) for name, model in models if name in known)
+    return next((difference for difference in differences if difference), None)
 
 
 def _loaded(path: Path) -> list[tuple[str, ir.Model]]:
@@ -272,19 +272,19 @@ def _loaded(path: Path) -> list[tuple[str, ir.Model]]:
         raise ValueError(f"{path} is not there")
     paths = sorted(path.glob("*.onnx")) if path.is_dir() else [path]
     if not paths:
-        below = sorted({one.parent.name for one in path.glob("*/*.onnx")})
+        below = sorted({file.parent.name for file in path.glob("*/*.onnx")})
         there = f": {', '.join(below)}" if below else ""
         raise ValueError(f"{path} holds no ONNX graph; name the folder of one variant{there}")
     models = []
-    for one in paths:
+    for file in paths:
         try:
-            model = ir.load(one)
+            model = ir.load(file)
         except Exception as error:  # whatever the libraries that read it raise
             words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{one} can't be read as an ONNX graph: {words}; export or copy it again") from error
+            raise ValueError(f"{file} can't be read as an ONNX graph: {words}; export or copy it again") from error
         if not len(model.graph):
-            raise ValueError(f"{one} holds no operators: it is empty or cut short; export or copy it again")
-        models.append((one.name, model))
+            raise ValueError(f"{file} holds no operators: it is empty or cut short; export or copy it again")
+        models.append((file.name, model))
     return models
 
 

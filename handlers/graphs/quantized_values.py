@@ -29,16 +29,16 @@ _LONGEST_WAY = 1000
 
 
 def input_of(node: ir.Node, place: int | None) -> ir.Value | None:
-    """An input, None where the node has not so many."""
+    """Return an input, None where the node has not so many."""
     return node.inputs[place] if place is not None and place < len(node.inputs) else None
 
 
 def type_of(value: ir.Value | None, zero: ir.Value | None) -> str:
-    """Of a quantized value: its own type where the graph says it, else that of its zero point, which is the same."""
-    return next((found for found in map(_told, (value, zero)) if found != UNKNOWN), UNKNOWN)
+    """Return the type of a quantized value: its own where the graph says it, else that of its zero point, which is the same."""
+    return next((kind for kind in map(_stated_type, (value, zero)) if kind != UNKNOWN), UNKNOWN)
 
 
-def _told(value: ir.Value | None) -> str:
+def _stated_type(value: ir.Value | None) -> str:
     while value is not None:
         dtype = value.const_value.dtype if value.const_value is not None else value.dtype
         if dtype is not None:
@@ -62,7 +62,7 @@ def _told(value: ir.Value | None) -> str:
 
 
 def dequantizer(value: ir.Value | None) -> ir.Node | None:
-    """The DequantizeLinear that a runtime may take a value to come from; None where it comes from anything else."""
+    """Return the DequantizeLinear that a runtime may take a value to come from; None where it comes from anything else."""
     for _ in range(_LONGEST_WAY):
         node = value.producer() if value is not None else None
         if node is None or node.op_type in _COMPUTES or not node.inputs:
@@ -74,7 +74,7 @@ def dequantizer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _carried(node: ir.Node) -> ir.Value | None:
-    """What an operator of `_NEUTRAL` hands on as it is; None where it computes."""
+    """Return what an operator of `_NEUTRAL` hands on as it is; None where it computes."""
     for place, other in ((0, 1), (1, 0)):
         constant = _content(node.inputs[other])
         if constant is not None and bool((constant == _NEUTRAL[node.op_type]).all()):
@@ -102,7 +102,7 @@ def integers(value: ir.Value | None) -> np.ndarray | None:
 
 
 def _content(value: ir.Value | None) -> np.ndarray | None:
-    """What an initializer or a Constant holds; None of anything else."""
+    """Return what an initializer or a Constant holds; None of anything else."""
     if value is None:
         return None
     if value.const_value is not None:
@@ -113,7 +113,7 @@ def _content(value: ir.Value | None) -> np.ndarray | None:
 
 
 def _quantized(node: ir.Node) -> np.ndarray | None:
-    """What a QuantizeLinear to int8 makes of a constant, by columns or as a whole; None of anything else."""
+    """Return what a QuantizeLinear to int8 makes of a constant, by columns or as a whole; None of anything else."""
     weight, scale, zero = (_content(input_of(node, place)) for place in range(3))
     if weight is None or scale is None or zero is None or zero.dtype != np.int8 or "block_size" in node.attributes:
         return None

@@ -57,14 +57,14 @@ class Counts:
 
 
 def array_of(value: ir.Value) -> np.ndarray:
-    """The content of an initializer."""
+    """Return the content of an initializer."""
     if value.const_value is None:
         raise ValueError(f"{value.name} has no value")
     return value.const_value.numpy()
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """The sizes of an initializer; its content is not read."""
+    """Return the sizes of an initializer; its content is not read."""
     if value.const_value is None:
         raise ValueError(f"{value.name} has no value")
     return tuple(value.const_value.shape.numpy())
@@ -78,19 +78,19 @@ def release(value: ir.Value) -> None:
 
 
 def _is_weight(value: ir.Value | None) -> TypeGuard[ir.Value]:
-    """Whether a value is a constant of fp32 with two dimensions or more."""
+    """Return whether a value is a constant of fp32 with two dimensions or more."""
     if value is None or not value.is_initializer() or value.const_value is None or value.const_value.dtype != ir.DataType.FLOAT:
         return False
     return len(value.const_value.shape) > 1
 
 
 def _is_matrix(value: ir.Value | None) -> TypeGuard[ir.Value]:
-    """Whether a weight is a matrix large enough to be worth it."""
+    """Return whether a weight is a matrix large enough to be worth it."""
     return _is_weight(value) and value.const_value is not None and _fault(value.const_value.shape.numpy()) is None
 
 
 def _fault(shape: Iterable[int]) -> str | None:
-    """Why a weight of such a shape is no matrix that could be turned."""
+    """Return why a weight of such a shape is no matrix that could be turned."""
     sizes = list(shape)
     if len(sizes) != 2:
         return f"{len(sizes)} dimensions"
@@ -120,7 +120,7 @@ class Product:
 
 
 def _through_transpose(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """What a Transpose turns and True, or the value itself and False."""
+    """Return what a Transpose turns and True, or the value itself and False."""
     producer = value.producer() if value is not None else None
     if producer is not None and producer.op_type == "Transpose":
         return producer.inputs[0], True
@@ -128,7 +128,7 @@ def _through_transpose(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether a node is MatMul, or Gemm without factors and without a turned first matrix."""
+    """Return whether a node is MatMul, or Gemm without factors and without a turned first matrix."""
     if node.op_type == "MatMul":
         return True
     factors = (node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0))
@@ -147,28 +147,28 @@ def after_pooling(model: ir.Model) -> set[ir.Node]:
 
 
 def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """The nodes that values are computed with, outside of subgraphs."""
-    found: set[ir.Node] = set()
+    """Return the nodes that values are computed with, outside of subgraphs."""
+    ancestors: set[ir.Node] = set()
     waiting = [node for value in values if (node := value.producer()) is not None]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             waiting += [before for value in node.inputs if value is not None and (before := value.producer()) is not None]
-    return found
+    return ancestors
 
 
 def find_products(model: ir.Model) -> list[Product]:
     """MatMul and plain Gemm nodes whose second factor is a constant matrix, seen through a Transpose; not those after the pooling."""
-    found, kept = [], after_pooling(model)
+    products, kept = [], after_pooling(model)
     for node in model.graph.all_nodes():
         if not _is_plain(node) or node in kept:
             continue
         weight, turned = _through_transpose(node.inputs[1])
         transposed = turned != (node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0)))
         if _is_matrix(weight):
-            found.append(Product(node, weight, transposed))
-    return found
+            products.append(Product(node, weight, transposed))
+    return products
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,13 @@ def _looks_up(node: ir.Node) -> bool:
 def find_lookups(model: ir.Model) -> list[Lookup]:
     """Gather nodes along the rows of a constant matrix that holds a good share of the model."""
     total = weight_bytes(model)
-    found = []
+    lookups = []
     for node in model.graph.all_nodes():
         if _looks_up(node):
             table, rows = node.inputs
             if _is_matrix(table) and rows is not None and array_of(table).nbytes >= MIN_TABLE_SHARE * total:
-                found.append(Lookup(node, table, rows))
-    return found
+                lookups.append(Lookup(node, table, rows))
+    return lookups
 
 
 def left_behind(model: ir.Model, weights: set[ir.Value]) -> Counter[str]:
@@ -228,7 +228,7 @@ class Rewriter:
         """Turn every product and table that can be turned, and forget the fp32 weights that nothing reads any more."""
         products, lookups = (
             [product for product in find_products(self.model) if self.turns(product)],
-            [one for one in find_lookups(self.model) if self.looks_up(one)],
+            [lookup for lookup in find_lookups(self.model) if self.looks_up(lookup)],
         )
         tied = {lookup.table for lookup in lookups} & {product.weight for product in products if product.transposed}
         self.prepare(tied)
@@ -247,11 +247,11 @@ class Rewriter:
         """Called first, with the tables that serve as the output layer's weight too."""
 
     def turns(self, product: Product) -> bool:
-        """Whether a product is one to be turned."""
+        """Return whether a product is one to be turned."""
         return True
 
     def looks_up(self, lookup: Lookup) -> bool:
-        """Whether a lookup is one to be turned."""
+        """Return whether a lookup is one to be turned."""
         return True
 
     def turn_lookup(self, lookup: Lookup) -> None:
@@ -263,7 +263,7 @@ class Rewriter:
         raise NotImplementedError
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
-        """An initializer of the main graph, made once: its name says which weight and which use it belongs to."""
+        """Return an initializer of the main graph, made once: its name says which weight and which use it belongs to."""
         known = self.model.graph.initializers.get(name)
         if known is not None:
             return known
@@ -276,7 +276,7 @@ class Rewriter:
         self, before: ir.Node, operator: str, *inputs: ir.Value | None, name: str, outputs: int = 1, domain: str = "",
         **attributes: int | list[int],
     ) -> ir.Node:  # fmt: skip
-        """A new node in front of another, in that one's graph; its outputs are called `name`, or `name.0`, `name.1`, …"""
+        """Return a new node in front of another, in that one's graph; its outputs are called `name`, or `name.0`, `name.1`, …"""
         node = ir.node(operator, list(inputs), attributes, num_outputs=outputs, name=name, domain=domain)
         for index, output in enumerate(node.outputs):
             output.name = name if outputs == 1 else f"{name}.{index}"

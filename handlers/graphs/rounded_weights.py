@@ -45,21 +45,21 @@ class _Rounded:
 
 
 def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | None:
-    """Which weight of a graph is not its source's, as a clause; None where all are, or have other names.
+    """Return which weight of a graph is not its source's, as a clause; None where all are, or have other names.
 
     `nearest`: they were rounded to the nearest step, but for what is clipped.
     """
-    wanted, found = _weights(source), _weights(derived)
-    names = [match for name in found if (match := _NAMES.fullmatch(name)) and match["source"] in wanted]
-    total = sum(wanted[name].size for name in (*(match["source"] for match in names), *(found.keys() & wanted.keys())))
-    for name in (name for name in found if name in wanted):
-        if not _is_kept(found[name], wanted[name], min(1.0, ELEMENTS / max(1, total))):
+    wanted, weights = _weights(source), _weights(derived)
+    names = [match for name in weights if (match := _NAMES.fullmatch(name)) and match["source"] in wanted]
+    total = sum(wanted[name].size for name in (*(match["source"] for match in names), *(weights.keys() & wanted.keys())))
+    for name in (name for name in weights if name in wanted):
+        if not _is_kept(weights[name], wanted[name], min(1.0, ELEMENTS / max(1, total))):
             return f"its weight {name} is not that of the graph that it was made of: it is of another checkpoint, or damaged"
     beyond = elements = 0
     worst: tuple[float, str] | None = None
     for match in names:
         try:
-            rounded = _rows(match, found, wanted[match["source"]], min(1.0, ELEMENTS / max(1, total)))
+            rounded = _rows(match, weights, wanted[match["source"]], min(1.0, ELEMENTS / max(1, total)))
         except ValueError:
             continue  # parts of other shapes: a form that only has names in common with those known here
         if rounded is None:
@@ -81,13 +81,13 @@ def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | N
     )
 
 
-def _is_kept(one: ir.TensorProtocol, source: ir.TensorProtocol, share: float) -> bool:
+def _is_kept(weight: ir.TensorProtocol, source: ir.TensorProtocol, share: float) -> bool:
     """Whether a weight that was not rounded to integers is its source's, as far as some of its rows say. True for what no stage keeps under
     its name: another shape, or a type that it was not cast to."""
-    types = (source.dtype, one.dtype)
-    if tuple(one.shape) != tuple(source.shape) or types[0] not in _FLOATS or types[1] not in (types[0], ir.DataType.FLOAT16):
+    types = (source.dtype, weight.dtype)
+    if tuple(weight.shape) != tuple(source.shape) or types[0] not in _FLOATS or types[1] not in (types[0], ir.DataType.FLOAT16):
         return True
-    mine, theirs = one.numpy(), source.numpy()
+    mine, theirs = weight.numpy(), source.numpy()
     if mine.ndim > 1 and mine.size > _SMALL:
         chosen = _chosen(len(mine), share)
         mine, theirs = mine[chosen], theirs[chosen]
@@ -100,24 +100,24 @@ def _is_kept(one: ir.TensorProtocol, source: ir.TensorProtocol, share: float) ->
 
 
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    found: dict[str, ir.TensorProtocol] = {}
+    weights: dict[str, ir.TensorProtocol] = {}
     for graph in model.graphs():
-        found |= {name: value.const_value for name, value in graph.initializers.items() if value.const_value is not None}
+        weights |= {name: value.const_value for name, value in graph.initializers.items() if value.const_value is not None}
         for node in graph:
             value = node.attributes.get("value") if node.op_type == "Constant" else None
             if value is not None and value.type is ir.AttributeType.TENSOR:
-                found[node.outputs[0].name or ""] = value.as_tensor()
-    return found
+                weights[node.outputs[0].name or ""] = value.as_tensor()
+    return weights
 
 
-def _rows(match: re.Match[str], found: _Weights, source: ir.TensorProtocol, share: float) -> _Rounded | None:
-    """Some rows of a weight; None where its parts do not fit its source."""
+def _rows(match: re.Match[str], weights: _Weights, source: ir.TensorProtocol, share: float) -> _Rounded | None:
+    """Return some rows of a weight; None where its parts do not fit its source."""
     whole, stem = source.numpy(), match[0]
     if whole.ndim != 2:
         return None
     if match["layout"] in (".rows", ".columns"):
-        scales = next((found[name].numpy().reshape(-1) for name in (f"{stem}.scale", f"{stem}.table_scale") if name in found), None)
-        values = found[stem].numpy()
+        scales = next((weights[name].numpy().reshape(-1) for name in (f"{stem}.scale", f"{stem}.table_scale") if name in weights), None)
+        values = weights[stem].numpy()
         if scales is None or values.shape != whole.shape:
             return None
         if match["layout"] == ".columns":
@@ -126,18 +126,18 @@ def _rows(match: re.Match[str], found: _Weights, source: ir.TensorProtocol, shar
         steps = np.broadcast_to(scales[chosen, None], values[chosen].shape)
         return _Rounded(values[chosen] * steps, steps, whole[chosen].astype(np.float32))
     whole = whole.T if match["layout"] == ".turned" else whole
-    return _blocks(found, stem, int(match["bits"]), whole, _chosen(len(whole), share))
+    return _blocks(weights, stem, int(match["bits"]), whole, _chosen(len(whole), share))
 
 
-def _blocks(found: _Weights, stem: str, bits: int, whole: np.ndarray, chosen: np.ndarray) -> _Rounded | None:
+def _blocks(weights: _Weights, stem: str, bits: int, whole: np.ndarray, chosen: np.ndarray) -> _Rounded | None:
     """Of weights in blocks: (value - zero point) · scale, as MatMulNBits computes."""
-    if f"{stem}.scales" not in found:
+    if f"{stem}.scales" not in weights:
         return None
     rows = len(whole)
-    scales = found[f"{stem}.scales"].numpy().reshape(rows, -1)[chosen].astype(np.float32)
-    values = _unpacked(found[stem].numpy().reshape(rows, -1)[chosen], bits).reshape(len(chosen), scales.shape[1], -1).astype(np.float32)
-    if f"{stem}.zeros" in found:
-        zeros = found[f"{stem}.zeros"].numpy().reshape(rows, -1)[chosen]
+    scales = weights[f"{stem}.scales"].numpy().reshape(rows, -1)[chosen].astype(np.float32)
+    values = _unpacked(weights[stem].numpy().reshape(rows, -1)[chosen], bits).reshape(len(chosen), scales.shape[1], -1).astype(np.float32)
+    if f"{stem}.zeros" in weights:
+        zeros = weights[f"{stem}.zeros"].numpy().reshape(rows, -1)[chosen]
         zeros = _unpacked(zeros, bits)[:, : scales.shape[1]].astype(np.float32) if zeros.dtype == np.uint8 else zeros
     else:
         zeros = np.full_like(scales, 1 << (bits - 1))

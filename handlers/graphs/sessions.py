@@ -56,8 +56,8 @@ class MappedWeights:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Meanwhile, pages are released every few milliseconds, if that was asked for and is worth it."""
-        files = [one for one in self._files.values() if self._releasing and one.size > _LARGE]
+        """Release pages every few milliseconds meanwhile, if that was asked for and is worth it."""
+        files = [file for file in self._files.values() if self._releasing and file.size > _LARGE]
         if not files:
             yield
             return
@@ -72,16 +72,16 @@ class MappedWeights:
 
     def of(self, path: Path) -> dict[str, onnxruntime.OrtValue]:
         """Name → value of the initializers of the graph at `path` that lie in files, in types that numpy has."""
-        found = {}
-        for one in onnx.load(path, load_external_data=False).graph.initializer:
-            if one.data_location == onnx.TensorProto.EXTERNAL and one.data_type in _MAPPED:
-                tensor = ir.serde.deserialize_tensor(one, path.parent)
+        values = {}
+        for initializer in onnx.load(path, load_external_data=False).graph.initializer:
+            if initializer.data_location == onnx.TensorProto.EXTERNAL and initializer.data_type in _MAPPED:
+                tensor = ir.serde.deserialize_tensor(initializer, path.parent)
                 assert isinstance(tensor, ir.ExternalTensor)
-                found[one.name] = onnxruntime.OrtValue.ortvalue_from_numpy(self._array(tensor))
-        return found
+                values[initializer.name] = onnxruntime.OrtValue.ortvalue_from_numpy(self._array(tensor))
+        return values
 
     def _array(self, tensor: ir.ExternalTensor) -> np.ndarray:
-        """The tensor as a view of its file: the tensor's own map would stay as long as its graph, a cycle of references."""
+        """Return the tensor as a view of its file: the tensor's own map would stay as long as its graph, a cycle of references."""
         name = str(tensor.path)
         if name not in self._files:
             self._files[name] = np.memmap(name, np.uint8, mode="r")
@@ -92,8 +92,8 @@ def _release(files: Sequence[np.memmap], ended: threading.Event) -> None:
     waiting = True
     while waiting:
         waiting = not ended.wait(_PAUSE)
-        for one in files:
-            pages.release(one)
+        for file in files:
+            pages.release(file)
 
 
 class _MappedSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # it has no types
@@ -115,7 +115,7 @@ class _MappedSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # it 
 
 
 def open_session(path: Path, threads: int, weights: MappedWeights | None = None) -> onnxruntime.InferenceSession:
-    """A CPU session with at most `threads` threads that logs nothing below errors; RuntimeError when the graph is not valid.
+    """Return a CPU session with at most `threads` threads that logs nothing below errors; RuntimeError when the graph is not valid.
 
     With `weights` it shares them, and makes no copy of its own.
     """
@@ -143,7 +143,7 @@ def check_form(path: Path) -> None:
 
 
 def described_alone(role: str, file: GraphFile) -> Graph:
-    """The same as the graph itself says it, without opening a session: for graphs whose inputs and outputs are known to be sound."""
+    """Return the same as the graph itself says it, without opening a session: for graphs whose inputs and outputs are known to be sound."""
     graph = ir.load(file.path).graph
     inputs, outputs = (tuple(_stated(value) for value in values) for values in (graph.inputs, graph.outputs))
     return Graph(role=role, file=file.path.name, data=file.data, inputs=inputs, outputs=outputs, nodes=file.nodes)
@@ -156,7 +156,7 @@ def _stated(value: ir.Value) -> Port:
 
 
 def described(role: str, file: GraphFile, threads: int = 1) -> Graph:
-    """A graph on disk as graphs.json has it; loads it once to ask for its inputs and outputs."""
+    """Return a graph on disk as graphs.json has it; loads it once to ask for its inputs and outputs."""
     session = open_session(file.path, threads, MappedWeights())
     inputs, outputs = (tuple(_port(value) for value in values) for values in (session.get_inputs(), session.get_outputs()))
     return Graph(role=role, file=file.path.name, data=file.data, inputs=inputs, outputs=outputs, nodes=file.nodes)

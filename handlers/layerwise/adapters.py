@@ -21,7 +21,7 @@ _PREPARES = (True, False, "gaussian", "orthogonal")
 
 
 def check_adapter(folder: Path) -> PeftConfig:
-    """The configuration of an adapter. Permanent for one that PEFT can't put over a base without values."""
+    """Return the configuration of an adapter. Permanent for one that PEFT can't put over a base without values."""
     config: Any = PeftConfig.from_pretrained(str(folder))
     kind = getattr(config.peft_type, "value", str(config.peft_type))
     if kind != "LORA":
@@ -63,5 +63,5 @@ def _filling(skeleton: Skeleton) -> Callable[..., None]:
 
 
 def reads_weights(module: torch.nn.Module) -> bool:
-    """Whether a wrapper of PEFT reads the weights of the layer inside of it, and doesn't only call it."""
+    """Return whether a wrapper of PEFT reads the weights of the layer inside of it, and doesn't only call it."""
     return isinstance(module, TrainableTokensWrapper) or (isinstance(module, LoraLayer) and any(module.use_dora.values()))

@@ -44,7 +44,7 @@ class Task:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def result(self) -> Any:
-        """What the work gave, once it is done; raises what it raised."""
+        """Return what the work gave, once it is done; raises what it raised."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -91,7 +91,7 @@ _here = _Here()
 
 
 def task_here() -> Task:
-    """The task in whose thread this is called. Raises RuntimeError outside of tasks."""
+    """Return the task in whose thread this is called. Raises RuntimeError outside of tasks."""
     if _here.task is None:
         raise RuntimeError("a model that is read layer by layer was run outside of its lockstep")
     return _here.task
@@ -153,7 +153,7 @@ class Lockstep:
         return [task for task in self._tasks if task.door is not None and task.door is not task.held]
 
     def _next(self) -> int:
-        """Number of the door to open next: the first behind the last one, else the first of all."""
+        """Return the number of the door to open next: the first behind the last one, else the first of all."""
         numbers = {task.door.number for task in self._waiting() if task.door is not None}
         behind = {number for number in numbers if number > self._last}
         return min(behind or numbers, default=-1)

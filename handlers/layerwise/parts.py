@@ -55,7 +55,7 @@ class Pool:
         self._free: list[torch.Tensor] = []
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A contiguous fp32 tensor of this shape, with any values."""
+        """Return a contiguous fp32 tensor of this shape, with any values."""
         for number, buffer in enumerate(self._free):
             if tuple(buffer.shape) == shape:
                 return self._free.pop(number)
@@ -111,7 +111,7 @@ class HeadDoor(Door):
         self._slot, self._find = slot, find
 
     def serve(self, visits: Sequence[Task]) -> None:
-        """Each task, which brings (input, bias), gets outputs (B, S, V) for the positions that its tag's `wanted` names, and zeros for
+        """Give each task, which brings (input, bias), outputs (B, S, V) for the positions that its tag's `wanted` names, and zeros for
         all others."""
         rows, width = self._slot.shape
         source = self._find(self._slot.stored)
@@ -127,8 +127,8 @@ class HeadDoor(Door):
                 for visit, answer, place in zip(visits, answers, places, strict=True):
                     hidden, bias = visit.payload
                     # All positions, as the model itself would: of fewer rows the kernels give other last bits.
-                    found = torch.nn.functional.linear(hidden, block, None if bias is None else bias[first : first + len(block)])
-                    answer[..., place, first : first + len(block)] = found[..., place, :].numpy()
+                    outputs = torch.nn.functional.linear(hidden, block, None if bias is None else bias[first : first + len(block)])
+                    answer[..., place, first : first + len(block)] = outputs[..., place, :].numpy()
         for visit, answer in zip(visits, answers, strict=True):
             visit.enter(torch.from_numpy(answer))
 
@@ -147,7 +147,7 @@ class StreamedWeight(torch.Tensor):
 
     @staticmethod
     def of(slot: Slot, find: Find, head: HeadDoor | None) -> StreamedWeight:
-        """The weight of a slot; without `head` it can only be looked up."""
+        """Return the weight of a slot; without `head` it can only be looked up."""
         weight: StreamedWeight = torch.Tensor._make_subclass(StreamedWeight, torch.empty(slot.shape, device="meta"))
         weight.slot, weight.find, weight.head = slot, find, head
         return weight
@@ -167,7 +167,7 @@ class StreamedWeight(torch.Tensor):
 
 
 def _look_up(ids: torch.Tensor, weight: StreamedWeight) -> torch.Tensor:
-    """The rows of these ids; only they are read."""
+    """Return the rows of these ids; only they are read."""
     source = weight.find(weight.slot.stored)
     chosen, places = torch.unique(ids, return_inverse=True)
     rows = torch.empty(len(chosen), weight.slot.shape[1])

@@ -20,13 +20,13 @@ class _AllPositions:
     """What the head's door asks of a task: the logits of every position are wanted."""
 
     def wanted(self, count: int) -> slice:
-        """The index of the positions whose logits are wanted, of `count`."""
+        """Return the index of the positions whose logits are wanted, of `count`."""
         return slice(count)
 
 
 def run(made: Skeleton, work: Callable[[Any], Result]) -> Result:
-    """`work(model)`, which may only run the model forward; each of its passes reads all weights once. Raises what the work raises, and
-    Permanent for a model that can't be run in this way. The model is of no use afterwards.
+    """Return `work(model)`, which may only run the model forward; each of its passes reads all weights once. Raises what the work raises,
+    and Permanent for a model that can't be run in this way. The model is of no use afterwards.
 
     It is the model's own code on the same values; where its matrices lie in memory may change how a product is rounded.
     """
@@ -43,5 +43,5 @@ def run(made: Skeleton, work: Callable[[Any], Result]) -> Result:
     lockstep = Lockstep(lambda task: None)
     task = lockstep.add(Task(compute, _AllPositions()))
     lockstep.finish([task])
-    found: Result = task.result()
-    return found
+    result: Result = task.result()
+    return result

@@ -31,7 +31,7 @@ _SMALL = 4 << 20
 
 
 def refuse(folder: Path, why: str) -> Permanent:
-    """The error that says why a model that is too large for the memory can't be run in this way either."""
+    """Return the error that says why a model that is too large for the memory can't be run in this way either."""
     return Permanent(
         FaultCode.MEMORY_NEVER, OPERATION, f"the model is too large to be held in memory, and can't be run layer by layer, because {why}",
         "export on a larger machine, or raise limits.memory_fraction", path=folder,
@@ -56,7 +56,7 @@ class Skeleton:
 
 
 def build(path: Path, task: str, *, attention: str | None = None) -> Skeleton:
-    """The model of a transformers folder, as its task's class, in evaluation mode, without weights.
+    """Return the model of a transformers folder, as its task's class, in evaluation mode, without weights.
 
     `attention`: transformers' implementation of it; None leaves it to transformers.
     Raises Permanent for one that is loaded in another way than name by name from safetensors files.
@@ -93,7 +93,7 @@ def _place(skeleton: Skeleton) -> None:
     own: dict[str, str] = {}
     shared: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
-        stored = next((one for one in _candidates(name, model.base_model_prefix) if one in headers), None)
+        stored = next((candidate for candidate in _candidates(name, model.base_model_prefix) if candidate in headers), None)
         if stored is not None:
             own[name] = stored
             shared.setdefault(id(value), stored)
@@ -118,7 +118,7 @@ def _place(skeleton: Skeleton) -> None:
 
 
 def _candidates(name: str, prefix: str) -> tuple[str, ...]:
-    """Names under which a parameter may be stored: with the prefix of the model's body or without."""
+    """Return the names under which a parameter may be stored: with the prefix of the model's body or without."""
     return name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
 
 
@@ -137,8 +137,8 @@ def furnish(wrapped: Any, skeleton: Skeleton, find: Find, reads: Callable[[torch
             if value is None or id(value) not in skeleton.stored:
                 continue
             slot = Slot(module, name, skeleton.stored[id(value)], tuple(value.shape))
-            layer = next((one for one in _above(path) if one in layers), None)
-            whole = layer or next((one for one in _above(path) if reads(modules[one])), None)
+            layer = next((parent for parent in _above(path) if parent in layers), None)
+            whole = layer or next((parent for parent in _above(path) if reads(modules[parent])), None)
             (parts if whole else outside).setdefault(whole or path, []).append(slot)
     head = set(skeleton.model.get_output_embeddings().modules())
     first = [path for path in parts if path not in layers and modules[path] not in head]
@@ -164,13 +164,13 @@ def furnish(wrapped: Any, skeleton: Skeleton, find: Find, reads: Callable[[torch
 
 
 def _above(path: str) -> list[str]:
-    """The path and those of all modules around it, the innermost first."""
+    """Return the path and those of all modules around it, the innermost first."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def _layers(modules: Mapping[str, torch.nn.Module]) -> dict[str, None]:
-    """Paths of the decoder's layers: the elements of the outermost lists of modules."""
+    """Return the paths of the decoder's layers: the elements of the outermost lists of modules."""
     lists = {path: module for path, module in modules.items() if isinstance(module, torch.nn.ModuleList)}
     outermost = [path for path in lists if not any(other in lists for other in _above(path)[1:])]
     return {f"{path}.{number}": None for path in outermost for number in range(len(lists[path]))}

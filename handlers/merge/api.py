@@ -110,7 +110,7 @@ def merge_adapter(
         original = Original(model, states if execution.resume else {})
         with collection_paused():
             planned = plan(model, matched.outputs)
-        task = MergeTask(original, model, (loaded, *(one for one, _ in others)), matched, planned, output)
+        task = MergeTask(original, model, (loaded, *(other for other, _ in others)), matched, planned, output)
         result = stream(task, meter, execution.verify(options))
     copy_config(model, output, result.edits)
     copy_generation(adapter, output)
@@ -126,7 +126,7 @@ def merge_adapter(
 def report_of(
     result: MergeResult, base: ModelFolder, written: ModelFolder, method: Method, *, started: float, base_digest: str | None
 ) -> MergeReport:
-    """The report of a merge that began at `started` (of time.monotonic) and whose output is in `written`."""
+    """Return the report of a merge that began at `started` (of time.monotonic) and whose output is in `written`."""
     ledger = result.ledger
     figures = MergeFigures(
         base_bytes=base.stored_bytes,
@@ -173,8 +173,8 @@ def _method(adapter: Adapter) -> Method:
 
 
 def _refuse_leftovers(output: Path) -> None:
-    """Permanent when the folder is not empty: what another merge left would be mixed with this one's files."""
-    found = sorted(path.name for path in output.iterdir())
-    if found:
-        cause = f"the output folder is not empty: it holds {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else "")
+    """Raise Permanent when the folder is not empty: what another merge left would be mixed with this one's files."""
+    leftovers = sorted(path.name for path in output.iterdir())
+    if leftovers:
+        cause = f"the output folder is not empty: it holds {leftovers[0]}" + (f" and {len(leftovers) - 1} more" if leftovers[1:] else "")
         raise Permanent(FaultCode.OUTPUT_NOT_EMPTY, "merge the adapter", cause, "give an empty folder", path=output)

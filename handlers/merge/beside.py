@@ -43,11 +43,11 @@ class Beside:
     def _place(self, name: str, state: list[int]) -> Path | None:
         for place in (self.pin / BESIDE / name, self.checkpoint / name):
             try:
-                found = os.lstat(place)
+                status = os.lstat(place)
             except OSError:
                 continue
-            own = place.parent != self.checkpoint and found.st_ino != state[0]  # a reflink: nobody else writes to it
-            if own or [found.st_ino, found.st_size, found.st_mtime_ns] == state:
+            own = place.parent != self.checkpoint and status.st_ino != state[0]  # a reflink: nobody else writes to it
+            if own or [status.st_ino, status.st_size, status.st_mtime_ns] == state:
                 return place
         return None
 
@@ -93,19 +93,19 @@ def _headers(files: dict[str, Path | None]) -> tuple[dict[str, tuple[Path, Tenso
     """Weight → its file and header; and why they can't be read, "" where they can."""
     if pickled := [name for name in files if not name.endswith(".safetensors")]:
         return {}, f"{pickled[0]} is a pickle"
-    found = {}
+    headers = {}
     for name, path in files.items():
         if path is None:
             return {}, f"{name} has been removed or rewritten since"
         try:
-            found.update({key: (path, info) for key, info in parse_header(path).items()})
+            headers.update({key: (path, info) for key, info in parse_header(path).items()})
         except (OSError, ValueError) as error:
             return {}, f"{name} can't be read: {error}"
-    return found, ""
+    return headers, ""
 
 
 def _adapter_dtypes(pin: Path) -> set[str]:
-    """Dtypes of an adapter in safetensors; of a pickled one none are known."""
+    """Return the dtypes of an adapter in safetensors; of a pickled one none are known."""
     file = pin / "adapter_model.safetensors"
     return {info.dtype for info in read_header(file).values()} if file.is_file() else set()
 
@@ -113,7 +113,7 @@ def _adapter_dtypes(pin: Path) -> set[str]:
 def _compare(
     theirs: dict[str, tuple[Path, TensorInfo]], before: ModelFolder, after: ModelFolder, rounded: set[str], report: Callable[[str], object]
 ) -> tuple[int, list[str], list[_Difference]]:
-    """How many changed weights were compared, which of them are the base's unchanged, and which differ."""
+    """Return how many changed weights were compared, which of them are the base's unchanged, and which differ."""
     import torch
 
     from handlers.merge.engine.readback import rows_of, samples_of, unit_of
@@ -126,14 +126,14 @@ def _compare(
             continue
         path, other = theirs[name]
         infos = (before.headers[name], info, other)
-        if any(one.shape != info.shape or one.dtype not in floats for one in infos):
+        if any(header.shape != info.shape or header.dtype not in floats for header in infos):
             continue
         report(name)
         places = (before.path_of(infos[0]), after.path_of(info), path)
-        sources = [StoredSource(name, place, one) for place, one in zip(places, infos, strict=True)]
+        sources = [StoredSource(name, place, header) for place, header in zip(places, infos, strict=True)]
         pieces = samples_of(name, info.shape)
-        base, ours, their = (torch.cat([rows_of(one, *piece, torch.float32) for piece in pieces]).double() for one in sources)
-        unit = max(unit_of(floats[one]) for one in {*(one.dtype for one in infos), *(rounded & floats.keys())})
+        base, ours, their = (torch.cat([rows_of(source, *piece, torch.float32) for piece in pieces]).double() for source in sources)
+        unit = max(unit_of(floats[dtype]) for dtype in {*(header.dtype for header in infos), *(rounded & floats.keys())})
         delta, plain = ours - base, ROUNDINGS * unit * base.abs()
         if not bool((delta.abs() > plain).any()):
             continue
@@ -156,7 +156,7 @@ def _compare(
 
 
 def _refusal(checkpoint: Path, different: list[_Difference], compared: int) -> Permanent:
-    worst = max(different, key=lambda one: one.change)
+    worst = max(different, key=lambda difference: difference.change)
     return Permanent(
         FaultCode.MERGED_WEIGHTS_DIFFER,
         "merge the adapter",

@@ -93,7 +93,7 @@ def _rewrite(checkpoint: ModelFolder, output: Path, options: MergeOptions, execu
 
 
 def _as_safetensors(checkpoint: ModelFolder, output: Path) -> ModelFolder:
-    """The checkpoint, or one in `output` that is converted from it."""
+    """Return the checkpoint, or one in `output` that is converted from it."""
     if not checkpoint.pickled:
         return checkpoint
     converted = output / CONVERTED
@@ -132,7 +132,7 @@ def place_weights(model: ModelFolder, output: Path) -> None:
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickled file holds, its tensors mapped where its format allows it. Permanent when there is anything but tensors to run."""
+    """Return what a pickled file holds, its tensors mapped where its format allows it. Permanent when it would have to run anything."""
     import pickle
 
     import torch
@@ -156,7 +156,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def _unpickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.bin` file by name."""
+    """Return the tensors of a `.bin` file by name."""
     import torch
 
     table = read_pickle(path)

@@ -53,14 +53,14 @@ def take_along(pin: Path, base: Path | None, merged: Path, figures: MergeFigures
 
 
 def _trained_for_vectors(pin: Path) -> bool:
-    """Whether an adapter was trained on a model without a head."""
-    found = read_json(pin / "adapter_config.json", _OPERATION)
-    return isinstance(found, dict) and found.get("task_type") in (None, "FEATURE_EXTRACTION")
+    """Return whether an adapter was trained on a model without a head."""
+    config = read_json(pin / "adapter_config.json", _OPERATION)
+    return isinstance(config, dict) and config.get("task_type") in (None, "FEATURE_EXTRACTION")
 
 
 def _bare(architecture: str) -> str:
-    """The class of the model without its head, whose name follows from that of the one with it."""
-    ending = max((one for task in TASKS for one in task.endings if architecture.endswith(one)), key=len)
+    """Return the class of the model without its head, whose name follows from that of the one with it."""
+    ending = max((suffix for task in TASKS for suffix in task.endings if architecture.endswith(suffix)), key=len)
     return f"{architecture.removesuffix(ending)}Model"
 
 

@@ -49,7 +49,7 @@ def _merged(context: StageContext, reporter: Reporter) -> StageOutput:
     if context.base is None:
         report = take_over(pin, staging, options, execution)
     else:
-        others = [(folder, one.weight) for folder, one in context.additions]
+        others = [(folder, addition.weight) for folder, addition in context.additions]
         try:
             report = merge_adapter(pin, Path(context.base), staging, options, execution, weight=context.checkpoint.weight, adapters=others)
         except Permanent as error:
@@ -57,29 +57,29 @@ def _merged(context: StageContext, reporter: Reporter) -> StageOutput:
         if not context.additions and context.checkpoint.weight == 1:
             kept = beside.Beside(pin, Path(context.checkpoint.path))
             warnings = beside.compare(kept, Path(context.base), staging, lambda name: reporter.progress(1.0, f"comparing {name}"))
-    figures, told = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
+    figures, module_warnings = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
     return StageOutput(
         strategy=report.strategy,
         figures=figures.model_dump(mode="json"),
-        warnings=[*report.warnings, *warnings, *told],
+        warnings=[*report.warnings, *warnings, *module_warnings],
         fallbacks=list(report.fallbacks),
         digests=report.digests,
     )
 
 
 def _of_addition(context: StageContext, error: Permanent) -> Permanent:
-    """The error with an addition's own path, by which people know it, in place of its pin's."""
+    """Return the error with an addition's own path, by which people know it, in place of its pin's."""
     fault = error.fault
-    for folder, one in context.additions:
+    for folder, addition in context.additions:
         if fault.path is not None and Path(fault.path).is_relative_to(folder):
             return Permanent(
-                **{**fault.model_dump(), "path": os.path.join(one.path, os.path.relpath(fault.path, folder)).removesuffix("/.")}
+                **{**fault.model_dump(), "path": os.path.join(addition.path, os.path.relpath(fault.path, folder)).removesuffix("/.")}
             )
     return error
 
 
 def _check_base(context: StageContext) -> None:
-    """Permanent when a full fine-tune was given a base, or an adapter none."""
+    """Raise Permanent when a full fine-tune was given a base, or an adapter none."""
     full = context.checkpoint.method == "full"
     if full and context.base is not None:
         raise Permanent(

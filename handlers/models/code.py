@@ -22,11 +22,11 @@ NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "prep
 
 
 def _wants_code(config: Any) -> bool:
-    """Whether a configuration names classes of its own folder: "module.Class", and not "owner/model--module.Class"."""
+    """Return whether a configuration names classes of its own folder: "module.Class", and not "owner/model--module.Class"."""
     named = config.get("auto_map") if isinstance(config, dict) else None
     values = named.values() if isinstance(named, dict) else ()
-    flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
-    return any(isinstance(one, str) and "--" not in one for one in flat)
+    flat = [name for value in values for name in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(isinstance(name, str) and "--" not in name for name in flat)
 
 
 def copy_code(source: Path, target: Path, *, trusted: bool) -> list[str]:

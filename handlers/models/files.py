@@ -58,7 +58,7 @@ class TokenizerCopy:
 
 
 def read_json(path: Path, operation: str) -> Any:
-    """The JSON value in a file; Permanent when it is missing, is not JSON, or is too large to be one of a model."""
+    """Return the JSON value in a file; Permanent when it is missing, is not JSON, or is too large to be one of a model."""
     try:
         with open_regular(path, operation) as stream:
             text = stream.read(MAX_JSON + 1)
@@ -72,7 +72,7 @@ def read_json(path: Path, operation: str) -> Any:
 
 
 def setting(config: Json, key: str) -> Any:
-    """A model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
+    """Return a model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
     if key in config:
         return config[key]
     nested = config.get("text_config")
@@ -107,7 +107,7 @@ def _present(folder: Path | None, patterns: Iterable[str]) -> list[Path]:
 
 
 def _template_inside(folder: Path | None) -> bool:
-    """Whether the tokenizer's own configuration carries a chat template, as transformers wrote it before 4.52."""
+    """Return whether the tokenizer's own configuration carries a chat template, as transformers wrote it before 4.52."""
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return False
     config = read_json(folder / "tokenizer_config.json", "read the tokenizer's configuration")
@@ -115,7 +115,7 @@ def _template_inside(folder: Path | None) -> bool:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of its own: a vocabulary, or the configuration of one that needs none."""
+    """Return whether a folder holds a tokenizer of its own: a vocabulary, or the configuration of one that needs none."""
     if _present(folder, VOCABULARIES):
         return True
     if not (folder / "tokenizer_config.json").is_file():

@@ -131,17 +131,17 @@ class ModelFolder:
         return self.config.get("model_type") in CONV1D_MODELS
 
     def setting(self, key: str) -> Any:
-        """A model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
+        """Return a model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
         return setting(self.config, key)
 
     def path_of(self, info: TensorInfo) -> Path:
-        """The file that holds a tensor of this model."""
+        """Return the file that holds a tensor of this model."""
         return self.path / info.file
 
     def file_key(self, name: str) -> str:
-        """Identifies the current state of a file without reading it: device, inode, size, mtime in nanoseconds."""
-        found = os.stat(self.path / name)
-        return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+        """Identify the current state of a file without reading it: device, inode, size, mtime in nanoseconds."""
+        status = os.stat(self.path / name)
+        return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def copy_config(model: ModelFolder, target: Path, edits: Edits | None = None) -> None:
@@ -199,22 +199,22 @@ def _headers(folder: Path, files: WeightFiles) -> dict[str, TensorInfo]:
             "convert them to safetensors",
             path=folder,
         )
-    found: dict[str, TensorInfo] = {}
+    headers: dict[str, TensorInfo] = {}
     for name in files.names:
         header = read_header(folder / name)
-        if twice := sorted(found.keys() & header.keys()):
-            raise _bad_index(folder / str(files.index), f"{found[twice[0]].file} and {name} both hold {twice[0]}")
-        found.update(header)
+        if twice := sorted(headers.keys() & header.keys()):
+            raise _bad_index(folder / str(files.index), f"{headers[twice[0]].file} and {name} both hold {twice[0]}")
+        headers.update(header)
     if files.index:
         mapping = read_json(folder / files.index, "read the weights' index")["weight_map"]
-        wrong = sorted(name for name in mapping if name not in found or found[name].file != mapping[name])
-        wrong += sorted(found.keys() - mapping.keys())
+        wrong = sorted(name for name in mapping if name not in headers or headers[name].file != mapping[name])
+        wrong += sorted(headers.keys() - mapping.keys())
         if wrong:
             raise Permanent(
                 FaultCode.BAD_INDEX,
                 "check the weights against their index",
-                f"{len(wrong)} of {len(found)} tensors are not where the index says, for example {wrong[0]}",
+                f"{len(wrong)} of {len(headers)} tensors are not where the index says, for example {wrong[0]}",
                 "copy or download the model again",
                 path=folder / files.index,
             )
-    return found
+    return headers

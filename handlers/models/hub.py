@@ -57,7 +57,7 @@ class License:
 
 
 def name_of(named: str | None, folder: Path) -> BaseName:
-    """The name of the base in `folder`, which the adapter calls `named`.
+    """Return the name of the base in `folder`, which the adapter calls `named`.
 
     Not taken from the base's own config.json: `_name_or_path` there is what the base itself was once made of.
     """
@@ -76,7 +76,7 @@ def _hub_name(match: re.Match[str]) -> str:
 
 
 def _is_folder(name: str | None) -> bool:
-    """Whether a base's name can't be a hub's, which has one slash at most and no dots or ~ for a folder."""
+    """Return whether a base's name can't be a hub's, which has one slash at most and no dots or ~ for a folder."""
     if not name:
         return True
     parts = PurePosixPath(name).parts
@@ -84,12 +84,12 @@ def _is_folder(name: str | None) -> bool:
 
 
 def license_of(folder: Path, repository: str | None) -> License | None:
-    """The license that a model's README.md names in its metadata, else its config.json; None where neither does. Raises nothing.
+    """Return the license that a model's README.md names in its metadata, else its config.json; None where neither does. Raises nothing.
 
     `repository`: the model's name at the hub, which makes a whole address of a link to one of its files.
     """
-    found = _metadata(folder / "README.md")
-    if (given := _license(found, repository)) is not None:
+    metadata = _metadata(folder / "README.md")
+    if (given := _license(metadata, repository)) is not None:
         return given
     try:
         return _license(read_json(folder / "config.json", "read the base's license"), repository)
@@ -98,7 +98,7 @@ def license_of(folder: Path, repository: str | None) -> License | None:
 
 
 def _metadata(path: Path) -> Json:
-    """The metadata at the top of a model card, all scalars as texts; {} where there is none."""
+    """Return the metadata at the top of a model card, all scalars as texts; {} where there is none."""
     try:
         with open_plain(path) as stream:
             head = stream.read(HEAD_BYTES).decode("utf-8", "replace")

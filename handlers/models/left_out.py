@@ -48,7 +48,7 @@ _UNKNOWN = "as far as ckptd knows, transformers and sentence-transformers do not
 
 
 def reason(name: str) -> str:
-    """Why a file, or a folder (with a `/` at its end), is left out."""
+    """Return why a file, or a folder (with a `/` at its end), is left out."""
     if any(fnmatch.fnmatchcase(name.rstrip("/"), pattern) for pattern in (*TOKENIZER, *TEMPLATES)):
         return _TOKENIZER
     return next((why for pattern, why in _RULES if pattern.fullmatch(name)), _UNKNOWN)
@@ -56,12 +56,12 @@ def reason(name: str) -> str:
 
 def of_checkpoint(pin: Path, published: Collection[str]) -> dict[str, str]:
     """Name → reason for all that lies at a checkpoint's top, pinned or not, and is not among the names `published`."""
-    return _told([*_top(pin), *_listed(pin)], published)
+    return _explain([*_top(pin), *_listed(pin)], published)
 
 
 def of_base(base: Path, published: Collection[str]) -> dict[str, str]:
-    """The same of a base model's folder."""
-    return _told(_top(base), published)
+    """Return the same of a base model's folder."""
+    return _explain(_top(base), published)
 
 
 def _top(folder: Path) -> list[str]:
@@ -74,7 +74,7 @@ def _listed(pin: Path) -> list[str]:
     return [str(name) for name in read_json(pin / PIN_LIST, "read what of the checkpoint was not pinned")]
 
 
-def _told(names: Iterable[str], published: Collection[str]) -> dict[str, str]:
-    found = sorted(name for name in set(names) if name.rstrip("/") not in published)
-    told = {name: reason(name) for name in found[:MOST]}
-    return told | ({"…": f"and {len(found) - MOST} more"} if len(found) > MOST else {})
+def _explain(names: Iterable[str], published: Collection[str]) -> dict[str, str]:
+    left = sorted(name for name in set(names) if name.rstrip("/") not in published)
+    reasons = {name: reason(name) for name in left[:MOST]}
+    return reasons | ({"…": f"and {len(left) - MOST} more"} if len(left) > MOST else {})

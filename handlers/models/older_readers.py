@@ -68,7 +68,7 @@ class Readers:
 
 
 def translated(config: Json) -> Json:
-    """A config with everything that `rope_parameters` says under the older names too, in nested configs likewise.
+    """Return a config with everything that `rope_parameters` says under the older names too, in nested configs likewise.
 
     What is there under an older name already is overwritten, since transformers 5 goes by `rope_parameters`. Raises
     UntranslatableError.
@@ -92,7 +92,7 @@ def _check_scaled_outputs(config: Json) -> None:
 
 
 def older_names(config: Json) -> Json:
-    """What `rope_parameters` of a config says, under the names of transformers 4. Raises UntranslatableError."""
+    """Return what `rope_parameters` of a config says, under the names of transformers 4. Raises UntranslatableError."""
     rope, kind = config["rope_parameters"], str(config.get("model_type"))
     if not any(isinstance(value, dict) for value in rope.values()):
         return _flat(rope, config)
@@ -105,7 +105,7 @@ def older_names(config: Json) -> Json:
         if kind == "modernbert-decoder" and full.get("rope_theta") != sliding.get("rope_theta"):
             raise UntranslatableError(f"transformers 4 has one rotary embedding for all layers of {kind}, and they differ")
         names = _NESTED[kind]
-        values = {name: one["rope_theta"] for name, one in zip(names, (full, sliding), strict=True) if "rope_theta" in one}
+        values = {name: settings["rope_theta"] for name, settings in zip(names, (full, sliding), strict=True) if "rope_theta" in settings}
         return {**values, **_scaling(full, config)}
     if full == sliding or not sliding or not full:
         return _flat(full or sliding, config)
@@ -180,14 +180,20 @@ def readable_tokenizer(config: Json, tokenizer: Json) -> Json:
 
 
 def _around(tokenizer: Json, config: Json) -> tuple[bool, bool]:
-    """Whether tokenizer.json puts the first token before a text, and the last one behind it."""
-    found = json.dumps([one.get("single", []) for one in _processors(tokenizer.get("post_processor") or {})], ensure_ascii=False)
+    """Return whether tokenizer.json puts the first token before a text, and the last one behind it."""
+    templates = json.dumps(
+        [processor.get("single", []) for processor in _processors(tokenizer.get("post_processor") or {})], ensure_ascii=False
+    )
     begin, end = (_content(config.get(name)) for name in ("bos_token", "eos_token"))
-    return tuple(token is not None and json.dumps(token, ensure_ascii=False) in found for token in (begin, end))  # type: ignore[return-value]
+    return tuple(token is not None and json.dumps(token, ensure_ascii=False) in templates for token in (begin, end))  # type: ignore[return-value]
 
 
-def _processors(one: Json) -> list[Json]:
-    return [part for inner in one["processors"] for part in _processors(inner)] if isinstance(one.get("processors"), list) else [one]
+def _processors(processor: Json) -> list[Json]:
+    return (
+        [part for inner in processor["processors"] for part in _processors(inner)]
+        if isinstance(processor.get("processors"), list)
+        else [processor]
+    )
 
 
 def _content(token: Any) -> str | None:
@@ -196,7 +202,7 @@ def _content(token: Any) -> str | None:
 
 
 def measured(config: Json) -> Readers:
-    """What was found out about a config's model type, see `older_families`; what is written in the config is not looked at."""
+    """Return what was found out about a config's model type, see `older_families`; what is written in the config is not looked at."""
     kind = config.get("model_type")
     if kind in NOT_READ:
         return Readers("5", f"transformers {OLDEST} does not know {kind}, or computes something else than transformers 5")

@@ -17,5 +17,5 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
     """KL(reference ‖ other) in nats of each row (P,), of logarithms of probabilities (P, V)."""
-    found: np.ndarray = np.maximum((np.exp(reference) * (reference - other)).sum(axis=1), 0.0)
-    return found
+    divergences: np.ndarray = np.maximum((np.exp(reference) * (reference - other)).sum(axis=1), 0.0)
+    return divergences

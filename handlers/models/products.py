@@ -28,7 +28,7 @@ NEAR = 1e-5
 
 
 def faster() -> contextlib.AbstractContextManager[Any]:
-    """Inside, in this thread, products with weights (out, in) float32 are computed by oneDNN, if that is the faster one here."""
+    """Compute products with weights (out, in) float32 by oneDNN inside, in this thread, if that is the faster one here."""
     product = _onednn()
     return contextlib.nullcontext() if product is None else _Products(product)
 
@@ -60,16 +60,16 @@ def _onednn() -> Callable[..., torch.Tensor] | None:
         return None
 
     def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-        return found
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        return result
 
     # It is what torch's own compiler calls, and no public name: whatever another version makes of it, the usual way is there.
     try:
         generator = torch.Generator().manual_seed(0)
         rows, weight, bias = (torch.randn(shape, generator=generator) for shape in ((2, 3, 64), (48, 64), (48,)))
-        for one in (None, bias):
-            wanted, found = torch.nn.functional.linear(rows, weight, one), product(rows, weight, one)
-            if found.shape != wanted.shape or not float((found - wanted).abs().max()) <= NEAR * float(wanted.abs().max()):
+        for term in (None, bias):
+            wanted, result = torch.nn.functional.linear(rows, weight, term), product(rows, weight, term)
+            if result.shape != wanted.shape or not float((result - wanted).abs().max()) <= NEAR * float(wanted.abs().max()):
                 return None
     except (RuntimeError, AttributeError, TypeError):
         return None

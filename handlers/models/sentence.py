@@ -67,7 +67,7 @@ class Chain:
 
 
 def read(folder: Path) -> Chain | None:
-    """The modules of a folder; None where it has no modules.json. Permanent where that is no JSON."""
+    """Return the modules of a folder; None where it has no modules.json. Permanent where that is no JSON."""
     if not (folder / MODULES).is_file():
         return None
     rows = read_json(folder / MODULES, _OPERATION)
@@ -77,16 +77,16 @@ def read(folder: Path) -> Chain | None:
     if first.kind != "Transformer" or not first.known or first.folder:
         where = first.folder or "the folder itself"
         return Chain(tuple(rest), f"{MODULES} begins with {first.kind} in {where}, not with the model in the same folder")
-    odd = [f"{one.kind} ({one.folder or 'without a folder'})" for one in rest if not one.known or one.kind not in KNOWN]
-    odd += [f"{one.folder}, which is not a module's folder" for one in rest if one.folder and not _FOLDER.fullmatch(one.folder)]
-    odd = odd or [why for one in rest if (why := _odd_setting(one.kind, setting(folder, one)))]
-    if not odd and rest and [one.kind for one in rest].count("Pooling") != 1:
+    odd = [f"{module.kind} ({module.folder or 'without a folder'})" for module in rest if not module.known or module.kind not in KNOWN]
+    odd += [f"{module.folder}, which is not a module's folder" for module in rest if module.folder and not _FOLDER.fullmatch(module.folder)]
+    odd = odd or [why for module in rest if (why := _odd_setting(module.kind, setting(folder, module)))]
+    if not odd and rest and [module.kind for module in rest].count("Pooling") != 1:
         odd = ["not exactly one Pooling"]
     return Chain(tuple(rest), f"{MODULES} names {', '.join(odd)}" if odd else None)
 
 
 def _odd_setting(kind: str, config: Json) -> str | None:
-    """What a known module computes in a way that is not known here."""
+    """Return what a known module computes in a way that is not known here."""
     if any(config.get(key) not in (None, "sentence_embedding") for key in ("module_input_name", "module_output_name")):
         return f"{kind} with {config.get('module_input_name')} and {config.get('module_output_name')} instead of sentence_embedding"
     if kind == "Pooling" and (unknown := set(pooling_modes(config)) - set(POOLING)):
@@ -97,17 +97,17 @@ def _odd_setting(kind: str, config: Json) -> str | None:
 
 
 def pooling_modes(config: Json) -> tuple[str, ...]:
-    """The ways of pooling that a Pooling module's configuration sets, as the library reads it."""
+    """Return the ways of pooling that a Pooling module's configuration sets, as the library reads it."""
     named = config.get("pooling_mode")
     if isinstance(named, str):
         return (named,)
     if isinstance(named, list) and named:
-        return tuple(str(one) for one in named)
+        return tuple(str(mode) for mode in named)
     return tuple(mode for key, mode in _EARLIER.items() if config.get(key)) or ("mean",)
 
 
 def activation(config: Json) -> str:
-    """The class of torch that a Dense module's configuration names; "" for one of another package."""
+    """Return the class of torch that a Dense module's configuration names; "" for one of another package."""
     named = str(config.get("activation_function") or "torch.nn.Tanh")
     return named.rpartition(".")[2] if named.startswith("torch.nn.") else ""
 
@@ -120,10 +120,10 @@ def _module(row: dict[str, Any]) -> Module:
 
 
 def setting(folder: Path, module: Module) -> Json:
-    """A module's config.json; {} where it has none."""
+    """Return a module's config.json; {} where it has none."""
     path = folder / module.folder / "config.json"
-    found = read_json(path, _OPERATION) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    config = read_json(path, _OPERATION) if path.is_file() else {}
+    return config if isinstance(config, dict) else {}
 
 
 def place(source: Path, target: Path) -> list[str]:

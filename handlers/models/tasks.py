@@ -43,16 +43,16 @@ BY_NAME = {task.name: task for task in TASKS}
 
 
 def task_of_config(config: Json) -> Task | None:
-    """The task that a model's configuration names by its architecture; None where it names none that is known here.
+    """Return the task that a model's configuration names by its architecture; None where it names none that is known here.
 
     The longest ending wins: `XLMWithLMHeadModel` predicts masked tokens, `GPT2LMHeadModel` next ones.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    found = [(len(ending), task) for task in TASKS for ending in task.endings if name.endswith(ending)]
-    if not found:
+    fitting = [(len(ending), task) for task in TASKS for ending in task.endings if name.endswith(ending)]
+    if not fitting:
         return None
-    task = max(found, key=lambda pair: pair[0])[1]
+    task = max(fitting, key=lambda pair: pair[0])[1]
     pair = bool(config.get("is_encoder_decoder"))
     # An image-to-text model is "for conditional generation" too, and a bare encoder-decoder has no head to decode with.
     if (task.kind == "seq2seq") != pair and task.name in ("text2text-generation", "feature-extraction", "text-generation"):
@@ -61,5 +61,5 @@ def task_of_config(config: Json) -> Task | None:
 
 
 def task_of(folder: Path, operation: str = "read the model's configuration") -> Task | None:
-    """The task of a transformers folder; None where its architecture is none that is known here. Permanent without a config.json."""
+    """Return the task of a transformers folder; None where its architecture is none that is known here. Permanent without a config.json."""
     return task_of_config(model_config(read_json(folder / "config.json", operation), folder / "config.json", operation))

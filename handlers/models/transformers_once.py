@@ -22,11 +22,11 @@ _PREFIX = "models."
 
 def _listed(known: Any) -> dict[Any, Any]:
     """Of the list that `transformers` itself has: what is among its models, named as `transformers.models` names it."""
-    found = {
+    named = {
         needs: {name.removeprefix(_PREFIX): set(objects) for name, objects in modules.items() if name.startswith(_PREFIX)}
         for needs, modules in known.items()
     }
-    return {needs: modules for needs, modules in found.items() if modules}
+    return {needs: modules for needs, modules in named.items() if modules}
 
 
 def _list_once() -> None:

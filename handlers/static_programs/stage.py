@@ -23,7 +23,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
 from handlers.families.base import Tracing, architecture, has_experts, release
 from handlers.families.choice import choose
-from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.families.seq2seq.family import Seq2Seq
 from handlers.folder import companions
 from handlers.graphs.graphset import Graph, GraphSet, Port
@@ -56,7 +56,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     try:
         with LibraryWarnings() as chatter:
             figures = _written(context, reporter, family, model, reference, length, config)
-        warnings = told(chatter, family, reference)  # raises where a branch was fixed that no comparison could try
+        warnings = report_lines(chatter, family, reference)  # raises where a branch was fixed that no comparison could try
     except (CkptdError, OSError, MemoryError):
         raise
     except Exception as error:  # torch.export fails in many ways, and so does what it made

@@ -39,12 +39,12 @@ class ChatTemplate:
         return self.write({"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}, answer=answer)
 
     def write(self, variables: Mapping[str, object], *, answer: bool = False) -> str:
-        """The text of a conversation with whatever else templates know of one: tools, documents. RowRefused as `render`."""
+        """Return the text of a conversation with whatever else templates know of one: tools, documents. RowRefused as `render`."""
         return _filled(self.source, {**self.tokens, **variables, "add_generation_prompt": answer})
 
 
 def _filled(source: str, variables: Mapping[str, object] | None) -> str:
-    """What a template writes; "" where it is only read. RowRefused where it can't be, or takes too much time or memory."""
+    """Return what a template writes; "" where it is only read. RowRefused where it can't be, or takes too much time or memory."""
     if source in _TOO_MUCH:
         raise RowRefused(_TOO_MUCH[source])
     try:
@@ -72,7 +72,7 @@ def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
 
 
 def compiled(source: str, tokens: Json) -> ChatTemplate:
-    """A template with the special tokens that it knows. RowRefused where Jinja can't read it."""
+    """Return a template with the special tokens that it knows. RowRefused where Jinja can't read it."""
     _filled(source, None)
     return ChatTemplate(source, tokens)
 
@@ -92,19 +92,19 @@ def _source(folder: Path, config: Json) -> str | None:
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as stream:
             return stream.read(LARGEST + 1)
-    found = _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(found, list):  # several by name
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+    source = _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
 
 
 def _tokens(config: Json) -> dict[str, str]:
     """Name → special token, as a text or as the object that describes it."""
-    found = {}
+    tokens = {}
     for name in _SPECIAL:
         value = config.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
-            found[name] = value
-    return found
+            tokens[name] = value
+    return tokens

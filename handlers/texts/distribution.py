@@ -54,7 +54,7 @@ class Vocabulary:
         model = model if isinstance(model, dict) else {}
         table = model.get("vocab")
         if isinstance(table, list):  # Unigram: [token, score]
-            table = {one[0]: number for number, one in enumerate(table) if isinstance(one, list) and one and isinstance(one[0], str)}
+            table = {pair[0]: number for number, pair in enumerate(table) if isinstance(pair, list) and pair and isinstance(pair[0], str)}
         if not isinstance(table, dict):
             table = marian if not tokenizer else {}
         name = model.get("unk_token")
@@ -101,7 +101,7 @@ def describe(texts: Texts, rows: Sequence[Sequence[int]], vocabulary: Vocabulary
 
 
 def _at(ordered: Sequence[int], share: float) -> int:
-    """The smallest length that at least this share of the texts does not exceed."""
+    """Return the smallest length that at least this share of the texts does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
 
 
@@ -116,7 +116,7 @@ def scripts(texts: Iterable[str]) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _script(character: str) -> str | None:
-    """The script of a letter, by the first word of its name in Unicode; None for what is no letter."""
+    """Return the script of a letter, by the first word of its name in Unicode; None for what is no letter."""
     if not unicodedata.category(character).startswith("L"):
         return None
     word = unicodedata.name(character, "").split(" ")[0]
@@ -124,20 +124,20 @@ def _script(character: str) -> str | None:
 
 
 def unfit(figures: TextsFigures, *, named: bool) -> list[str]:
-    """Why a verdict on these texts says little, as sentences. `named`: by the configuration; what is built in is short by design."""
-    found = []
+    """Return why a verdict on these texts says little, as sentences. `named`: by the configuration; what is built in is short by design."""
+    problems = []
     if figures.unknown_share is not None and figures.unknown_share > MUCH_UNKNOWN:
-        found.append(
+        problems.append(
             f"{figures.unknown_share:.1%} of the tokens of the texts stand for what the tokenizer does not know: they are in a language or"
             " notation that the model was not made for."
         )
     if named and figures.byte_share is not None and figures.byte_share > MANY_BYTES:
-        found.append(
+        problems.append(
             f"{figures.byte_share:.0%} of the tokens of the texts are single bytes: the tokenizer has no tokens for their characters."
         )
     if named and (figures.tokens or 0) < FEW_TOKENS:
-        found.append(f"The texts have {figures.tokens} tokens together: too few for a verdict; give more or longer ones.")
-    return found
+        problems.append(f"The texts have {figures.tokens} tokens together: too few for a verdict; give more or longer ones.")
+    return problems
 
 
 def missing_scripts(compared: Iterable[str], data: Iterable[str]) -> list[str]:
@@ -145,15 +145,15 @@ def missing_scripts(compared: Iterable[str], data: Iterable[str]) -> list[str]:
     mine, theirs = scripts(compared), scripts(data)
     if not mine or not theirs:
         return []
-    found = []
+    warnings = []
     if strange := _absent(mine, theirs):
-        found.append(f"The letters of validate.prompts are {strange}, which the training's data does not have; give lines of that data.")
+        warnings.append(f"The letters of validate.prompts are {strange}, which the training's data does not have; give lines of that data.")
     if left_out := _absent(theirs, mine):
-        found.append(f"The letters of validate.data are {left_out}, which validate.prompts does not have; add lines with them.")
-    return found
+        warnings.append(f"The letters of validate.data are {left_out}, which validate.prompts does not have; add lines with them.")
+    return warnings
 
 
 def _absent(scripts_here: dict[str, float], there: dict[str, float]) -> str:
-    """The common scripts of the first that the second lacks, with their shares; "" for none."""
+    """Return the common scripts of the first that the second lacks, with their shares; "" for none."""
     names = [name for name, share in scripts_here.items() if share >= COMMON and there.get(name, 0.0) < RARE and name != "other"]
     return " and ".join(f"{scripts_here[name]:.0%} {name}" for name in names)

@@ -64,7 +64,7 @@ class Share:
 
 
 def lines(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
-    """The lines of a text file that are not blank, from its beginning."""
+    """Yield the lines of a text file that are not blank, from its beginning."""
     share.cut = size > share.bytes
     yield from share.some(_lines(stream, min(size, share.bytes)))
 
@@ -81,7 +81,7 @@ def _lines(stream: BinaryIO, length: int) -> Iterator[Row | BadRow]:
 
 
 def json_lines(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
-    """The values of a file with one JSON value a line."""
+    """Yield the values of a file with one JSON value a line."""
     beginning = stream.read(PIECE)
     of_rows = share.rows * max(1, len(beginning)) // (beginning.count(b"\n") + 1)
     budget = min(share.bytes, of_rows)
@@ -109,7 +109,7 @@ def json_list(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRo
             return
         raise FileRefused(f"it is not JSON ({_short(error)})") from None
     if isinstance(value, dict):
-        inside = [one for one in value.values() if isinstance(one, list) and one and isinstance(one[0], dict)]
+        inside = [rows for rows in value.values() if isinstance(rows, list) and rows and isinstance(rows[0], dict)]
         value = inside[0] if len(inside) == 1 else value
     if not isinstance(value, list):
         raise FileRefused(f"it is no JSON list of rows; {EXPECTED}")
@@ -120,7 +120,7 @@ def json_list(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRo
 
 
 def separated(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
-    """The rows of separated values (.csv, .tsv) from the beginning on, by the names in the first line. What separates them is the
+    """Yield the rows of separated values (.csv, .tsv) from the beginning on, by the names in the first line. What separates them is the
     character among comma, semicolon and tab that the first line has most often."""
     share.cut = size > share.bytes
     data = stream.read(share.bytes)
@@ -167,7 +167,7 @@ def _places(size: int, budget: int) -> list[tuple[int, int]]:
 
 
 def _from(stream: BinaryIO, start: int, length: int, *, first: bool) -> Iterator[tuple[str, bytes]]:
-    """The whole lines of a piece, with where they stand; away from the beginning of a file nobody has counted its lines."""
+    """Yield the whole lines of a piece, with where they stand; away from the beginning of a file nobody has counted its lines."""
     stream.seek(start)
     left, number = length, 0
     if not first:

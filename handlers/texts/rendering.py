@@ -72,7 +72,7 @@ class Rendering:
         return cls(task.kind if task else "causal", template, _begins(files.tokenizer, template))
 
     def write(self, text: Text) -> Text:
-        """The text as the model reads it, cut. Raises RowRefused where the template does not take it, or where nothing is left."""
+        """Return the text as the model reads it, cut. Raises RowRefused where the template does not take it, or where nothing is left."""
         if self.kind == "seq2seq":
             written = _source(text)
         elif self.kind == "encoder":
@@ -113,7 +113,7 @@ class Rendering:
 
 
 def _begins(folder: Path, template: ChatTemplate | None) -> str:
-    """The first special token, where the tokenizer adds it by itself."""
+    """Return the first special token, where the tokenizer adds it by itself."""
     token = template.tokens.get("bos_token") if template is not None else None
     path = folder / "tokenizer.json"
     if not isinstance(token, str) or not token or not path.is_file():
@@ -138,7 +138,7 @@ def _without(text: Text, beginning: str) -> Text:
 
 
 def _source(text: Text) -> Text:
-    """What an encoder-decoder reads, with what it should make of it."""
+    """Return what an encoder-decoder reads, with what it should make of it."""
     if text.turns and text.prompt is None:
         said = text.turns[-1].role == "assistant" and len(text.turns) > 1
         asked = [turn.content for turn in (text.turns[:-1] if said else text.turns) if turn.role != "system"]
@@ -147,7 +147,7 @@ def _source(text: Text) -> Text:
 
 
 def _dialogue(text: Text) -> Text:
-    """A conversation for a model without a template: instructions as Alpaca writes them, others with names before them."""
+    """Return a conversation for a model without a template: instructions as Alpaca writes them, others with names before them."""
     if text.prompt is not None and text.completion is not None:
         prompt = f"### Instruction:\n{text.prompt}\n\n### Response:\n"
         return Text(prompt + text.completion, prompt, text.completion, ((len(prompt), len(prompt) + len(text.completion)),))

@@ -76,7 +76,7 @@ class Text:
 
 
 def text_of(row: Any) -> Text:
-    """The text in a row: an object with known fields, or a plain text. Raises RowRefused for another one."""
+    """Return the text in a row: an object with known fields, or a plain text. Raises RowRefused for another one."""
     if isinstance(row, str):
         return _plain(row, "the text")
     if not isinstance(row, Mapping):
@@ -99,7 +99,7 @@ def text_of(row: Any) -> Text:
             said = said[-1] if said else ""
             said = said.get("content") if isinstance(said, Mapping) else said
         return _pair(given, said, names)
-    only = next((one for one in _TEXTS if isinstance(row.get(one), str)), None)
+    only = next((field for field in _TEXTS if isinstance(row.get(field), str)), None)
     if only is None:
         keys = ", ".join(repr(str(key)[:40]) for key in list(row)[:6]) or "no field"
         raise RowRefused(f"it has {keys}; {EXPECTED}")
@@ -124,7 +124,7 @@ def _pair(given: Any, said: Any, names: tuple[str, str]) -> Text:
 
 
 def _translation(value: Mapping[str, Any]) -> Text:
-    texts = [one for one in value.values() if isinstance(one, str) and one.strip()]
+    texts = [text for text in value.values() if isinstance(text, str) and text.strip()]
     if len(texts) < 2:
         raise RowRefused('"translation" holds fewer than two texts')
     return _pair(texts[0], texts[1], ("translation", "translation"))
@@ -135,7 +135,7 @@ def _turns(value: Any, name: str) -> tuple[Turn, ...]:
         return (Turn("assistant", _sound(value)),) if value.strip() else ()
     if not isinstance(value, Sequence):
         raise RowRefused(f'"{name}" is {_kind(value)}; a list of messages is expected')
-    found = []
+    turns = []
     for message in value:
         role, content = (
             (message.get("role", message.get("from")), message.get("content", message.get("value")))
@@ -146,10 +146,10 @@ def _turns(value: Any, name: str) -> tuple[Turn, ...]:
             content = "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
         if not isinstance(role, str) or not isinstance(content, str):
             raise RowRefused(f'a message in "{name}" has no "role" and "content" (or "from" and "value") that are texts')
-        found.append(Turn(_ROLES.get(role, role), _sound(content)))
-    if not any(turn.content.strip() for turn in found):
+        turns.append(Turn(_ROLES.get(role, role), _sound(content)))
+    if not any(turn.content.strip() for turn in turns):
         raise RowRefused(f'"{name}" holds no text')
-    return tuple(found)
+    return tuple(turns)
 
 
 def _label(row: Mapping[str, Any]) -> str | None:
@@ -158,7 +158,7 @@ def _label(row: Mapping[str, Any]) -> str | None:
 
 
 def _sound(text: str) -> str:
-    """The text without halves of surrogate pairs, which no tokenizer takes."""
+    """Return the text without halves of surrogate pairs, which no tokenizer takes."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -45,7 +45,7 @@ class Texts:
     @property
     def plain(self) -> list[str]:
         """What the model reads."""
-        return [one.text for one in self.texts]
+        return [text.text for text in self.texts]
 
     @property
     def digest(self) -> str:
@@ -67,13 +67,13 @@ class _Choice:
 
 
 def comparison_texts(options: ValidateOptions, rendering: Rendering) -> Texts:
-    """The texts that artifacts are compared on. Raises Permanent where what the configuration names can't be read or holds none."""
+    """Return the texts that artifacts are compared on. Raises Permanent where what the configuration names can't be read or holds none."""
     choice = _choose(options)
     texts, refused = _compared(choice, rendering)
     if not texts:
         raise Permanent(FaultCode.DATA_EMPTY, "read the texts for validation", f"no text can be used: {refused[0]}",
                         "give other texts in validate.prompts or validate.data", path=choice.compared)  # fmt: skip
-    warnings = [*choice.warnings, *_told(refused)]
+    warnings = [*choice.warnings, *_say_left_out(refused)]
     if len(texts) < options.samples:
         source = "built-in prompts" if choice.compared == BUILT_IN_SOURCE else f"of {choice.compared}"
         warnings.append(f"{options.samples} samples were requested, but only {len(texts)} {source} exist: all of them were used.")
@@ -107,19 +107,19 @@ def choose_calibration(options: ValidateOptions, rendering: Rendering, count: in
     refused: list[str] = []
 
     def take(source: str, candidates: Iterable[Text]) -> None:
-        found, why = _written(candidates, rendering, count - len(texts), [*compared, *choice.comparison, *texts])
-        texts.extend(found)
+        written, why = _written(candidates, rendering, count - len(texts), [*compared, *choice.comparison, *texts])
+        texts.extend(written)
         refused.extend(why)
-        if found:
-            sources.append((source, len(found)))
+        if written:
+            sources.append((source, len(written)))
 
     for source, candidates in choice.calibration:
         take(source, candidates)
     enough = min(count, ENOUGH)
     if ask is not None and len(texts) < enough:
-        take(SAMPLED_SOURCE, [Text(one) for one in ask(enough - len(texts))])
-    take(BUILT_IN_SOURCE, [Text(one) for one in (*BUILT_IN, *FURTHER)])
-    return Texts(tuple(texts), tuple(sources), (*choice.warnings, *_told(refused)))
+        take(SAMPLED_SOURCE, [Text(line) for line in ask(enough - len(texts))])
+    take(BUILT_IN_SOURCE, [Text(line) for line in (*BUILT_IN, *FURTHER)])
+    return Texts(tuple(texts), tuple(sources), (*choice.warnings, *_say_left_out(refused)))
 
 
 def _choose(options: ValidateOptions) -> _Choice:
@@ -132,7 +132,7 @@ def _choose(options: ValidateOptions) -> _Choice:
         choice.calibration.append((_name(source), others))
         choice.warnings += source.warnings
     if not choice.comparison:
-        choice.comparison = [Text(one) for one in BUILT_IN[: options.samples]]
+        choice.comparison = [Text(line) for line in BUILT_IN[: options.samples]]
     return choice
 
 
@@ -148,52 +148,52 @@ def _name(source: Source) -> str:
 
 
 def _compared(choice: _Choice, rendering: Rendering) -> tuple[list[Text], list[str]]:
-    """The texts to compare on as the model reads them, and why some could not be written."""
-    found, refused = [], []
-    for one in choice.comparison:
+    """Return the texts to compare on as the model reads them, and why some could not be written."""
+    texts, refused = [], []
+    for text in choice.comparison:
         try:
-            found.append(one if choice.as_they_are else rendering.write(one))
+            texts.append(text if choice.as_they_are else rendering.write(text))
         except RowRefused as error:
             refused.append(str(error))
-    return found, refused
+    return texts, refused
 
 
 def _written(candidates: Iterable[Text], rendering: Rendering, wanted: int, others: Sequence[Text]) -> tuple[list[Text], list[str]]:
-    """The first `wanted` candidates as the model reads them, none of `others` among them, and why some could not be written."""
-    found: list[Text] = []
+    """Return the first `wanted` candidates as the model reads them, none of `others` among them, and why some could not be written."""
+    written: list[Text] = []
     refused: list[str] = []
     apart = split.Apart(others)
-    for one in candidates:
-        if len(found) >= wanted:
+    for candidate in candidates:
+        if len(written) >= wanted:
             break
-        if not apart.is_new(one):
+        if not apart.is_new(candidate):
             continue
         try:
-            text = rendering.write(one)
+            text = rendering.write(candidate)
         except RowRefused as error:
             refused.append(str(error))
             continue
-        if apart.takes(text, of=one):
-            found.append(text)
-    return found, refused
+        if apart.takes(text, of=candidate):
+            written.append(text)
+    return written, refused
 
 
-def _told(refused: Sequence[str]) -> list[str]:
+def _say_left_out(refused: Sequence[str]) -> list[str]:
     what = "1 text was" if len(refused) == 1 else f"{len(refused)} texts were"
     return [f"{what} left out; the first, because {refused[0]}."] if refused else []
 
 
 def write(folder: Path, texts: Texts) -> None:
     """Leave the texts of the stage `calibration` in its folder."""
-    value = {"texts": texts.plain, "sources": [list(one) for one in texts.sources], "warnings": list(texts.warnings)}
+    value = {"texts": texts.plain, "sources": [list(source) for source in texts.sources], "warnings": list(texts.warnings)}
     write_atomic(folder / FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(folder: Path, count: int) -> Texts:
-    """The first `count` texts that `write` left. Raises Permanent where it left none."""
+    """Return the first `count` texts that `write` left. Raises Permanent where it left none."""
     try:
         value = json.loads((folder / FILE).read_bytes())
-        texts = tuple(Text(str(one)) for one in value["texts"][:count])
+        texts = tuple(Text(str(text)) for text in value["texts"][:count])
         left, sources = len(texts), []
         for name, number in value["sources"]:
             if left > 0:

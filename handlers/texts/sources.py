@@ -70,7 +70,7 @@ class Source:
         return f'set {self.setting} to {what}, or to ""'
 
     def texts(self) -> Iterator[Text]:
-        """The texts, file by file. Raises Permanent where there are none, or where the files can't be read."""
+        """Yield the texts, file by file. Raises Permanent where there are none, or where the files can't be read."""
         operation = "read the validation prompts" if self.is_prompts else "read the data for validation and calibration"
         try:
             files = self._chosen(operation)
@@ -97,17 +97,17 @@ class Source:
         return f": {self.warnings[0]}".rstrip(".") if self.warnings else ""
 
     def _chosen(self, operation: str) -> list[DataFile]:
-        found = self.place.files()
-        if not found:
+        listed = self.place.files()
+        if not listed:
             cause = f"there is no file in it whose name ends with {', '.join(SUFFIXES)}"
             code = FaultCode.PROMPTS_EMPTY if self.is_prompts else FaultCode.DATA_EMPTY
             raise Permanent(code, operation, cause, self.remedy, path=self.shown)
         most = BUDGET // LEAST_SHARE
-        files = list(found) if len(found) <= most else [found[number * len(found) // most] for number in range(most)]
-        size = sum(file.size for file in found)
+        files = list(listed) if len(listed) <= most else [listed[number * len(listed) // most] for number in range(most)]
+        size = sum(file.size for file in listed)
         if size > BUDGET:
             self.read = (
-                f"at most {BUDGET >> 20} MiB of {size / (1 << 20):,.0f} MiB in {len(found)} {'file' if len(found) == 1 else 'files'}"
+                f"at most {BUDGET >> 20} MiB of {size / (1 << 20):,.0f} MiB in {len(listed)} {'file' if len(listed) == 1 else 'files'}"
             )
         return files
 
@@ -154,13 +154,13 @@ class Source:
                 cause = "a link is on the way, which is not followed below a run" if inside else "its links lead round in a circle"
             return Permanent(unreadable, operation, cause, self.remedy, path=self.shown)
         if isinstance(error, OSError):
-            found = from_oserror(error, operation, self.shown)
-            return found if isinstance(found, Permanent) else Permanent(unreadable, operation, str(error), self.remedy, path=self.shown)
+            problem = from_oserror(error, operation, self.shown)
+            return problem if isinstance(problem, Permanent) else Permanent(unreadable, operation, str(error), self.remedy, path=self.shown)
         return Permanent(unreadable, operation, str(error), self.remedy, path=self.shown)
 
 
 def _reader(stream: BinaryIO, file: DataFile) -> tuple[Reader, bool]:
-    """What reads the file, and whether its rows have fields: not those of a plain text file."""
+    """Return what reads the file, and whether its rows have fields: not those of a plain text file."""
     beginning = stream.read(8)
     if other := other_kind(beginning):
         raise FileRefused(other)
@@ -178,6 +178,6 @@ def _reader(stream: BinaryIO, file: DataFile) -> tuple[Reader, bool]:
 
 
 def sources_of(prompts: str, data: str) -> list[Source]:
-    """The settings that name something, in the order in which they count."""
+    """Return the settings that name something, in the order in which they count."""
     named = (("validate.prompts", prompts), ("validate.data", data))
     return [Source(setting, value) for setting, value in named if value]

@@ -19,7 +19,7 @@ MOST_KEPT = 4096
 
 
 def normal(text: str) -> str:
-    """The text without what does not make it another one: case, spaces, and forms of the same characters."""
+    """Return the text without what does not make it another one: case, spaces, and forms of the same characters."""
     return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()).split())
 
 
@@ -51,12 +51,12 @@ class Pool:
         self._texts[key] = text
 
     def sorted(self) -> list[Text]:
-        """The texts by their digests, ascending."""
+        """Return the texts by their digests, ascending."""
         return [self._texts[key] for key in sorted(self._texts)]
 
 
 def compares(key: str) -> bool:
-    """Whether a text with this digest is for comparison; else it is for calibration."""
+    """Return whether a text with this digest is for comparison; else it is for calibration."""
     return int(key[-1], 16) % 2 == 0
 
 
@@ -81,10 +81,10 @@ class Apart:
     """Lets each text through once, and none of those that it was made with: neither the row of one, nor what the model reads of it."""
 
     def __init__(self, others: Iterable[Text]) -> None:
-        self._seen = {key for one in others for key in _keys(one)}
+        self._seen = {key for text in others for key in _keys(text)}
 
     def is_new(self, row: Text) -> bool:
-        """Whether a row may be taken, before it is written for the model."""
+        """Return whether a row may be taken, before it is written for the model."""
         return self._seen.isdisjoint(_keys(row))
 
     def takes(self, written: Text, *, of: Text) -> bool:
@@ -97,5 +97,5 @@ class Apart:
 
 
 def _keys(text: Text) -> set[str]:
-    """What a text is known by: what it was made of, and what the model reads."""
+    """Return what a text is known by: what it was made of, and what the model reads."""
     return {digest(text.identity), *([digest(text.text)] if text.text else [])}

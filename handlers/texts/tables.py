@@ -25,7 +25,7 @@ _ARROW_FILE = b"ARROW1"
 
 
 def arrow(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
-    """The rows of an IPC stream (what `save_to_disk` writes) or of an IPC file (feather). FileRefused where it is neither."""
+    """Yield the rows of an IPC stream (what `save_to_disk` writes) or of an IPC file (feather). FileRefused where it is neither."""
     import pyarrow
     import pyarrow.ipc
 
@@ -61,7 +61,7 @@ def _batches(stream: BinaryIO, batches: Any, share: Share) -> Iterator[Row | Bad
 
 
 def parquet(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
-    """The rows of a parquet file; of a large one those of row groups at even distances. FileRefused where it is none."""
+    """Yield the rows of a parquet file; of a large one those of row groups at even distances. FileRefused where it is none."""
     import pyarrow
     import pyarrow.parquet
 
@@ -115,7 +115,7 @@ def _spread(groups: list[int], budget: int) -> list[int]:
 
 
 def _may_hold_texts(kind: pyarrow.DataType) -> bool:
-    """Whether a column is one of texts, labels or messages: not vectors of numbers, which trainers' token ids are, and no pictures."""
+    """Return whether a column is one of texts, labels or messages: no vectors of numbers, as trainers' token ids are, and no pictures."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_large_list(kind):
@@ -151,15 +151,17 @@ def _class_names(schema: pyarrow.Schema) -> dict[str, Any]:
 
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        found = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"}
+        columns = {name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
-    return {name: classes for name, classes in found.items() if isinstance(classes, list) and all(isinstance(one, str) for one in classes)}
+    return {
+        name: classes for name, classes in columns.items() if isinstance(classes, list) and all(isinstance(label, str) for label in classes)
+    }
 
 
 @contextmanager
 def _refusing(kind: str) -> Iterator[None]:
-    """Turns what pyarrow raises about a file's content into FileRefused."""
+    """Turn what pyarrow raises about a file's content into FileRefused."""
     import pyarrow
 
     try:

@@ -61,7 +61,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _said(error: Exception) -> str:
-    """What the template's language says, to follow a sentence."""
+    """Return what the template's language says, to follow a sentence."""
     lines = str(error).strip().splitlines()
     return f" ({quoted(lines[0])})" if lines else ""
 

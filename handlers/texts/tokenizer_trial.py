@@ -23,7 +23,7 @@ MOST_TOKENS = 16
 
 
 def try_tokenizer(folder: Path) -> None:
-    """Permanent where the folder's tokenizer.json is too costly to use, or can't be used; whether it is right is for others to see."""
+    """Raise Permanent where the folder's tokenizer.json is too costly to use, or unusable; whether it is right is for others to see."""
     path = folder / FILE
     if not path.is_file():
         return

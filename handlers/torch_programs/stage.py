@@ -35,7 +35,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
 from handlers.families.base import Part, PortableFamily, Tracing, architecture, release
 from handlers.families.choice import choose
-from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.families.seq2seq.family import Seq2Seq
 from handlers.folder import companions, opening
 from handlers.graphs.graphset import Graph, GraphSet, Port
@@ -120,7 +120,7 @@ def _first_that_works(
         try:
             with LibraryWarnings() as chatter:
                 figures, reference = _written(context, reporter, family, save, ending, attention)
-            warnings = told(chatter, family, reference)  # raises where a branch was fixed that no comparison could try
+            warnings = report_lines(chatter, family, reference)  # raises where a branch was fixed that no comparison could try
         except CkptdError:
             raise  # of the model itself: no other way would end otherwise
         except Exception as error:  # a tracer fails in many ways, and so does what it made

@@ -49,7 +49,7 @@ class Many:
 
     def left_over(self, changed: bool = True) -> list[str]:
         """Names of those that are not accepted."""
-        return sorted(one.found.name for one in not_accepted(self.tensors(changed), lambda count: None))
+        return sorted(one.written.name for one in not_accepted(self.tensors(changed), lambda count: None))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -91,8 +91,8 @@ def test_small_errors_that_add_up_are_left_over_for_their_sum(tmp_path: Path, mo
     exact = many.table[name].float()
     many.table[name] = (exact + exact.abs() * 2**-7 * x).bfloat16()
     many.right = {name: many.right[name]}
-    tensors = [one for one in many.tensors() if one.found.name == name]
-    assert [one.found.name for one in not_accepted(tensors, lambda count: None)] == [name]
+    tensors = [one for one in many.tensors() if one.written.name == name]
+    assert [one.written.name for one in not_accepted(tensors, lambda count: None)] == [name]
 
 
 def test_unchanged_tensors_are_accepted_where_their_samples_have_the_bases_bytes(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_unchanged_tensors_are_accepted_where_their_samples_have_the_bases_bytes
 def test_what_the_quick_part_does_not_know_is_left_over(tmp_path: Path) -> None:
     tensors = Many(tmp_path, torch.float32).tensors()
     assert not_accepted(tensors, lambda count: None) == tensors  # as exact as the sums themselves
-    cast = [WrittenTensor(CastSource(one.base, torch.float16), one.found, one.changed) for one in tensors]
+    cast = [WrittenTensor(CastSource(one.base, torch.float16), one.written, one.changed) for one in tensors]
     assert not_accepted(cast, lambda count: None) == cast
 
 

@@ -86,11 +86,11 @@ class Layered:
         return {link.role: (link.file, link.signature) for link in reference.links}
 
     def extra(self, reference: LayeredReference) -> Json:
-        """What graphs.json says of a chain."""
+        """Return what graphs.json says of a chain."""
         return {CHAIN: self.per_graph, "tied_head": reference.tied}
 
     def tested(self, reference: LayeredReference) -> str:
-        """What `verify` feeds, in words."""
+        """Return what `verify` feeds, in words."""
         return tested(reference.whole.cases)
 
     def verify(self, folder: Path, reference: LayeredReference, *, threads: int = 1) -> float:
@@ -122,7 +122,7 @@ class Layered:
 
 
 def _tied(model: Any, folder: Path) -> bool:
-    """Whether embedding and head are one tensor. In a model that is run layer by layer each of them has a place of its own."""
+    """Return whether embedding and head are one tensor. In a model that is run layer by layer each of them has a place of its own."""
     if model.lm_head.weight is model.model.embed_tokens.weight:
         return True
     files = ModelFolder(folder)
@@ -131,7 +131,7 @@ def _tied(model: Any, folder: Path) -> bool:
 
 
 def _sharing(reference: LayeredReference) -> list[list[str]]:
-    """The graphs' files, those together that have one file of weights: the ends first, then the blocks."""
+    """Return the graphs' files, those together that have one file of weights: the ends first, then the blocks."""
     first, *blocks, last = (link.file for link in reference.links)
     return [*([[first, last]] if reference.tied else [[first], [last]]), *([block] for block in blocks)]
 
@@ -165,7 +165,7 @@ def _example(model: Any, link: Link) -> tuple[torch.Tensor, ...]:
 
 
 def chained(task: Task, folder: Path, form: Form, per_graph: int) -> Layered:
-    """The family that makes chains of the model in `folder`; NotApplicableError with the reason where it can't be divided."""
+    """Return the family that makes chains of the model in `folder`; NotApplicableError with the reason where it can't be divided."""
     if task.kind != "causal":
         raise NotApplicableError("only decoder-only models are divided into a chain of graphs")
     if form != Form():
@@ -176,7 +176,7 @@ def chained(task: Task, folder: Path, form: Form, per_graph: int) -> Layered:
 
 
 def divided(family: Family, folder: Path, form: Form, per_graph: int, *, must: bool) -> tuple[Family, str]:
-    """The family that makes a chain where one is asked for (`per_graph` above 0, or `must`), else `family`.
+    """Return the family that makes a chain where one is asked for (`per_graph` above 0, or `must`), else `family`.
 
     With it comes why a chain that was asked for can't be made; with `must` that is a NotApplicableError.
     """
@@ -216,7 +216,7 @@ def place_example(folder: Path) -> None:
 
 
 def forms(extra: Json, per_graph: int, reason: str) -> list[Fallback]:
-    """What is recorded where a chain was made that nobody asked for, or none where one was; `extra` is that of graphs.json."""
+    """Return what is recorded where a chain was made that nobody asked for, or none where one was; `extra` is that of graphs.json."""
     if bool(per_graph) == (CHAIN in extra):
         return []
     wanted, taken = ("a chain of graphs", "one graph") if per_graph else ("one graph", "a chain of graphs, a few layers each")

@@ -92,7 +92,7 @@ class BlockModel(torch.nn.Module):
 
 
 def _sliced(stack: Any, first: int, count: int) -> Any:
-    """A model without its head, reduced to some of its layers: no embedding, no last norm."""
+    """Return a model without its head, reduced to some of its layers: no embedding, no last norm."""
     part = copy.copy(stack)
     part._modules = dict(stack._modules)
     part.layers = torch.nn.ModuleList(list(stack.layers)[first : first + count])
@@ -106,7 +106,7 @@ def _sliced(stack: Any, first: int, count: int) -> Any:
 
 
 def obstacle(folder: Path, task: Task) -> str:
-    """Why the model of `folder` can't be divided into a chain, as one clause; "" where it can.
+    """Return why the model of `folder` can't be divided into a chain, as one clause; "" where it can.
 
     Tried on a small model with the same configuration and random weights, whose parts are run one after the other.
     """

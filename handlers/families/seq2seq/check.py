@@ -91,7 +91,7 @@ class _Walk:
             role, feeds = self._call(cache, self.case.tokens[:, start:end])
             what = f"logits of {FILES[role]} in step {number + 1}"
             session = self.sessions[role]
-            answers = dict(zip((one.name for one in session.get_outputs()), session.run(None, feeds), strict=True))
+            answers = dict(zip((output.name for output in session.get_outputs()), session.run(None, feeds), strict=True))
             worst = max(worst, largest_relative(answers.pop("logits"), self.case.logits[:, start:end], what))
             worst = max(worst, self._check_cache(answers, end, f"in step {number + 1} of {FILES[role]}"))
             cache = {name.replace("present.", "past_key_values.", 1): array for name, array in answers.items()}
@@ -108,7 +108,7 @@ class _Walk:
         return DECODER_MERGED, {**feeds, **(cache or self._dummies(self.dummy)), USE_CACHE: np.array([bool(cache)])}
 
     def _dummies(self, length: int) -> Arrays:
-        """A past that the graph must ignore: otherwise its numbers would change the outputs."""
+        """Return a past that the graph must ignore: otherwise its numbers would change the outputs."""
         return {
             name.replace("present.", "past_key_values.", 1): np.full((*array.shape[:2], length, array.shape[3]), 50.0, np.float32)
             for name, array in self.case.cache.items()
@@ -117,18 +117,18 @@ class _Walk:
     def _check_cache(self, cache: Arrays, tokens: int, where: str) -> float:
         worst = 0.0
         for name, wanted in self.case.cache.items():
-            found = cache[name]
+            values = cache[name]
             if ".encoder." in name:
-                _same_shape(found, wanted.shape, f"{name} {where}")
+                _same_shape(values, wanted.shape, f"{name} {where}")
                 real = self.case.mask.astype(bool)
-                found, wanted = np.moveaxis(found, 1, 2)[real], np.moveaxis(wanted, 1, 2)[real]
+                values, wanted = np.moveaxis(values, 1, 2)[real], np.moveaxis(wanted, 1, 2)[real]
             else:
                 wanted = wanted[:, :, :tokens]
-                _same_shape(found, wanted.shape, f"{name} {where}")
-            worst = max(worst, largest_relative(found, wanted, f"{name} {where}"))
+                _same_shape(values, wanted.shape, f"{name} {where}")
+            worst = max(worst, largest_relative(values, wanted, f"{name} {where}"))
         return worst
 
 
-def _same_shape(found: np.ndarray, wanted: tuple[int, ...], what: str) -> None:
-    if found.shape != wanted:
-        raise GraphMismatchError(f"the graph's {what} have the shape {found.shape}, torch's {wanted}")
+def _same_shape(values: np.ndarray, wanted: tuple[int, ...], what: str) -> None:
+    if values.shape != wanted:
+        raise GraphMismatchError(f"the graph's {what} have the shape {values.shape}, torch's {wanted}")

@@ -25,7 +25,7 @@ _ALL = np.iinfo(np.int64).max
 
 
 def merged(first: ir.Model, later: ir.Model, layers: int) -> ir.Model:
-    """The decoder for all steps made of copies of `first` and `later`, whose axes are named; weights are shared with them.
+    """Return the decoder for all steps made of copies of `first` and `later`, whose axes are named; weights are shared with them.
 
     Raises GraphMismatchError when the cross-attention cache of `first` can't be computed apart.
     """
@@ -68,7 +68,7 @@ def _measure_first_layer(body: ir.Graph) -> None:
     for cache, sizes in caches.items():
         for node in [node for node, _ in cache.uses() if node.op_type == "Shape"]:
             part = slice(*(node.attributes[name].as_int() if name in node.attributes else None for name in ("start", "end")))
-            node.replace_input_with(0, next(other for other, found in caches.items() if found[part] == sizes[part]))
+            node.replace_input_with(0, next(other for other, lengths in caches.items() if lengths[part] == sizes[part]))
 
 
 class _Head:
@@ -86,13 +86,13 @@ class _Head:
         """Length to keep of what only counts when there is none."""
 
     def constant(self, name: str, number: int) -> ir.Value:
-        """An int64 constant of shape (1)."""
+        """Return an int64 constant of shape (1)."""
         value = _constant(f"merged.{name}", number)
         self.graph.register_initializer(value)
         return value
 
     def add(self, op: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
-        """The output of a new node."""
+        """Return the output of a new node."""
         node = ir.node(op, inputs, attributes=attributes, name=f"merged.{op}.{len(self.nodes)}")
         node.outputs[0].name = f"merged.{op}.{len(self.nodes)}.out"
         self.nodes.append(node)
@@ -106,7 +106,7 @@ class _Head:
 
 
 def _projector(first: ir.Model, layers: int) -> ir.Graph:
-    """What makes the encoder's keys and values of its states; of the other inputs it may take the batch's size."""
+    """Return what makes the encoder's keys and values of its states; of the other inputs it may take the batch's size."""
     try:
         projector = ir.convenience.extract(first.graph, [STATES, MASK, "input_ids"], list(cache_names("present", layers, "encoder")))
     except ValueError as error:
@@ -160,7 +160,7 @@ def _forget_lengths(part: ir.Graph, axis: str) -> None:
     for value in (value for node in part for value in node.outputs):
         if value.shape is not None and not value.is_graph_output():
             value.shape = ir.Shape(
-                [None if isinstance(one, ir.SymbolicDim) and symbol.search(one.value or "") else one for one in value.shape]
+                [None if isinstance(size, ir.SymbolicDim) and symbol.search(size.value or "") else size for size in value.shape]
             )
 
 

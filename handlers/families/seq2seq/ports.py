@@ -35,23 +35,23 @@ class Ports:
 
 
 def cache_names(prefix: str, layers: int, side: str | None = None) -> tuple[str, ...]:
-    """Names of cached tensors in the order of the graphs: of each layer the decoder's own keys and values, then the encoder's.
+    """Return the names of cached tensors in the order of the graphs: of each layer the decoder's own keys and values, then the encoder's.
 
     `prefix` is "past_key_values" or "present"; `side` takes "decoder" or "encoder" alone.
     """
     sides = ("decoder", "encoder") if side is None else (side,)
-    return tuple(f"{prefix}.{index}.{one}.{kind}" for index in range(layers) for one in sides for kind in ("key", "value"))
+    return tuple(f"{prefix}.{index}.{owner}.{kind}" for index in range(layers) for owner in sides for kind in ("key", "value"))
 
 
 def encoder_ports() -> Ports:
-    """The encoder: tokens and their mask to states."""
+    """Return the encoder: tokens and their mask to states."""
     axes = {0: BATCH, 1: ENCODER_SEQUENCE}
     inputs, outputs = ("input_ids", "attention_mask"), ("last_hidden_state",)
     return Ports(inputs, outputs, dict.fromkeys((*inputs, *outputs), axes))
 
 
 def decoder_ports(role: str, layers: int) -> Ports:
-    """A decoder of `layers` cached layers; 0 of the role "decoder" is one without a cache."""
+    """Return a decoder of `layers` cached layers; 0 of the role "decoder" is one without a cache."""
     past = cache_names("past_key_values", layers) if role in _CACHED else ()
     present = cache_names("present", layers)
     states = () if role == DECODER_WITH_PAST else (STATES,)
@@ -70,5 +70,5 @@ def decoder_ports(role: str, layers: int) -> Ports:
 
 
 def ports(role: str, layers: int) -> Ports:
-    """The ports of the graph with that role."""
+    """Return the ports of the graph with that role."""
     return encoder_ports() if role == ENCODER else decoder_ports(role, layers)

@@ -60,9 +60,9 @@ class Attention:
 
 
 def find_all(graph: ir.Graph) -> list[Attention]:
-    """The attention of all layers. OtherFormError where that of one is of another form, or there is none with a cache."""
+    """Return the attention of all layers. OtherFormError where that of one is of another form, or there is none with a cache."""
     inputs, outputs = ({value.name or "": value for value in values} for values in (graph.inputs, graph.outputs))
-    layers = sorted(int(found[1]) for name in inputs if (found := _PAST.fullmatch(name)))
+    layers = sorted(int(match[1]) for name in inputs if (match := _PAST.fullmatch(name)))
     if not layers or "attention_mask" not in inputs or not inputs.keys() & {"input_ids", "hidden_states"}:
         raise OtherFormError("the graph is not that of a decoder with a cache and a mask")
     attentions = []
@@ -75,24 +75,24 @@ def find_all(graph: ir.Graph) -> list[Attention]:
 
 
 def is_united(attention: Attention) -> bool:
-    """Whether it is the standard's operator."""
+    """Return whether it is the standard's operator."""
     node = attention.present[0].producer()
     return node is not None and is_operator(node)
 
 
 def is_operator(node: ir.Node) -> bool:
-    """Whether a node is the standard's operator for attention."""
+    """Return whether a node is the standard's operator for attention."""
     return (node.domain, node.op_type) == ("", OPERATOR)
 
 
 def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer: int) -> Attention:
-    """The attention of a layer. OtherFormError where a node on the way is not one that is known."""
+    """Return the attention of a layer. OtherFormError where a node on the way is not one that is known."""
     past = tuple(inputs[f"past_key_values.{layer}.{what}"] for what in ("key", "value"))
     present = tuple(outputs[f"present.{layer}.{what}"] for what in ("key", "value"))
     node = present[0].producer()
     if node is not None and is_operator(node):
         return _checked(_as_united(node, (past[0], past[1]), (present[0], present[1])))
-    key, value = (_appended(one, before) for one, before in zip(present, past, strict=True))
+    key, value = (_appended(after, before) for after, before in zip(present, past, strict=True))
     products = _products(present[1])
     if len(products) != 1:
         raise OtherFormError("its values are not read by one product")
@@ -124,32 +124,32 @@ def find(inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], layer:
 
 
 def _as_united(node: ir.Node, past: tuple[ir.Value, ir.Value], present: tuple[ir.Value, ir.Value]) -> Attention:
-    """What `standard` has put into one operator."""
+    """Return what `standard` has put into one operator."""
     query, key, value, mask, *rest = operands(node)
     if tuple(rest) != past or tuple(node.outputs[1:]) != present:
         raise OtherFormError("its operator does not read and give the cache")
     # onnxruntime writes down what it takes where nothing is said, and that is 0.
-    strange = sorted(name for name, one in node.attributes.items() if name not in ("scale", "softcap") and one.value != 0)
+    strange = sorted(name for name, attribute in node.attributes.items() if name not in ("scale", "softcap") and attribute.value != 0)
     if strange or "scale" not in node.attributes:
         raise OtherFormError(f"its operator has {', '.join(strange) or 'no scale'}")
     softcap = node.attributes.get_float("softcap", 0.0)
     return Attention(query, key, value, past, present, mask, node.outputs[0], node.attributes.get_float("scale"), softcap)
 
 
-def _checked(found: Attention) -> Attention:
-    """The same. OtherFormError where its sizes are not those that the operators take."""
-    keyed = (found.key, found.value, found.past[1])
-    if found.heads % found.key_heads or any(size(one, 3) != found.width for one in (found.query, *keyed)):
+def _checked(attention: Attention) -> Attention:
+    """Return the same. OtherFormError where its sizes are not those that the operators take."""
+    keyed = (attention.key, attention.value, attention.past[1])
+    if attention.heads % attention.key_heads or any(size(value, 3) != attention.width for value in (attention.query, *keyed)):
         raise OtherFormError("its heads have different sizes")
-    if any(size(one, 1) != found.key_heads for one in keyed):
+    if any(size(value, 1) != attention.key_heads for value in keyed):
         raise OtherFormError("its keys and values have different heads")
-    if found.width % UNIT:
-        raise OtherFormError(f"its heads are of the size {found.width}, which is no multiple of {UNIT}")
-    return found
+    if attention.width % UNIT:
+        raise OtherFormError(f"its heads are of the size {attention.width}, which is no multiple of {UNIT}")
+    return attention
 
 
 def _appended(present: ir.Value, past: ir.Value) -> ir.Value:
-    """What is put behind the past."""
+    """Return what is put behind the past."""
     node = made_by(present, "Concat")
     before, new = pair(node)
     if before is not past or node.attributes.get_int("axis", 0) not in (-2, 2):
@@ -158,14 +158,14 @@ def _appended(present: ir.Value, past: ir.Value) -> ir.Value:
 
 
 def _products(value: ir.Value) -> list[ir.Node]:
-    """The products whose second factor is a value, or its heads repeated."""
-    found = []
+    """Return the products whose second factor is a value, or its heads repeated."""
+    products = []
     for node, place in value.uses():
         if node.op_type == "MatMul" and place == 1:
-            found.append(node)
+            products.append(node)
         elif node.op_type in ("Unsqueeze", "Expand", "Reshape") and place == 0:
-            found += _products(node.outputs[0])
-    return found
+            products += _products(node.outputs[0])
+    return products
 
 
 def _unrepeated(value: ir.Value) -> ir.Value:
@@ -181,8 +181,8 @@ def _unrepeated(value: ir.Value) -> ir.Value:
 
 def _unmasked(value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Scores, and the mask that is added to them: one for all heads."""
-    one, other = operands(made_by(value, "Add"))
-    for scores, mask in ((one, other), (other, one)):
+    left, right = operands(made_by(value, "Add"))
+    for scores, mask in ((left, right), (right, left)):
         if mask.shape is not None and len(mask.shape) == 4 and mask.shape[1] == 1 and mask.dtype == scores.dtype:
             return scores, mask
     raise OtherFormError("its mask is not one for all heads")

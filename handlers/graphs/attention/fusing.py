@@ -42,7 +42,7 @@ def fuse(model: ir.Model) -> ir.Model:
 
 
 def can_fuse(model: ir.Model) -> bool:
-    """Whether `fuse` would change a graph."""
+    """Return whether `fuse` would change a graph."""
     try:
         return bool(find_all(model.graph))
     except OtherFormError:
@@ -50,7 +50,7 @@ def can_fuse(model: ir.Model) -> bool:
 
 
 def is_fused(model: ir.Model) -> bool:
-    """Whether `fuse` has changed a graph."""
+    """Return whether `fuse` has changed a graph."""
     return bool(fused_ones(model))
 
 
@@ -91,18 +91,18 @@ def spell_out(model: ir.Model) -> ir.Model:
 
 
 def fused_ones(model: ir.Model) -> list[ir.Node]:
-    """The If nodes that `fuse` has put into a graph."""
+    """Return the If nodes that `fuse` has put into a graph."""
     ifs = (node for node in model.graph if node.op_type == "If")
     return [node for node in ifs if any(inner.op_type == OPERATOR for inner in node.attributes["then_branch"].as_graph())]
 
 
 def _pasts(graph: ir.Graph) -> list[ir.Value]:
-    """The inputs that hold keys and values of the tokens before."""
+    """Return the inputs that hold keys and values of the tokens before."""
     return [value for value in graph.inputs if (value.name or "").startswith("past_key_values.")]
 
 
 def _asks(node: ir.Node, axis: int) -> bool:
-    """Whether a node is a Shape that tells one axis alone."""
+    """Return whether a node is a Shape that tells one axis alone."""
     return node.op_type == "Shape" and (node.attributes.get_int("start", 0), node.attributes.get_int("end", 4)) == (axis, axis + 1)
 
 
@@ -118,12 +118,12 @@ def _replace(attention: Attention, sizes: Sizes) -> None:
 
 def _turned(value: ir.Value, sizes: Sizes, tape: Tape) -> ir.Value:
     """(B, S, N · H) of (B, N, S, H), with the rotary embedding in an operator of its own if there is one."""
-    found = rotation.find(value)
-    if found is None:
+    turning = rotation.find(value)
+    if turning is None:
         return _flat(value, sizes, tape)
-    tables = [_table(angles, sizes) for angles in (found.cosine, found.sine)]
+    tables = [_table(angles, sizes) for angles in (turning.cosine, turning.sine)]
     heads = {"num_heads": size(value, 1), "interleaved": 0}
-    return tape.op("RotaryEmbedding", [_flat(found.inner, sizes, tape), sizes.rows, *tables], heads, domain=DOMAIN)
+    return tape.op("RotaryEmbedding", [_flat(turning.inner, sizes, tape), sizes.rows, *tables], heads, domain=DOMAIN)
 
 
 def _table(angles: ir.Value, sizes: Sizes) -> ir.Value:
@@ -151,7 +151,7 @@ def _flat(value: ir.Value, sizes: Sizes, tape: Tape) -> ir.Value:
 
 
 def _fused(attention: Attention, inputs: Sequence[ir.Value], sizes: Sizes) -> ir.Graph:
-    """The branch with the operator."""
+    """Return the branch with the operator."""
     graph = ir.Graph([], [], nodes=[], name="fused")
     settings: dict[str, Any] = {"num_heads": attention.heads, "kv_num_heads": attention.key_heads, "scale": attention.scale}
     if attention.softcap:
@@ -164,7 +164,7 @@ def _fused(attention: Attention, inputs: Sequence[ir.Value], sizes: Sizes) -> ir
 
 
 def _spelt_out(attention: Attention, inputs: Sequence[ir.Value], sizes: Sizes) -> ir.Graph:
-    """The branch with the standard's operators. The heads that share keys have an axis of their own, so that no key is repeated."""
+    """Return the branch with the standard's operators. The heads that share keys have an axis of their own, so that no key is repeated."""
     graph = ir.Graph([], [], nodes=[], name="standard")
     tape = Tape(graph)
     kinds, group, width = attention.key_heads, attention.heads // attention.key_heads, attention.width
@@ -172,10 +172,10 @@ def _spelt_out(attention: Attention, inputs: Sequence[ir.Value], sizes: Sizes) -
     split = tape.op("Reshape", [query, sizes.constant(0, 0, kinds, group, width)])
     queries = tape.op("Transpose", [split], {"perm": [0, 2, 3, 1, 4]})
     presents = []
-    for one, past in zip(new, attention.past, strict=True):
-        heads = tape.op("Transpose", [tape.op("Reshape", [one, sizes.constant(0, 0, kinds, width)])], {"perm": list(SWAPPED)})
+    for flat, past in zip(new, attention.past, strict=True):
+        heads = tape.op("Transpose", [tape.op("Reshape", [flat, sizes.constant(0, 0, kinds, width)])], {"perm": list(SWAPPED)})
         presents.append(tape.op("Concat", [past, heads], {"axis": 2}))
-    keys, values = (tape.op("Unsqueeze", [one, sizes.constant(2)]) for one in presents)
+    keys, values = (tape.op("Unsqueeze", [present, sizes.constant(2)]) for present in presents)
     scores = tape.op("MatMul", [queries, tape.op("Transpose", [keys], {"perm": [0, 1, 2, 4, 3]})])
     scores = masked(scores, tape.op("Unsqueeze", [attention.mask, sizes.constant(2)]), attention, tape, sizes.graph)
     summed = tape.op("MatMul", [tape.op("Softmax", [scores], {"axis": -1}), values])

@@ -15,12 +15,12 @@ PROVED, SHARED = "cached_attention", "shared_cache"
 
 
 def roles(extra: Json, key: str) -> tuple[str, ...]:
-    """The roles that a GraphSet's `extra` lists under one of the two keys."""
-    found = extra.get(key, ())
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+    """Return the roles that a GraphSet's `extra` lists under one of the two keys."""
+    names = extra.get(key, ())
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def marked(extra: Json, *, proved: Iterable[str] = (), shared: Iterable[str] = ()) -> Json:
-    """The same with these roles under the two keys, and no others; no key where there are none, as for graphs of another runtime."""
+    """Return the same with these roles under the two keys, and no others; no key where there are none, as for graphs of another runtime."""
     rest = {name: value for name, value in extra.items() if name not in (PROVED, SHARED)}
-    return rest | {key: found for key, names in ((PROVED, proved), (SHARED, shared)) if (found := list(names))}
+    return rest | {key: listed for key, names in ((PROVED, proved), (SHARED, shared)) if (listed := list(names))}

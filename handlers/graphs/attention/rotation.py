@@ -20,16 +20,16 @@ class Rotation:
 
 
 def find(value: ir.Value) -> Rotation | None:
-    """How a value was turned by its positions; None where it was not, or in a way that is not known here."""
+    """Return how a value was turned by its positions; None where it was not, or in a way that is not known here."""
     with contextlib.suppress(OtherFormError):
-        one, other = pair(made_by(value, "Add"))
-        for straight, crossed in ((one, other), (other, one)):
+        left, right = pair(made_by(value, "Add"))
+        for straight, crossed in ((left, right), (right, left)):
             with contextlib.suppress(OtherFormError):
-                return _found(straight, crossed)
+                return _rotation_of(straight, crossed)
     return None
 
 
-def _found(straight: ir.Value, crossed: ir.Value) -> Rotation:
+def _rotation_of(straight: ir.Value, crossed: ir.Value) -> Rotation:
     inner, cosine = pair(made_by(straight, "Mul"))
     swapped, sine = pair(made_by(crossed, "Mul"))
     negative, lower = pair(made_by(swapped, "Concat"))
@@ -37,13 +37,13 @@ def _found(straight: ir.Value, crossed: ir.Value) -> Rotation:
     half = size(inner, 3) // 2
     if _slice(lower, inner)[:2] != (0, half) or _slice(upper, inner)[0] != half or size(upper, 3) != half:
         raise OtherFormError("it is not turned by halves")
-    return Rotation(inner, *(_angles(one, size(inner, 3)) for one in (cosine, sine)))
+    return Rotation(inner, *(_angles(angles, size(inner, 3)) for angles in (cosine, sine)))
 
 
 def _slice(value: ir.Value, of: ir.Value) -> tuple[int, int]:
     """Beginning and end of a slice of the last axis."""
     node = made_by(value, "Slice")
-    first, last, axis, step = ((numbers(one) or [None])[0] for one in (*node.inputs[1:], None)[:4])
+    first, last, axis, step = ((numbers(operand) or [None])[0] for operand in (*node.inputs[1:], None)[:4])
     if node.inputs[0] is not of or axis not in (3, -1) or step not in (1, None) or not isinstance(first, int) or not isinstance(last, int):
         raise OtherFormError("it is not a half of the same")
     return first, last
@@ -54,14 +54,14 @@ def _angles(value: ir.Value, width: int) -> ir.Value:
     node = made_by(value, "Unsqueeze")
     if numbers(node.inputs[1]) != [1]:
         raise OtherFormError("its angles differ by head")
-    found = first_input(node)
-    inner, _ = unscaled(found)
+    angles = first_input(node)
+    inner, _ = unscaled(angles)
     function = inner.producer()
     if function is None or function.op_type not in ("Cos", "Sin"):
         raise OtherFormError("its angles are not known")
-    one, other = pair(made_by(first_input(function), "Concat"))
-    if one is not other:
+    left, right = pair(made_by(first_input(function), "Concat"))
+    if left is not right:
         raise OtherFormError("its angles do not repeat")
-    if found.shape is None or len(found.shape) != 3 or size(found, 2) != width:
+    if angles.shape is None or len(angles.shape) != 3 or size(angles, 2) != width:
         raise OtherFormError("its angles are not those of whole heads")
-    return found
+    return angles

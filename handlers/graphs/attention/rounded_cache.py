@@ -56,7 +56,7 @@ def round_cache(model: ir.Model, extents: Mapping[str, np.ndarray]) -> None:
 
 
 def is_rounded(model: ir.Model) -> bool:
-    """Whether `round_cache` has changed a graph."""
+    """Return whether `round_cache` has changed a graph."""
     return any(_operator(node).attributes.get_int("kv_cache_bit_width", 0) for node in fused_ones(model))
 
 
@@ -89,9 +89,9 @@ def _operator(node: ir.Node) -> ir.Node:
 
 
 def _joined(branch: ir.Graph, past: ir.Value) -> ir.Node:
-    """What puts new rows behind a past."""
-    (found,) = (node for node, _ in past.uses() if node.graph is branch and node.op_type == "Concat")
-    return found
+    """Return what puts new rows behind a past."""
+    (concat,) = (node for node, _ in past.uses() if node.graph is branch and node.op_type == "Concat")
+    return concat
 
 
 def reach(operator: ir.Node, what: int, extent: np.ndarray) -> np.ndarray:

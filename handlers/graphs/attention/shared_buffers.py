@@ -14,14 +14,14 @@ ROOM = 5
 
 
 def takes(feeds: Mapping[str, np.ndarray]) -> bool:
-    """Whether a step is one that can be run so: with one row, or one new token in each, or nothing in the cache yet."""
+    """Return whether a step is one that can be run so: with one row, or one new token in each, or nothing in the cache yet."""
     pasts = [array for name, array in feeds.items() if name.startswith(PAST)]
     new = feeds.get("input_ids", feeds.get("hidden_states"))
     return bool(pasts) and new is not None and (1 in new.shape[:2] or pasts[0].shape[2] == 0)
 
 
 def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """All outputs of a step; presents are cut to the tokens that are in them.
+    """Return all outputs of a step; presents are cut to the tokens that are in them.
 
     Each past is put at the beginning of a buffer with ROOM for more, in which all else is NaN, or the least integer, so that what reads it
     is found out.
@@ -39,13 +39,13 @@ def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) 
         buffer[:, :, :length] = array
         buffers[name.replace(PAST, PRESENT, 1)] = value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
         binding.bind_ortvalue_input(name, value)
-    names = [one.name for one in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     for name in names:
         if name in buffers:
             binding.bind_ortvalue_output(name, buffers[name])
         else:
             binding.bind_output(name, "cpu")
     session.run_with_iobinding(binding)
-    found = dict(zip(names, binding.get_outputs(), strict=True))
+    outputs = dict(zip(names, binding.get_outputs(), strict=True))
     # Copied: an array of an OrtValue may be a view of memory that goes with it.
-    return [np.array(found[name].numpy()[:, :, :total] if name in buffers else found[name].numpy()) for name in names]
+    return [np.array(outputs[name].numpy()[:, :, :total] if name in buffers else outputs[name].numpy()) for name in names]

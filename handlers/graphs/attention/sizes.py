@@ -25,14 +25,14 @@ class Sizes:
     _known: dict[str, ir.Value] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[Tape], ir.Value]) -> ir.Value:
-        """A value of the graph that is made when it is first asked for."""
+        """Return a value of the graph that is made when it is first asked for."""
         if name not in self._known:
             self._known[name] = make(Tape(self.graph))
             self._known[name].name = f"{PREFIX}.{name}"
         return self._known[name]
 
     def constant(self, *numbers: float, dtype: Any = np.int64) -> ir.Value:
-        """A constant (n,)."""
+        """Return a constant (n,)."""
         return constant(self.graph, *numbers, dtype=dtype)
 
     @property
@@ -74,8 +74,8 @@ class Sizes:
         """(), bool: whether there is one row, or one new token in each, or nothing in the cache."""
 
         def make(tape: Tape) -> ir.Value:
-            one = self.constant(1)
-            few = tape.op("Or", [tape.op("Equal", [self.batch, one]), tape.op("Equal", [self.tokens, one])])
+            unit = self.constant(1)
+            few = tape.op("Or", [tape.op("Equal", [self.batch, unit]), tape.op("Equal", [self.tokens, unit])])
             return tape.op("Squeeze", [tape.op("Or", [few, tape.op("Equal", [self.past, self.constant(0)])])])
 
         return self.once("one_by_one", make)

@@ -41,7 +41,7 @@ def _replace(attention: Attention, tape: Tape) -> None:
 
 
 def has_operator(graph: ir.Graph) -> bool:
-    """Whether a graph has the operator."""
+    """Return whether a graph has the operator."""
     return any(map(is_operator, graph))
 
 
@@ -66,7 +66,7 @@ def _spell_out(attention: Attention, graph: ir.Graph) -> None:
     ]  # fmt: skip
     for old, new in zip(attention.present, presents, strict=True):
         take_over(old, new)
-    keys, values = (_repeated(one, attention, tape, graph) for one in presents)
+    keys, values = (_repeated(present, attention, tape, graph) for present in presents)
     scores = tape.op("MatMul", [attention.query, tape.op("Transpose", [keys], {"perm": [0, 1, 3, 2]})])
     weights = tape.op("Softmax", [masked(scores, attention.mask, attention, tape, graph)], {"axis": -1})
     take_over(attention.result, tape.op("MatMul", [weights, values]))

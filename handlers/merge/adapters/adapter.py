@@ -64,7 +64,7 @@ class Adapter:
         return int(self.chosen("rank_pattern", module) or self.plain_rank)
 
     def scale(self, module: str) -> float:
-        """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
+        """Return the factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
         alpha = self.chosen("alpha_pattern", module)
         return self.factor(self.plain_alpha if alpha is None else alpha, self.rank(module))
 
@@ -85,31 +85,31 @@ class Adapter:
         return alpha
 
     def factor(self, alpha: float, rank: int) -> float:
-        """Factor of B·A for this α and this rank."""
+        """Return the factor of B·A for this α and this rank."""
         return float(alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank)
 
     def by_parameter(self, module: str) -> bool:
-        """Whether target_parameters names the weight of the module: PEFT then adds the delta to the weight as it is stored."""
+        """Return whether target_parameters names the weight of the module: PEFT then adds the delta to the weight as it is stored."""
         weight = f".{module}.weight"
         return any(weight.endswith(f".{target}") for target in self.config.get("target_parameters") or ())
 
     def chosen(self, field: str, module: str) -> Any:
-        """What rank_pattern or alpha_pattern says of a module, or of a parameter, by PEFT's rule; None where neither key names it."""
+        """Return what rank_pattern or alpha_pattern says of a module or a parameter, by PEFT's rule; None where neither key names it."""
         patterns = self.config.get(field)
         if not patterns or self.method == "ADALORA":  # of an AdaLoRA they say which ranks are left, under other names
             return None
-        found = self._found[field]
+        keys = self._pattern_keys[field]
         if self.by_parameter(module):
             module = f"{module}.weight"
-        if module not in found:
-            names = {module} if found else {module, *self.modules}
+        if module not in keys:
+            names = {module} if keys else {module, *self.modules}
             first = first_keys(patterns, names, field, self.folder)
-            found.update({name: first.get(name) for name in names})
-        key = found[module]
+            keys.update({name: first.get(name) for name in names})
+        key = keys[module]
         return None if key is None else patterns[key]
 
     @functools.cached_property
-    def _found(self) -> dict[str, dict[str, str | None]]:
+    def _pattern_keys(self) -> dict[str, dict[str, str | None]]:
         """Field → module → the key that names it, for the modules that were asked for."""
         return {"rank_pattern": {}, "alpha_pattern": {}}
 
@@ -168,7 +168,7 @@ class AdapterSource:
         self._adapter, self._width = adapter, math.prod(adapter.shapes[key][1:])
 
     def cast(self, dtype: torch.dtype) -> AdapterSource:
-        """The same tensor for another dtype."""
+        """Return the same tensor for another dtype."""
         return AdapterSource(self._adapter, self.name, dtype)
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
@@ -196,12 +196,12 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
         raise Permanent(
             FaultCode.NO_TENSORS, OPERATION, "the file is not a table of tensors", "save the adapter again with PEFT", path=path
         )
-    found: dict[str, torch.Tensor] = table
-    return found
+    tensors: dict[str, torch.Tensor] = table
+    return tensors
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter in `folder`. Permanent when its files are missing or unsound, or when its kind can't be merged."""
+    """Return the adapter in `folder`. Permanent when its files are missing or unsound, or when its kind can't be merged."""
     path = folder / "adapter_config.json"
     config = read_json(path, OPERATION)
     adapter_config(config, path, OPERATION)

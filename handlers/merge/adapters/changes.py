@@ -44,7 +44,7 @@ class Change:
 
 
 def factor_keys(factors: Factors) -> tuple[str, str, bool]:
-    """Keys of A and of B, and whether they belong to an embedding."""
+    """Return the keys of A and of B, and whether they belong to an embedding."""
     embedding = "embedding_A" in factors.roles
     prefix = "embedding_" if embedding else ""
     return factors.roles[f"{prefix}A"], factors.roles[f"{prefix}B"], embedding
@@ -72,7 +72,7 @@ def _check_pair(adapter: Adapter, factors: Factors) -> None:
 
 
 def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
-    """Permanent when the factors' shapes are not those of the module's rank."""
+    """Raise Permanent when the factors' shapes are not those of the module's rank."""
     module, (key_a, key_b, _) = factors.module, factor_keys(factors)
     a, b = adapter.shapes[key_a], adapter.shapes[key_b]
     pruned = adapter.method == "ADALORA"
@@ -97,11 +97,11 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
 
 def gather(adapter: Adapter, keys: Keys) -> dict[str, Change]:
     """Parameter → change, for all keys but those of fused experts, which `handlers.merge.plan.fused_experts` takes out first."""
-    found: dict[str, Change] = {}
+    changes: dict[str, Change] = {}
 
     def change_of(module: str, leaf: str) -> Change:
         parameter = f"{module}.{leaf}" if module else leaf
-        return found.setdefault(parameter, Change(parameter, module))
+        return changes.setdefault(parameter, Change(parameter, module))
 
     for factors in keys.factors.values():
         _check_pair(adapter, factors)
@@ -117,11 +117,11 @@ def gather(adapter: Adapter, keys: Keys) -> dict[str, Change]:
     for parameter, key in keys.base.items():
         module, _, leaf = parameter.rpartition(".")
         change_of(module, leaf).base = key
-    return found
+    return changes
 
 
 def named_in(config: Json, setting: str, module: str) -> bool:
-    """Whether a list in adapter_config.json names the module or one that holds it."""
+    """Return whether a list in adapter_config.json names the module or one that holds it."""
     names: Iterable[str] = config.get(setting) or ()
     return any(f".{name}." in f".{module}." for name in names)
 
@@ -141,7 +141,7 @@ def digest(adapter: Adapter, key: str, *, transposed: bool = False) -> str:
 
 
 def signature(adapter: Adapter, change: Change | None) -> tuple[str, ...]:
-    """A key that is equal for two names of a shared weight exactly when the live adapter gives both the same values."""
+    """Return a key that is equal for two names of a shared weight exactly when the live adapter gives both the same values."""
     if change is None or not change.trained:
         return ()
     if change.saved:

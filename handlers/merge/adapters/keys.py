@@ -48,7 +48,7 @@ class Keys:
 
 
 def without_prefixes(key: str) -> str:
-    """A key without the prefixes that PEFT, torch.compile, FSDP and activation checkpointing add."""
+    """Return a key without the prefixes that PEFT, torch.compile, FSDP and activation checkpointing add."""
     key = WRAPPERS.sub("", key).lstrip(".")
     key = key.removeprefix("module.") if key.startswith("module.base_model.") else key
     return key.removeprefix("base_model.model.") if key.startswith("base_model.model.") else key.removeprefix("base_model.")
@@ -61,32 +61,32 @@ def without_wrappers(key: str) -> str:
 
 def parse(keys: Iterable[str]) -> Keys:
     """Sort all keys by what they are; a key without a LoRA name is a parameter that was saved as a whole."""
-    found = Keys()
+    parsed = Keys()
     for key in sorted(keys):
         name = without_prefixes(key)
         if match := _LORA.match(name):
             nested = match["nested"].count("base_layer")
             role = match["role"] + (".bias" if match["leaf"] == "bias" else "")
-            found.factors.setdefault((match["module"], nested), Factors(match["module"], nested)).roles[role] = key
+            parsed.factors.setdefault((match["module"], nested), Factors(match["module"], nested)).roles[role] = key
         elif match := _TOKENS.match(name):
-            found.tokens[match["module"]] = key
+            parsed.tokens[match["module"]] = key
         elif match := _SAVED.match(name):
-            found.saved[f"{match['module']}.{match['leaf']}"] = key
+            parsed.saved[f"{match['module']}.{match['leaf']}"] = key
         elif match := _ORIGINAL.match(name):
             # Saved beside its trained copy where the vocabulary was resized. What shares its weight with the base's is left with it.
-            found.base[f"{match['module']}.{match['leaf']}"] = key
+            parsed.base[f"{match['module']}.{match['leaf']}"] = key
         elif match := _INNER.match(name):
             # A bias below a LoRA layer was trained itself; a weight there is the base's.
-            (found.base if match["leaf"] == "weight" else found.saved)[f"{match['module']}.{match['leaf']}"] = key
+            (parsed.base if match["leaf"] == "weight" else parsed.saved)[f"{match['module']}.{match['leaf']}"] = key
         else:
-            found.saved[name] = key
+            parsed.saved[name] = key
         if match and match.groupdict().get("adapter"):
-            found.adapters.add(match["adapter"])
-    return found
+            parsed.adapters.add(match["adapter"])
+    return parsed
 
 
 def doubles(keys: Iterable[str]) -> set[str]:
-    """Keys of saved modules that the file holds under their plain name too, which is the one that PEFT reads.
+    """Return the keys of saved modules that the file holds under their plain name too, which is the one that PEFT reads.
 
     PEFT 0.21 saves an embedding or a head of a resized vocabulary that was trained whole as `M.weight`, `M.modules_to_save.weight` and, as
     it was before the training, `M.original_module.weight`.

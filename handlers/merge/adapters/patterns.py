@@ -50,26 +50,29 @@ class _Question:
 
 
 def _ask(questions: Sequence[_Question], folder: Path) -> list[dict[str, int]]:
-    """For each question: name → place of the first expression that matches it. Permanent where that takes too long, or one is none."""
-    if not any(one.expressions and one.names for one in questions):
+    """Return by question: name → place of the first expression that matches. Permanent where that takes too long, or it is invalid."""
+    if not any(question.expressions and question.names for question in questions):
         return [{} for _ in questions]
     path = folder / "adapter_config.json"
     process = BoundedProcess("handlers.merge.adapters.pattern_program", cpu_seconds=CPU_SECONDS, memory=MEMORY)
     try:
-        said = process.ask([(one.expressions, one.whole, one.names, one.limits) for one in questions])
+        said = process.ask([(question.expressions, question.whole, question.names, question.limits) for question in questions])
     except TooMuch as error:
-        raise _too_slow(sorted({one.field for one in questions if one.expressions}), str(error), path) from None
+        raise _too_slow(sorted({question.field for question in questions if question.expressions}), str(error), path) from None
     finally:
         process.close()
     if "wrong" in said:
-        one = questions[said["question"]]
-        pattern = dict(one.expressions)[said["wrong"]]
+        question = questions[said["question"]]
+        pattern = dict(question.expressions)[said["wrong"]]
         raise Permanent(
             FaultCode.BAD_ADAPTER_CONFIG, OPERATION,
-            f"{one.field} contains a pattern that is not a valid regular expression ({said['why']}): {shown(pattern)}",
-            f"correct {one.field}, or name the modules in it in plain text", path=path,
+            f"{question.field} contains a pattern that is not a valid regular expression ({said['why']}): {shown(pattern)}",
+            f"correct {question.field}, or name the modules in it in plain text", path=path,
         )  # fmt: skip
-    return [{one.names[int(name)]: place for name, place in found.items()} for one, found in zip(questions, said["answers"], strict=True)]
+    return [
+        {question.names[int(name)]: place for name, place in places.items()}
+        for question, places in zip(questions, said["answers"], strict=True)
+    ]
 
 
 def _too_slow(fields: list[str], why: str, path: Path) -> Permanent:
@@ -83,15 +86,15 @@ def _too_slow(fields: list[str], why: str, path: Path) -> Permanent:
 
 def _endings(modules: Iterable[str]) -> dict[str, list[str]]:
     """Each ending of a module's path that begins at one of its parts → the modules that have it."""
-    found: dict[str, list[str]] = {}
+    owners: dict[str, list[str]] = {}
     for module in modules:
         start = 0
         while True:
-            found.setdefault(module[start:], []).append(module)
+            owners.setdefault(module[start:], []).append(module)
             start = module.find(".", start) + 1
             if not start:
                 break
-    return found
+    return owners
 
 
 class _Dotted:
@@ -99,8 +102,8 @@ class _Dotted:
 
     def __init__(self, endings: Collection[str]) -> None:
         self._sized: dict[int, list[tuple[int, str]]] = {}
-        for one in endings:
-            self._sized.setdefault(len(one), []).append((one.count("."), one))
+        for ending in endings:
+            self._sized.setdefault(len(ending), []).append((ending.count("."), ending))
         self._tables: dict[tuple[int, int, int], dict[str, list[str]]] = {}
         self.work = 0
 
@@ -113,15 +116,15 @@ class _Dotted:
         place = (len(key), dots, len(head))
         if place not in self._tables:
             table: dict[str, list[str]] = {}
-            for other, one in self._sized[len(key)]:
+            for other, ending in self._sized[len(key)]:
                 if other < dots:
-                    table.setdefault(one[: len(head)], []).append(one)
+                    table.setdefault(ending[: len(head)], []).append(ending)
             self._tables[place] = table
             self.work += len(self._sized[len(key)])
-        for one in self._tables[place].get(head, ()):
+        for ending in self._tables[place].get(head, ()):
             self.work += 1
-            if one.endswith(tail) and all(mine in (".", its) for mine, its in zip(key, one, strict=True)):
-                yield one
+            if ending.endswith(tail) and all(mine in (".", its) for mine, its in zip(key, ending, strict=True)):
+                yield ending
 
 
 def first_keys(keys: Collection[str], modules: Collection[str], field: str, folder: Path) -> dict[str, str]:
@@ -129,12 +132,12 @@ def first_keys(keys: Collection[str], modules: Collection[str], field: str, fold
 
     `field`: what the error names. Permanent for an expression that takes too long, or is none, where PEFT comes to it.
     """
-    (found,) = _first_keys({field: list(keys)}, modules, folder, [])
-    return found
+    (first,) = _first_keys({field: list(keys)}, modules, folder, [])
+    return first
 
 
 def _first_keys(fields: Mapping[str, list[str]], modules: Collection[str], folder: Path, more: list[_Question]) -> list[dict[str, str]]:
-    """The same for several fields, and the questions `more`, at once."""
+    """Return the same for several fields, and the questions `more`, at once."""
     plain = [_plain_places(keys, modules, field, folder) for field, keys in fields.items()]
     questions = []
     names = list(modules)
@@ -145,8 +148,8 @@ def _first_keys(fields: Mapping[str, list[str]], modules: Collection[str], folde
         questions.append(_Question(field, expressions, names if expressions else [], limits if expressions else []))
     answers = _ask([*questions, *more], folder)
     return [
-        {name: keys[place] for name, place in {**places, **found}.items()}
-        for keys, places, found in zip(fields.values(), plain, answers, strict=False)
+        {name: keys[place] for name, place in {**places, **answer}.items()}
+        for keys, places, answer in zip(fields.values(), plain, answers, strict=False)
     ]
 
 
@@ -155,7 +158,7 @@ def _plain_places(keys: Sequence[str], modules: Collection[str], field: str, fol
     if not keys:
         return {}
     endings = _endings(name for name in modules if "\n" not in name)
-    dotted, found = _Dotted(endings), dict[str, int]()
+    dotted, places = _Dotted(endings), dict[str, int]()
     for place, key in enumerate(keys):
         if not _PLAIN.fullmatch(key):
             continue
@@ -163,23 +166,23 @@ def _plain_places(keys: Sequence[str], modules: Collection[str], field: str, fol
             owners = endings.get(ending, ())
             dotted.work += len(owners)
             for module in owners:
-                found.setdefault(module, place)
+                places.setdefault(module, place)
         if dotted.work > MOST_WORK:
             raise _too_slow([field], f"takes more than {CPU_SECONDS} s", folder / "adapter_config.json")
-    return found
+    return places
 
 
 def named(targets: str | Collection[str] | None, modules: Collection[str], field: str, folder: Path) -> set[str]:
-    """The modules that target_modules or exclude_modules names: an expression for the whole path, or a list of endings."""
+    """Return the modules that target_modules or exclude_modules names: an expression for the whole path, or a list of endings."""
     if isinstance(targets, str):
-        (found,) = _ask([_Question(field, [(0, targets)], list(modules), [1] * len(modules), whole=True)], folder)
-        return set(found)
+        (matched,) = _ask([_Question(field, [(0, targets)], list(modules), [1] * len(modules), whole=True)], folder)
+        return set(matched)
     wanted = set(targets or ())
     return {module for module in modules if any(module[start:] in wanted for start in _starts(module))} if wanted else set()
 
 
 def _starts(module: str) -> list[int]:
-    return [0, *(place + 1 for place, one in enumerate(module) if one == ".")]
+    return [0, *(place + 1 for place, character in enumerate(module) if character == ".")]
 
 
 def bound(config: Any, names: Collection[str], folder: Path) -> None:
@@ -193,16 +196,16 @@ def bound(config: Any, names: Collection[str], folder: Path) -> None:
     fields = {} if _method(config) == "ADALORA" else {
         name: list(value) for name, value in vars(config).items() if name.endswith("_pattern") and isinstance(value, dict) and value
     }  # fmt: skip
-    found = _first_keys(fields, ordered, folder, list(_questions(config, ordered)))
-    for field, chosen in zip(fields, found, strict=True):
+    chosen_keys = _first_keys(fields, ordered, folder, list(_questions(config, ordered)))
+    for field, chosen in zip(fields, chosen_keys, strict=True):
         if len(fields[field]) > MANY:
             used = set(chosen.values())
             setattr(config, field, {key: value for key, value in getattr(config, field).items() if key in used})
     for field in ("target_modules", "exclude_modules"):
         listed = getattr(config, field, None)
         if isinstance(listed, list | set | tuple) and len(listed) > MANY:
-            endings, moved = _endings(ordered), {last: one for one in sorted(listed) if (last := one.rpartition(".")[2]) in MOVED}
-            setattr(config, field, {one for one in listed if one in endings} | set(moved.values()) or set(sorted(listed)[:1]))
+            endings, moved = _endings(ordered), {last: target for target in sorted(listed) if (last := target.rpartition(".")[2]) in MOVED}
+            setattr(config, field, {target for target in listed if target in endings} | set(moved.values()) or set(sorted(listed)[:1]))
 
 
 def _method(config: Any) -> str:
@@ -211,7 +214,7 @@ def _method(config: Any) -> str:
 
 
 def _questions(config: Any, names: list[str]) -> Iterator[_Question]:
-    """What PEFT matches beside the keys of patterns: each expression as it writes it."""
+    """Return what PEFT matches beside the keys of patterns: each expression as it writes it."""
     ask = functools.partial(_each, names)
     for field in ("target_modules", "exclude_modules"):
         if isinstance(given := getattr(config, field, None), str):
@@ -223,6 +226,6 @@ def _questions(config: Any, names: list[str]) -> Iterator[_Question]:
 
 def _each(names: list[str], field: str, given: Any, form: str, *, whole: bool = False) -> Iterator[_Question]:
     listed = [given] if isinstance(given, str) else list(given or ())
-    for one in listed:
-        if isinstance(one, str) and (whole or not _PLAIN.fullmatch(one)):
-            yield _Question(field, [(0, form.replace("{}", one, 1))], names, [1] * len(names), whole)
+    for pattern in listed:
+        if isinstance(pattern, str) and (whole or not _PLAIN.fullmatch(pattern)):
+            yield _Question(field, [(0, form.replace("{}", pattern, 1))], names, [1] * len(names), whole)

@@ -34,7 +34,7 @@ def holder_of(module: str) -> str | None:
 
 
 def check_separate_experts(adapter: Adapter, model: ModelFolder) -> None:
-    """Permanent when the adapter has factors for experts that were layers of their own, and PEFT would make another model of them."""
+    """Raise Permanent when the adapter has factors for experts that were layers of their own, and PEFT would make another model of them."""
     if adapter.method != "LORA":
         return
     modules = sorted({module for module, _ in parse(adapter.shapes).factors})
@@ -55,7 +55,7 @@ def check_separate_experts(adapter: Adapter, model: ModelFolder) -> None:
 
 
 def _differences(adapter: Adapter, model: ModelFolder, fused: dict[str, str], others: list[str]) -> Iterator[str]:
-    """What PEFT reads otherwise, as clauses whose subject is PEFT."""
+    """Return what PEFT reads otherwise, as clauses whose subject is PEFT."""
     kind = str(model.config.get("model_type"))
     if kind not in _converted():
         yield f"does not convert adapters of {kind}: it would leave out the experts' part"
@@ -77,13 +77,13 @@ def _differences(adapter: Adapter, model: ModelFolder, fused: dict[str, str], ot
 
 
 def _pair(part: str) -> set[str]:
-    """The layers that are fused with this one, itself included."""
-    same = {one for one, parameter in FUSED.items() if parameter == FUSED[part]}
+    """Return the layers that are fused with this one, itself included."""
+    same = {layer for layer, parameter in FUSED.items() if parameter == FUSED[part]}
     return same & ({"w1", "w2", "w3"} if part.startswith("w") else {"gate_proj", "up_proj", "down_proj"})
 
 
 def _pefts(adapter: Adapter, parameter: str, layers: int) -> tuple[int, float]:
-    """Rank and factor with which PEFT loads the fused factors: its own keys come after those of the adapter."""
+    """Return the rank and factor with which PEFT loads the fused factors: its own keys come after those of the adapter."""
     rank = int(adapter.chosen("rank_pattern", parameter) or layers * adapter.plain_rank)
     alpha = adapter.chosen("alpha_pattern", parameter)
     return rank, adapter.factor(layers * adapter.plain_alpha if alpha is None else alpha, rank)

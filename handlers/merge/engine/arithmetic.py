@@ -37,7 +37,7 @@ FUSED_RANK = 128
 
 @functools.lru_cache(maxsize=4096)
 def _fuses(rows: int, rank: int, columns: int) -> bool:
-    """Whether W + B·A gives the same bits in one operation as in two: for some shapes the order of the sum differs.
+    """Return whether W + B·A gives the same bits in one operation as in two: for some shapes the order of the sum differs.
 
     The order depends on the shapes and the processor, not on the values, so that it is tested once for each shape.
     """
@@ -106,7 +106,7 @@ class PreparedExperts(Prepared):
         self._current: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def _pair(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The factors of one expert: rows of its tensor × rank, rank × columns."""
+        """Return the factors of one expert: rows of its tensor × rank, rank × columns."""
         if self._current is None or self._current[0] != expert:
             left, right = self._b[:, :, expert].contiguous(), self._a[expert]
             if self._operation.transposed:

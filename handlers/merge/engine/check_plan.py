@@ -36,7 +36,7 @@ class RoundedSource:
         self.name, self.shape, self.dtype = source.name, source.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says."""
+        """Do as Source says."""
         if out.dtype == self._read:
             self._source.rows(first, count, out)
             return
@@ -75,7 +75,7 @@ def _rows(operation: Rows, read: Read, source: Source) -> Factors:
 
 
 def _factors(operation: Operation, read: Read, source: Source) -> Factors:
-    """Two factors whose product is the delta."""
+    """Return two factors whose product is the delta."""
     if isinstance(operation, LowRank):
         return _low_rank(operation, read).scaled(operation.scale / operation.divisor)
     if isinstance(operation, Experts):
@@ -85,8 +85,8 @@ def _factors(operation: Operation, read: Read, source: Source) -> Factors:
     if isinstance(operation, Bias):
         return Factors(read(operation.key)[:, None] * operation.scale, torch.ones(1, 1))
     assert isinstance(operation, Sum)
-    pairs = [_factors(one, read, source) for one in operation.parts]
-    return Factors(torch.cat([one.left for one in pairs], 1), torch.cat([one.right for one in pairs], 0))
+    pairs = [_factors(part, read, source) for part in operation.parts]
+    return Factors(torch.cat([pair.left for pair in pairs], 1), torch.cat([pair.right for pair in pairs], 0))
 
 
 def _changed(output: Output, operation: Operation, source: Source, read: Read) -> ChangedTensor:
@@ -114,58 +114,58 @@ class FileCheck:
     def pieces(self, file: FilePlan) -> list[Callable[[], None]]:
         """Calls that raise Permanent where the file, once it holds all its bytes, does not hold what it should."""
         alike: dict[tuple[object, ...], list[tuple[Output, int]]] = {}
-        for one, start in zip(file.outputs, file.starts, strict=True):
-            alike.setdefault((one.shape, one.dtype, type(one.operation)), []).append((one, start))
-        found: list[Callable[[], None]] = []
+        for output, start in zip(file.outputs, file.starts, strict=True):
+            alike.setdefault((output.shape, output.dtype, type(output.operation)), []).append((output, start))
+        checks: list[Callable[[], None]] = []
         for group in alike.values():
             first = group[0][0]
             sampled = sum(count for _, count in samples_of(first.name, first.shape)) * row_elements(first.shape)
             step = max(1, PIECE // max(1, sampled))
-            found += [functools.partial(self._check, group[at : at + step]) for at in range(0, len(group), step)]
-        return found
+            checks += [functools.partial(self._check, group[at : at + step]) for at in range(0, len(group), step)]
+        return checks
 
     def _check(self, group: Sequence[tuple[Output, int]]) -> None:
-        tensors = [self._tensor(*one) for one in group]
+        tensors = [self._tensor(output, start) for output, start in group]
         left = tensors if self._full else not_accepted(tensors, self._on_bytes, self.held)
-        problems = [problem for one in left if (problem := one.problem(self._full, self._on_bytes))]
+        problems = [problem for tensor in left if (problem := tensor.problem(self._full, self._on_bytes))]
         if problems:
             raise wrong(problems, self._output)
 
-    def _tensor(self, one: Output, start: int) -> WrittenTensor:
-        dtype, source = torch_dtype(one.dtype, self._model.path), one.source
+    def _tensor(self, output: Output, start: int) -> WrittenTensor:
+        dtype, source = torch_dtype(output.dtype, self._model.path), output.source
         base: Source
         if source is not None:
-            base = RoundedSource(source, dtype, rounded=bool(one.origin))
+            base = RoundedSource(source, dtype, rounded=bool(output.origin))
         else:
-            assert one.stored is not None
-            base = StoredSource(one.name, self._model.path_of(one.stored), one.stored)
+            assert output.stored is not None
+            base = StoredSource(output.name, self._model.path_of(output.stored), output.stored)
             base = base if base.dtype == dtype else RoundedSource(base, dtype, rounded=False)
-        info = TensorInfo(one.file, one.dtype, one.shape, start, start + one.size)
-        found = StoredSource(one.name, self._output / one.file, info)
-        return WrittenTensor(base, found, None if one.operation is None else _changed(one, one.operation, base, self._read))
+        info = TensorInfo(output.file, output.dtype, output.shape, start, start + output.size)
+        written = StoredSource(output.name, self._output / output.file, info)
+        return WrittenTensor(base, written, None if output.operation is None else _changed(output, output.operation, base, self._read))
 
 
 def misplaced(plan: Plan, written: ModelFolder) -> list[str]:
-    """How the headers in `written` differ from the plan, one clause each: by them others find what `FileCheck` has compared."""
+    """Return how the headers in `written` differ from the plan, one clause each: by them others find what `FileCheck` has compared."""
     planned = {
-        one.name: TensorInfo(one.file, one.dtype, one.shape, start, start + one.size)
-        for file in plan.files for one, start in zip(file.outputs, file.starts, strict=True)
+        output.name: TensorInfo(output.file, output.dtype, output.shape, start, start + output.size)
+        for file in plan.files for output, start in zip(file.outputs, file.starts, strict=True)
     }  # fmt: skip
-    found = written.headers
-    problems = [f"{name} is missing" for name in sorted(planned.keys() - found.keys())]
-    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(found.keys() - planned.keys())]
-    for name, info in found.items():
+    headers = written.headers
+    problems = [f"{name} is missing" for name in sorted(planned.keys() - headers.keys())]
+    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(headers.keys() - planned.keys())]
+    for name, info in headers.items():
         if name in planned and info != planned[name]:
             problems.append(f"{name} {_difference(planned[name], info)}")
     return problems
 
 
-def _difference(planned: TensorInfo, found: TensorInfo) -> str:
-    if planned.shape != found.shape:
-        return f"has the shape {list(found.shape)}, where {list(planned.shape)} was expected"
-    if planned.dtype != found.dtype:
-        return f"is {_name(found.dtype)}, where {_name(planned.dtype)} was expected"
-    return f"begins at byte {found.start:,} of {found.file}, where byte {planned.start:,} of {planned.file} was expected"
+def _difference(planned: TensorInfo, written: TensorInfo) -> str:
+    if planned.shape != written.shape:
+        return f"has the shape {list(written.shape)}, where {list(planned.shape)} was expected"
+    if planned.dtype != written.dtype:
+        return f"is {_name(written.dtype)}, where {_name(planned.dtype)} was expected"
+    return f"begins at byte {written.start:,} of {written.file}, where byte {planned.start:,} of {planned.file} was expected"
 
 
 def _name(dtype: str) -> str:

@@ -35,7 +35,7 @@ Progress = Callable[[float, str], None]
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Python's garbage collector does not run meanwhile.
+    """Keep Python's garbage collector from running meanwhile.
 
     The plan of a large model is hundreds of thousands of objects, none of which is garbage before the merge ends, and for each pass the
     collector goes through these and through all of torch's: about 0.1 s.
@@ -71,7 +71,7 @@ class Execution:
     """Read the written files back and compare them with base and adapter, as closely as `MergeOptions.verify` says."""
 
     def verify(self, options: MergeOptions) -> str | None:
-        """How closely the written files are compared: "sample" or "full"; None for not at all."""
+        """Return how closely the written files are compared: "sample" or "full"; None for not at all."""
         return options.verify if self.check else None
 
     @property
@@ -143,13 +143,13 @@ class Meter:
         self._progress = progress
 
     def add(self, count: int, message: str) -> None:
-        """`count` more bytes are done."""
+        """Count `count` more bytes as done."""
         with self._lock:
             self._done += count
             self._progress(min(self._done / self._total, 1.0), message)
 
     def keep_alive(self, message: str) -> Callable[[int], None]:
-        """A callback for work that is not part of the total: it reports the message and leaves the fraction as it is."""
+        """Return a callback for work that is not part of the total: it reports the message and leaves the fraction as it is."""
         return lambda count: self.add(0, message)
 
 
@@ -160,14 +160,14 @@ class _Observer:
         self._task, self._meter, self._ledger = task, meter, ledger
         # A file may hold tensors of other files of the model; then all of them are checked.
         files = task.plan.files
-        self._mixed = {one.file for file in files for one in file.outputs if one.stored and one.stored.file != one.file}
+        self._mixed = {output.file for file in files for output in file.outputs if output.stored and output.stored.file != output.file}
 
     def moved(self, count: int, name: str) -> None:
-        """As Observer says."""
+        """Do as Observer says."""
         self._meter.add(count, f"{self._task.verb} {name}")
 
     def finished(self, name: str) -> None:
-        """As Observer says. Retryable when a file of the model of which it was made has changed."""
+        """Do as Observer says. Retryable when a file of the model of which it was made has changed."""
         point("merge.shard.written")
         self._check_unchanged(name)
         if self._ledger is not None:
@@ -175,14 +175,14 @@ class _Observer:
 
     def _check_unchanged(self, name: str) -> None:
         model, states = self._task.original.model, self._task.original.states
-        for one in [name] if name in states and name not in self._mixed else states:
-            if file_state(model.path / one) != states[one]:
+        for file in [name] if name in states and name not in self._mixed else states:
+            if file_state(model.path / file) != states[file]:
                 raise Retryable(
                     FaultCode.BASE_CHANGED if model.noun == "base" else FaultCode.CHECKPOINT_CHANGED,
                     self._task.operation,
                     f"the {model.noun}'s file changed while it was read",
                     f"do not change the {model.noun} while it is read",
-                    path=model.path / one,
+                    path=model.path / file,
                 )
 
 
@@ -215,19 +215,20 @@ def stream(task: MergeTask, meter: Meter, verify: str | None) -> MergeResult:
         (output / str(plan.index_name)).write_bytes(plan.index)
     elif plan.index_name:
         shutil.copyfile(task.model.path / plan.index_name, output / plan.index_name)
-    changed = [one for one in matched.outputs if one.changed]
+    changed = [tensor for tensor in matched.outputs if tensor.changed]
     held = check.held.share if check else None
     return MergeResult(
-        "streaming", len(changed), sum(one.elements for one in changed), matched.edits, warnings=(*matched.warnings, *_lost(held, changed)),
-        ledger=ledger, recast_tensors=sum(one.recast for one in matched.outputs), held=held,
+        "streaming", len(changed), sum(tensor.elements for tensor in changed), matched.edits,
+        warnings=(*matched.warnings, *_lost(held, changed)), ledger=ledger,
+        recast_tensors=sum(tensor.recast for tensor in matched.outputs), held=held,
     )  # fmt: skip
 
 
 def _lost(held: float | None, changed: Sequence[Output]) -> list[str]:
-    """A warning where the dtype that is written can't hold what the adapter changes."""
+    """Return a warning where the dtype that is written can't hold what the adapter changes."""
     if held is None or held >= HELD:
         return []
-    dtype = DTYPES[Counter(one.dtype for one in changed).most_common(1)[0][0]][0]
+    dtype = DTYPES[Counter(output.dtype for output in changed).most_common(1)[0][0]][0]
     return [
         f"{dtype} holds only about {max(0.0, held):.0%} of what the adapter changes in the weights: its changes"
         " are smaller than the distance between two such numbers, and rounding loses them, in PEFT's merge too."
@@ -241,7 +242,7 @@ def _rereading(meter: Meter) -> Callable[[str], Callable[[int], None]]:
 
 @collection_paused()
 def check_headers(task: MergeTask, written: ModelFolder) -> None:
-    """Permanent when the headers in `written` are not as planned, or contradict its config.json; the rest of the check is `stream`'s."""
+    """Raise Permanent when headers in `written` are not as planned, or contradict its config.json; the rest of the check is `stream`'s."""
     from handlers.merge.engine.check_plan import misplaced
     from handlers.merge.engine.readback import contradictions, wrong
 

@@ -45,7 +45,7 @@ class Factors(NamedTuple):
     """Rank × columns."""
 
     def scaled(self, scale: float) -> Factors:
-        """The delta multiplied by `scale`."""
+        """Return the delta multiplied by `scale`."""
         return Factors(self.left * scale, self.right)
 
 
@@ -79,22 +79,22 @@ class WrittenTensor:
 
     base: Source
     """What it was made of, with the dtype in which it is to be written."""
-    found: StoredSource
+    written: StoredSource
     """What is in the file."""
     changed: ChangedTensor | None = None
     """None for a tensor that should hold the base's values."""
 
     def problem(self, full: bool, on_bytes: OnBytes) -> str | None:
-        """What is wrong with it, as a clause; None when nothing was found. `full` compares every value instead of samples."""
+        """Return what is wrong with it, as a clause; None when nothing was found. `full` compares every value instead of samples."""
         if self.changed is None:
-            problem = _unchanged(self.base, self.found, full, on_bytes)
+            problem = _unchanged(self.base, self.written, full, on_bytes)
         else:
-            problem = _changed(self.changed, self.found, full, on_bytes)
-        return problem and f"{self.found.name} {problem}"
+            problem = _changed(self.changed, self.written, full, on_bytes)
+        return problem and f"{self.written.name} {problem}"
 
 
 def wrong(problems: Sequence[str], output: Path) -> Permanent:
-    """The error for a merge that failed its check."""
+    """Return the error for a merge that failed its check."""
     more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
     return Permanent(
         FaultCode.MERGE_NOT_EXACT,
@@ -105,11 +105,11 @@ def wrong(problems: Sequence[str], output: Path) -> Permanent:
     )
 
 
-def _differs(base: Source, found: Source) -> str | None:
-    if base.shape != found.shape:
-        return f"has the shape {list(found.shape)}, where {list(base.shape)} was expected"
-    if base.dtype != found.dtype:
-        return f"is {_name(found.dtype)}, where {_name(base.dtype)} was expected"
+def _differs(base: Source, written: Source) -> str | None:
+    if base.shape != written.shape:
+        return f"has the shape {list(written.shape)}, where {list(base.shape)} was expected"
+    if base.dtype != written.dtype:
+        return f"is {_name(written.dtype)}, where {_name(base.dtype)} was expected"
     return None
 
 
@@ -143,70 +143,70 @@ def _blocks(name: str, shape: tuple[int, ...], full: bool) -> Iterator[tuple[int
 
 
 def rows_of(source: Source, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows from `first` on, (count, elements of a row)."""
+    """Return the rows from `first` on, (count, elements of a row)."""
     out = torch.empty(count, row_elements(source.shape), dtype=dtype)
     source.rows(first, count, out)
     return out
 
 
-def _unchanged(base: Source, found: Source, full: bool, on_bytes: OnBytes) -> str | None:
-    """How a tensor that should be the base's differs from it; None when no difference was found."""
-    if problem := _differs(base, found):
+def _unchanged(base: Source, written: Source, full: bool, on_bytes: OnBytes) -> str | None:
+    """Return how a tensor that should be the base's differs from it; None when no difference was found."""
+    if problem := _differs(base, written):
         return problem
-    for first, count in _blocks(found.name, found.shape, full):
-        one, other = (rows_of(source, first, count, found.dtype).view(torch.uint8) for source in (base, found))
-        on_bytes(one.numel())
-        if not torch.equal(one, other):
-            row = first + int((one != other).any(dim=1).nonzero()[0, 0])
+    for first, count in _blocks(written.name, written.shape, full):
+        before, after = (rows_of(source, first, count, written.dtype).view(torch.uint8) for source in (base, written))
+        on_bytes(before.numel())
+        if not torch.equal(before, after):
+            row = first + int((before != after).any(dim=1).nonzero()[0, 0])
             return f"should be the base's, but differs from it in row {row}"
     return None
 
 
-def _changed(changed: ChangedTensor, found: Source, full: bool, on_bytes: OnBytes) -> str | None:
-    """How a tensor differs from base + delta; None when no difference was found."""
-    if problem := _differs(changed.source, found):
+def _changed(changed: ChangedTensor, written: Source, full: bool, on_bytes: OnBytes) -> str | None:
+    """Return how a tensor differs from base + delta; None when no difference was found."""
+    if problem := _differs(changed.source, written):
         return problem
     factors = changed.factors()
-    projection = None if changed.magnitude is not None or factors.left.ndim == 3 else _Projection(changed, found, factors)
+    projection = None if changed.magnitude is not None or factors.left.ndim == 3 else _Projection(changed, written, factors)
     # All samples at once: for so few rows a call costs more than its arithmetic.
-    samples = _read(changed, found, samples_of(found.name, found.shape), on_bytes)
-    problem = _elements(changed, found, factors, _Rows(samples.numbers, samples.before.double(), samples.after.double()))
+    samples = _read(changed, written, samples_of(written.name, written.shape), on_bytes)
+    problem = _elements(changed, written, factors, _Rows(samples.numbers, samples.before.double(), samples.after.double()))
     if problem := problem or (projection.problem(samples) if projection else None):
         return problem
     if not full or projection is None:
         return None
-    for block in _blocks(found.name, found.shape, full):
-        if problem := projection.problem(_read(changed, found, [block], on_bytes)):
+    for block in _blocks(written.name, written.shape, full):
+        if problem := projection.problem(_read(changed, written, [block], on_bytes)):
             return problem
     return None
 
 
-def _read(changed: ChangedTensor, found: Source, pieces: Sequence[tuple[int, int]], on_bytes: OnBytes) -> _Rows:
-    """The rows of the pieces (first row, rows), before and after the merge, in fp32."""
+def _read(changed: ChangedTensor, written: Source, pieces: Sequence[tuple[int, int]], on_bytes: OnBytes) -> _Rows:
+    """Return the rows of the pieces (first row, rows), before and after the merge, in fp32."""
     numbers = torch.cat([torch.arange(first, first + count) for first, count in pieces])
-    before, after = (torch.empty(len(numbers), row_elements(found.shape)) for _ in range(2))
+    before, after = (torch.empty(len(numbers), row_elements(written.shape)) for _ in range(2))
     done = 0
     for first, count in pieces:
-        for source, out in ((changed.source, before), (found, after)):
+        for source, out in ((changed.source, before), (written, after)):
             source.rows(first, count, out[done : done + count])
         done += count
-    on_bytes(2 * after.numel() * found.dtype.itemsize)
+    on_bytes(2 * after.numel() * written.dtype.itemsize)
     return _Rows(numbers, before, after)
 
 
 class _Projection:
     """Compares W'x with Wx + B(Ax) for one random x of ±1, with the sum of all rounding errors as a bound."""
 
-    def __init__(self, changed: ChangedTensor, found: Source, factors: Factors) -> None:
+    def __init__(self, changed: ChangedTensor, written: Source, factors: Factors) -> None:
         seed = torch.Generator().manual_seed(zlib.crc32(changed.tensor.encode()))
         self._x = torch.randint(0, 2, (factors.right.shape[1],), generator=seed).float().mul_(2).sub_(1)
-        self._module, self._dtype, self._left = changed.module, found.dtype, factors.left
+        self._module, self._dtype, self._left = changed.module, written.dtype, factors.left
         self._inner = factors.right.double() @ self._x.double()
         self._reach = factors.right.norm(dim=1).double()
         self._fp32 = unit_of(torch.float32) * math.sqrt(len(self._x) + len(factors.right))
 
     def problem(self, rows: _Rows) -> str | None:
-        """What is wrong with these rows; None when nothing is."""
+        """Return what is wrong with these rows; None when nothing is."""
         numbers, before, after = rows
         factor = self._left[numbers].double()
         wanted = before @ self._x + (factor @ self._inner).float()
@@ -225,16 +225,16 @@ class _Projection:
 
 
 def unit_of(dtype: torch.dtype) -> float:
-    """The largest relative error of one rounding to the dtype."""
+    """Return the largest relative error of one rounding to the dtype."""
     return torch.finfo(dtype).eps / 2
 
 
 def tiny_of(dtype: torch.dtype) -> float:
-    """The largest absolute error of one rounding among the smallest numbers of the dtype."""
+    """Return the largest absolute error of one rounding among the smallest numbers of the dtype."""
     return float(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
 
 
-def _elements(changed: ChangedTensor, found: Source, factors: Factors, rows: _Rows) -> str | None:
+def _elements(changed: ChangedTensor, written: Source, factors: Factors, rows: _Rows) -> str | None:
     """Compare rows, given in float64, with base + delta in float64, within what the engine's rounding explains."""
     left, right = factors
     across, factor = (right[rows.numbers] if left.ndim == 3 else right).double(), left[rows.numbers].double()
@@ -242,10 +242,10 @@ def _elements(changed: ChangedTensor, found: Source, factors: Factors, rows: _Ro
     total = rows.before + delta
     # The delta in fp32 (a sum over the rank), rounded perhaps to the output's dtype before the addition; then the sum, once.
     slack = unit_of(torch.float32) * (right.shape[-2] + 8) * (spread + rows.before.abs())
-    slack += unit_of(found.dtype) * (delta.abs() + slack)
+    slack += unit_of(written.dtype) * (delta.abs() + slack)
     if changed.magnitude is not None:
         total, slack = _rescaled(changed, rows, total, slack)
-    bound = 1.01 * unit_of(found.dtype) * (total.abs() + slack) + slack + tiny_of(found.dtype)
+    bound = 1.01 * unit_of(written.dtype) * (total.abs() + slack) + slack + tiny_of(written.dtype)
     off = (rows.after - total).abs()
     if bool((off <= bound).all()):
         return None
@@ -274,25 +274,27 @@ def _rescaled(changed: ChangedTensor, rows: _Rows, total: torch.Tensor, slack: t
 
 def contradictions(model: ModelFolder) -> list[str]:
     """Statements of config.json about the weights that the files contradict, one clause each."""
-    found, problems = model.headers, []
+    headers, problems = model.headers, []
     tied, size = model.setting("tie_word_embeddings"), model.setting("vocab_size")
     for head, embedding in _TIED_PAIRS:
-        if embedding not in found:
+        if embedding not in headers:
             continue
-        rows = found[embedding].shape[0]
+        rows = headers[embedding].shape[0]
         if isinstance(size, int) and rows < size:
             problems.append(f"{embedding} has {rows:,} rows, and config.json's vocab_size is {size:,}")
-        if tied is True and head in found and not _same(model, found[head], found[embedding]):
+        if tied is True and head in headers and not _same(model, headers[head], headers[embedding]):
             problems.append(f"{head} differs from {embedding}, but config.json ties them, so one of the two would be lost")
-        if tied is False and head not in found and "CausalLM" in " ".join(model.config.get("architectures") or ()):
+        if tied is False and head not in headers and "CausalLM" in " ".join(model.config.get("architectures") or ()):
             problems.append(f"config.json does not tie the head to the embeddings, but there is no {head}")
-    if model.setting("quantization_config") and not any(info.dtype in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2") for info in found.values()):
+    if model.setting("quantization_config") and not any(
+        info.dtype in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2") for info in headers.values()
+    ):
         problems.append("config.json names a quantization, but no weight is quantized")
     return problems
 
 
-def _same(model: ModelFolder, one: TensorInfo, other: TensorInfo) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def _same(model: ModelFolder, left: TensorInfo, right: TensorInfo) -> bool:
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
-    head, embedding = (StoredSource("", model.path_of(info), info) for info in (one, other))
+    head, embedding = (StoredSource("", model.path_of(info), info) for info in (left, right))
     return _unchanged(head, embedding, True, lambda count: None) is None

@@ -33,13 +33,13 @@ States = dict[str, list[int]]
 
 
 def file_state(path: Path) -> list[int]:
-    """Identifies the state of a file, also after a reboot: inode, size, mtime in nanoseconds."""
-    found = os.stat(path)
-    return [found.st_ino, found.st_size, found.st_mtime_ns]
+    """Identify the state of a file, also after a reboot: inode, size, mtime in nanoseconds."""
+    status = os.stat(path)
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def file_states(model: ModelFolder) -> States:
-    """The states of the model's weight files now."""
+    """Return the states of the model's weight files now."""
     return {name: file_state(model.path / name) for name in model.files.names}
 
 
@@ -74,10 +74,10 @@ class _Content(Frozen):
 
 
 def purpose(adapters: Sequence[Adapter], plan: object, states: States) -> Purpose:
-    """The purpose of a merge now. `plan`: a JSON value that says what is done."""
+    """Return the purpose of a merge now. `plan`: a JSON value that says what is done."""
     import torch
 
-    digests = [{path.name: sha256_file(path) for path in (one.folder / "adapter_config.json", one.file)} for one in adapters]
+    digests = [{path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)} for adapter in adapters]
     return Purpose(torch=str(torch.__version__), cpu=cpu.here().key, base=states, adapters=digests, plan=digest_of(plan))
 
 
@@ -136,7 +136,7 @@ class Ledger:
         point("merge.ledger.removed")
 
     def _read(self) -> dict[str, FinishedFile]:
-        """The files that the ledger in the folder names; none when there is no ledger, or one of another merge or version."""
+        """Return the files that the ledger in the folder names; none when there is no ledger, or one of another merge or version."""
         try:
             content = _Content.model_validate_json((self._folder / LEDGER).read_bytes())
         except (OSError, ValueError):

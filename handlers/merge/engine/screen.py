@@ -54,17 +54,19 @@ class Held:
 def not_accepted(tensors: Sequence[WrittenTensor], on_bytes: OnBytes, held: Held | None = None) -> list[WrittenTensor]:
     """Those of the tensors, which have one shape and dtype, whose samples are not found to be right here. Adds what they hold to `held`."""
     held = held or Held()
-    fit = [one for one in tensors if _can_be_screened(one)]
-    unchanged = [one for one in fit if one.changed is None]
-    left = [one for one in tensors if not _can_be_screened(one)]
+    fit = [tensor for tensor in tensors if _can_be_screened(tensor)]
+    unchanged = [tensor for tensor in fit if tensor.changed is None]
+    left = [tensor for tensor in tensors if not _can_be_screened(tensor)]
     with OpenFiles() as files:
         if unchanged:
             before, after = _samples(unchanged, files, on_bytes)
             left += [] if torch.equal(before.view(torch.uint8), after.view(torch.uint8)) else unchanged
-        for batch in _batches([one for one in fit if one.changed is not None]):
+        for batch in _batches([tensor for tensor in fit if tensor.changed is not None]):
             stacked = batch[0].factors.left.ndim == 3
-            sound = [False] * len(batch) if stacked else _sound(batch, *_samples([one.tensor for one in batch], files, on_bytes), held)
-            left += [one.tensor for one, passed in zip(batch, sound, strict=True) if not passed]
+            sound = (
+                [False] * len(batch) if stacked else _sound(batch, *_samples([member.tensor for member in batch], files, on_bytes), held)
+            )
+            left += [member.tensor for member, passed in zip(batch, sound, strict=True) if not passed]
     return left
 
 
@@ -76,7 +78,7 @@ class _Changed(NamedTuple):
 
 
 def _batches(tensors: Sequence[WrittenTensor]) -> Iterator[list[_Changed]]:
-    """The tensors with their factors, those that follow each other and have the same rank together, as far as memory allows it."""
+    """Yield the tensors with their factors, those that follow each other and have the same rank together, as far as memory allows it."""
     batch: list[_Changed] = []
     size = 0
     for tensor in tensors:
@@ -92,18 +94,20 @@ def _batches(tensors: Sequence[WrittenTensor]) -> Iterator[list[_Changed]]:
         yield batch
 
 
-def _can_be_screened(one: WrittenTensor) -> bool:
-    plain = isinstance(one.base, StoredSource) and one.base.dtype == one.found.dtype and one.base.shape == one.found.shape
-    return plain and (one.changed is None or (one.changed.magnitude is None and one.found.dtype in NARROW))
+def _can_be_screened(tensor: WrittenTensor) -> bool:
+    plain = (
+        isinstance(tensor.base, StoredSource) and tensor.base.dtype == tensor.written.dtype and tensor.base.shape == tensor.written.shape
+    )
+    return plain and (tensor.changed is None or (tensor.changed.magnitude is None and tensor.written.dtype in NARROW))
 
 
 def _samples(tensors: Sequence[WrittenTensor], files: OpenFiles, on_bytes: OnBytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sampled rows before and after the merge, as tensors × rows × columns, in the stored dtype."""
-    found = tensors[0].found
-    rows = sum(count for _, count in samples_of(found.name, found.shape))
-    before, after = (torch.empty(len(tensors), rows, row_elements(found.shape), dtype=found.dtype) for _ in range(2))
+    """Return the sampled rows before and after the merge, as tensors × rows × columns, in the stored dtype."""
+    written = tensors[0].written
+    rows = sum(count for _, count in samples_of(written.name, written.shape))
+    before, after = (torch.empty(len(tensors), rows, row_elements(written.shape), dtype=written.dtype) for _ in range(2))
     row = before[0, 0].nbytes if before.numel() else 0
-    for buffer, sources in ((before, [one.base for one in tensors]), (after, [one.found for one in tensors])):
+    for buffer, sources in ((before, [tensor.base for tensor in tensors]), (after, [tensor.written for tensor in tensors])):
         view, at = as_bytes(buffer), 0
         for source in sources:
             assert isinstance(source, StoredSource)
@@ -117,13 +121,13 @@ def _samples(tensors: Sequence[WrittenTensor], files: OpenFiles, on_bytes: OnByt
 
 def _sound(batch: Sequence[_Changed], before: torch.Tensor, after: torch.Tensor, held: Held) -> list[bool]:
     """For each tensor of the batch, whether its rows are base + delta by both of readback's measures."""
-    name, dtype = batch[0].tensor.found.name, before.dtype
+    name, dtype = batch[0].tensor.written.name, before.dtype
     (count, rows, columns), rank = before.shape, batch[0].factors.right.shape[0]
     left, right = torch.empty(count, rows, rank, dtype=torch.float64), torch.empty(count, rank, columns, dtype=torch.float64)
-    for place, (one, factors) in enumerate(batch):
+    for place, (tensor, factors) in enumerate(batch):
         right[place] = factors.right
         at = 0
-        for first, number in samples_of(one.found.name, one.found.shape):
+        for first, number in samples_of(tensor.written.name, tensor.written.shape):
             left[place, at : at + number] = factors.left[first : first + number]
             at += number
     seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -70,7 +70,7 @@ class Buffers:
         self._blocks: dict[tuple[int, int, torch.dtype, torch.dtype], Block] = {}
 
     def block(self, rows: int, width: int, read: torch.dtype, written: torch.dtype) -> Block:
-        """The buffers as rows × width, read and written in these dtypes. Always the same memory."""
+        """Return the buffers as rows × width, read and written in these dtypes. Always the same memory."""
         key = (rows, width, read, written)
         if key not in self._blocks:
             if len(self._blocks) >= SHAPES:
@@ -88,11 +88,11 @@ class Observer(Protocol):
     """Is informed about the progress of a merge, by several threads. An exception that it raises ends the merge."""
 
     def moved(self, count: int, name: str) -> None:
-        """`count` bytes more are written, which belong to the file or module `name`."""
+        """Take note of `count` more bytes written, which belong to the file or module `name`."""
         ...
 
     def finished(self, name: str) -> None:
-        """The file of this name is written."""
+        """Take note that the file of this name is written."""
         ...
 
 
@@ -117,7 +117,7 @@ class StreamingMerge:
         self._adapter, self._base, self._files, self._output, self._observer = adapter, model.path, files, output, observer
         self._check, self._kept = check, {file.name: file for file in kept}
         self._read_factor = functools.lru_cache(CACHED)(adapter.tensor)
-        elements = max((_rows(one) * one.matrix[1] for file in files for one in file.outputs if one.computed), default=1)
+        elements = max((_rows(tensor) * tensor.matrix[1] for file in files for tensor in file.outputs if tensor.computed), default=1)
         self._buffers = [Buffers(elements) for _ in range(workers)]
 
     def run(self) -> None:
@@ -147,12 +147,12 @@ class StreamingMerge:
             torch.set_num_threads(threads)
 
     def _begin(self, file: FilePlan) -> FileInProgress[Buffers]:
-        """A new file of its full size, the pieces that fill it, and those that check it; of a file that is kept only these."""
-        checks = [Piece(functools.partial(_do_check, one)) for one in self._check.pieces(file)] if self._check else []
+        """Return a new file of its full size, the pieces that fill it, and those that check it; of a file that is kept only these."""
+        checks = [Piece(functools.partial(_do_check, check)) for check in self._check.pieces(file)] if self._check else []
         if file.name in self._kept:
             return FileInProgress(file.name, (), contextlib.ExitStack(), checks)
         with contextlib.ExitStack() as stack:
-            names = {one.stored.file for one in file.outputs if one.stored is not None and one.source is None}
+            names = {output.stored.file for output in file.outputs if output.stored is not None and output.source is None}
             sources: dict[str, ByteRange] = {}
             for name in sorted(names | ({file.name} if file.header is None else set())):
                 path = self._base / name
@@ -165,7 +165,7 @@ class StreamingMerge:
             return FileInProgress(file.name, pieces, stack.pop_all(), checks)
 
     def _pieces(self, file: FilePlan, sources: dict[str, ByteRange], target: int) -> Iterator[Piece[Buffers]]:
-        """The file in its order: bytes that are copied, and rows that are computed. `sources` are the base's open files by name."""
+        """Yield the file in its order: bytes that are copied, and rows that are computed. `sources` are the base's open files by name."""
         if file.header is None:
             yield from self._pieces_in_place(file, sources, target)
             return
@@ -178,7 +178,7 @@ class StreamingMerge:
                 yield from self._copies(file.name, sources[stored.file].part(stored.start, output.size), target, start)
 
     def _pieces_in_place(self, file: FilePlan, sources: dict[str, ByteRange], target: int) -> Iterator[Piece[Buffers]]:
-        """The same for a file whose header and positions are those of the base's: all bytes between computed tensors are copied."""
+        """Yield the same for a file whose header and positions are those of the base's: all bytes between computed tensors are copied."""
         base, position = sources[file.name], 0
         for output, start in zip(file.outputs, file.starts, strict=True):
             if output.computed:
@@ -196,7 +196,7 @@ class StreamingMerge:
         copy_range(source, target, to, lambda count: self._observer.moved(count, name))
 
     def _parts(self, output: Output, sources: dict[str, ByteRange], target: int, start: int) -> Iterator[Piece[Buffers]]:
-        """The tensor's rows, all in one piece where a source or an operation needs them in order."""
+        """Yield the tensor's rows, all in one piece where a source or an operation needs them in order."""
         if not output.elements:
             return
         length, stored = output.matrix[0], output.stored
@@ -291,7 +291,7 @@ def _write_header(target: int, header: bytes, buffers: Buffers) -> None:
 
 
 def _dtypes(output: Output) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes in which a tensor's rows are read and written."""
+    """Return the dtypes in which a tensor's rows are read and written."""
     written: torch.dtype = getattr(torch, DTYPES[output.dtype][0])
     if output.source is not None:
         # A tensor of the adapter is rounded to the dtype of what it replaces; an unpacked one is not rounded before the sum. float64 is
@@ -303,7 +303,7 @@ def _dtypes(output: Output) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _rows(output: Output) -> int:
-    """Rows of a block of the tensor: as many as fit into BLOCK elements, at least one; the same for all blocks but the last.
+    """Return the rows of a block of the tensor: as many as fit into BLOCK elements, at least one; the same for all blocks but the last.
 
     Blocks have equal sizes since math libraries sum a product of very few rows in another order, so that a single last row might differ
     from the same row in PEFT's product of the whole.

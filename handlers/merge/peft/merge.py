@@ -42,7 +42,7 @@ class PeftMerge:
 
 
 def _check_memory(base: ModelFolder) -> None:
-    """Retryable when the box has less memory available than loading and merging takes."""
+    """Raise Retryable when the box has less memory available than loading and merging takes."""
     import psutil
 
     # The weights once (of a quantized base four times), plus the libraries.
@@ -60,7 +60,7 @@ def _check_memory(base: ModelFolder) -> None:
 
 
 def _stored_dtype(base: ModelFolder, done: PeftMerge) -> Any:
-    """Dtype to load with: that of most of the base's bytes, or "auto" where headers don't say it."""
+    """Return the dtype to load with: that of most of the base's bytes, or "auto" where headers don't say it."""
     import torch
 
     if base.pickled:
@@ -109,12 +109,16 @@ def _resize(model: Any, adapter: Adapter, done: PeftMerge, fill_rows: bool) -> N
     have = embeddings.shape[0]
     if len(rows) == 1 and rows != {have}:
         wanted = rows.pop()
-        before = {name: len(one) for name, one in model.named_parameters(remove_duplicate=False) if one.ndim}
+        before = {name: len(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.ndim}
         model.resize_token_embeddings(wanted, mean_resizing=False)
         done.edits["vocab_size"] = wanted
         parameters, keys = dict(model.named_parameters(remove_duplicate=False)), parse(adapter.shapes)
         saved = {id(parameters[name]) for name in {*keys.saved, *keys.base} if name in parameters}
-        lost = [name for name, one in parameters.items() if one.ndim and len(one) > before.get(name, len(one)) and id(one) not in saved]
+        lost = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.ndim and len(parameter) > before.get(name, len(parameter)) and id(parameter) not in saved
+        ]
         if lost:
             _tell_missing(lost, range(have, wanted), adapter, done, fill_rows)
             for name in lost:
@@ -147,7 +151,7 @@ def _peft_config(adapter: Adapter) -> Any:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     path = adapter.folder / "adapter_config.json"
-    known = sorted(str(one.value) for one in PEFT_TYPE_TO_CONFIG_MAPPING)
+    known = sorted(str(method.value) for method in PEFT_TYPE_TO_CONFIG_MAPPING)
     if adapter.config["peft_type"] not in known:
         raise Permanent(
             FaultCode.BAD_ADAPTER_CONFIG, OPERATION,
@@ -169,7 +173,7 @@ def _peft_config(adapter: Adapter) -> Any:
 
 
 def _attach(model: Any, adapter: Adapter) -> Any:
-    """The model with the adapter loaded; Permanent unless every key of the adapter found its place."""
+    """Return the model with the adapter loaded; Permanent unless every key of the adapter found its place."""
     from peft import PeftModel
 
     config = _peft_config(adapter)
@@ -207,7 +211,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
         raise nothing_matches(adapter, modules, names)
     # What several modules share, as VB-LoRA's bank of vectors, is in the file once, and under one of its names.
     parameters = dict(wrapped.named_parameters(remove_duplicate=False))
-    loaded = {id(one) for name, one in parameters.items() if name not in result.missing_keys}
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in result.missing_keys}
     missing = sorted(key for key in result.missing_keys if "default" in key and id(parameters.get(key)) not in loaded)
     if missing:
         raise Permanent(
@@ -221,7 +225,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
 
 
 def _of_older_peft(adapter: Adapter) -> Permanent:
-    """The error for factors of experts that only streaming can merge, and today's PEFT can't load."""
+    """Return the error for factors of experts that only streaming can merge, and today's PEFT can't load."""
     return Permanent(
         FaultCode.ADAPTER_NOT_LOADABLE,
         "load the adapter into the base",
@@ -312,7 +316,7 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path, *, fill_r
             f"PEFT ran the initializer {initializer} on the base again; the result is right only if this gives exactly the"
             " same values as in training"
         )
-    messages = {" ".join(str(one.message).split())[:300] for one in said if issubclass(one.category, UserWarning)}
+    messages = {" ".join(str(warning.message).split())[:300] for warning in said if issubclass(warning.category, UserWarning)}
     done.warnings.extend(sorted(message for message in messages if "tie_word_embeddings" not in message))  # ties are dealt with below
     _check_finite(merged, adapter)
     edits, said_of_ties = separate(merged, tied, adapter)

@@ -18,16 +18,16 @@ def _sharing(model: Any) -> Iterator[dict[str, Any]]:
     """Path → module, for the modules that share one weight; wrappers of PEFT are left out, what they hold is not."""
     import torch
 
-    found: dict[int, dict[str, Any]] = {}
+    owners: dict[int, dict[str, Any]] = {}
     for name, module in model.named_modules():
         weight = None if hasattr(module, "base_layer") or hasattr(module, "token_adapter") else getattr(module, "weight", None)
         if isinstance(weight, torch.nn.Parameter):
-            found.setdefault(id(weight), {})[name] = module
-    return (members for members in found.values() if len(members) > 1)
+            owners.setdefault(id(weight), {})[name] = module
+    return (members for members in owners.values() if len(members) > 1)
 
 
 def tied_modules(model: Any) -> list[list[str]]:
-    """The paths of the modules that share a weight, one list for each weight."""
+    """Return the paths of the modules that share a weight, one list for each weight."""
     return [list(members) for members in _sharing(model)]
 
 
@@ -41,7 +41,9 @@ def untie(model: Any, adapter: Adapter) -> None:
     for layer in model.modules():
         bias = getattr(layer.base_layer, "bias", None) if hasattr(layer, "trainable_tokens_delta") else None
         if bias is not None and bool(bias.any()):
-            raise drops_bias(adapter, next(name for name, one in model.named_modules() if one is layer).removesuffix(".token_adapter"))
+            raise drops_bias(
+                adapter, next(name for name, module in model.named_modules() if module is layer).removesuffix(".token_adapter")
+            )
     for members in list(_sharing(model)):
         adapted = {name: module for name, module in members.items() if name.endswith(".base_layer")}
         if not _tied_tokens(model, list(adapted)):
@@ -50,7 +52,7 @@ def untie(model: Any, adapter: Adapter) -> None:
 
 
 def _tied_tokens(model: Any, adapted: list[str]) -> bool:
-    """Whether all adapted modules get the same rows of trained tokens: PEFT ties the others' adapters to that of the input embeddings."""
+    """Return whether all adapted modules get the same rows of trained tokens: PEFT ties the others' adapters to the input embeddings'."""
     layers = [model.get_submodule(name.removesuffix(".base_layer")) for name in adapted]
     if len(layers) < 2 or not all(hasattr(layer, "trainable_tokens_delta") for layer in layers):
         return False
@@ -70,12 +72,12 @@ def separate(model: Any, groups: list[list[str]], adapter: Adapter) -> tuple[Edi
     for names in groups:
         modules = [model.get_submodule(name) for name in names]
         first = modules[0].weight
-        if all(one.weight is first or (one.weight.shape == first.shape and torch.equal(one.weight, first)) for one in modules):
+        if all(module.weight is first or (module.weight.shape == first.shape and torch.equal(module.weight, first)) for module in modules):
             continue
         kind = model.config.model_type
         refuse_scaled(adapter, kind)
-        for one in modules:
-            one.weight = torch.nn.Parameter(one.weight.detach().clone(), requires_grad=False)
+        for module in modules:
+            module.weight = torch.nn.Parameter(module.weight.detach().clone(), requires_grad=False)
         for part in (model.config, model.config.get_text_config()):
             part.tie_word_embeddings = False
         edits["tie_word_embeddings"] = False

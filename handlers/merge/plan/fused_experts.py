@@ -50,28 +50,28 @@ def _stacked(names: Names, module: str, leaf: str) -> _Place | None:
 def _separate(names: Names, module: str, leaf: str) -> _Place | None:
     for home in {module, module.replace(*OTHER_PATH)}:
         for parts in SEPARATE.get(leaf, ()):
-            found: list[tuple[str, int | None, int]] = []
+            pieces: list[tuple[str, int | None, int]] = []
             expert, rows, columns = 0, 0, 0
             while all(names.info(f"{home}.{expert}.{part}.weight") for part in parts):
                 rows = 0
                 for part in parts:
                     name = names.tensor(f"{home}.{expert}.{part}.weight")
-                    found.append((name, expert, rows))
+                    pieces.append((name, expert, rows))
                     rows, columns = rows + names.stored[name].shape[0], names.stored[name].shape[1]
                 expert += 1
             if expert:
-                return _Place(leaf, expert, rows, columns, tuple(found))
+                return _Place(leaf, expert, rows, columns, tuple(pieces))
     return None
 
 
 def _leaves(adapter: Adapter, module: str) -> list[str]:
-    """Parameters of the module that target_parameters names, without `weight`, which is that of an ordinary layer."""
-    found = []
+    """Return the parameters of the module that target_parameters names, without `weight`, which is that of an ordinary layer."""
+    leaves = []
     for target in adapter.config.get("target_parameters") or ():
         holder, _, leaf = str(target).rpartition(".")
         if leaf != "weight" and (not holder or module == holder or module.endswith(f".{holder}")):
-            found.append(leaf)
-    return sorted(set(found))
+            leaves.append(leaf)
+    return sorted(set(leaves))
 
 
 def _fits(adapter: Adapter, factors: Factors, place: _Place) -> bool:
@@ -89,28 +89,28 @@ def _assign(adapter: Adapter, model: ModelFolder, module: str, levels: list[Fact
             chosen[factors.nested] = fitting[0]
     if len({place.parameter for place in chosen.values()}) == len(levels):
         return chosen
-    found = structure(model)
-    order = [name.rpartition(".")[2] for name in (found.shapes if found else ()) if name.rpartition(".")[0] == module]
+    built = structure(model)
+    order = [name.rpartition(".")[2] for name in (built.shapes if built else ()) if name.rpartition(".")[0] == module]
     if len(places) != len(levels) or not all(place.parameter in order for place in places):
         raise NeedsPeft(f"the parameters of {module} can't be distinguished by their shapes")
     inner_first = sorted(places, key=lambda place: order.index(place.parameter))
-    return {factors.nested: place for factors, place in zip(sorted(levels, key=lambda one: -one.nested), inner_first, strict=True)}
+    return {factors.nested: place for factors, place in zip(sorted(levels, key=lambda level: -level.nested), inner_first, strict=True)}
 
 
 def _transposed(adapter: Adapter, model: ModelFolder, module: str, factors: Factors, place: _Place) -> bool:
     a, b, _ = factor_keys(factors)
     if place.rows != place.columns:
         return (adapter.shapes[b][0], adapter.shapes[a][-1]) == (place.columns, place.rows)
-    found = structure(model)
-    if found is None:
+    built = structure(model)
+    if built is None:
         raise NeedsPeft(f"the orientation of the square experts of {module} can't be determined")
-    if module not in found.transposed and adapter.older_experts:
+    if module not in built.transposed and adapter.older_experts:
         raise square_of_older(adapter, f"{module}.{place.parameter}")
-    return module in found.transposed
+    return module in built.transposed
 
 
 def square_of_older(adapter: Adapter, parameter: str) -> Permanent:
-    """The error for square experts with factors of PEFT before 0.19, which fit them both ways round."""
+    """Return the error for square experts with factors of PEFT before 0.19, which fit them both ways round."""
     return Permanent(
         FaultCode.ADAPTER_NOT_MERGEABLE, OPERATION,
         f"the adapter was saved by PEFT {adapter.peft_version}, which laid out the factors of {parameter} the other way round than"
@@ -134,10 +134,10 @@ def expert_outputs(
         leaves = _leaves(adapter, module)
         if not leaves or names.info(f"{module}.weight") is not None:
             continue
-        found = [_stacked(names, module, leaf) or _separate(names, module, leaf) for leaf in leaves]
-        if None in found or len(levels) > len(found):
+        candidates = [_stacked(names, module, leaf) or _separate(names, module, leaf) for leaf in leaves]
+        if None in candidates or len(levels) > len(candidates):
             raise NeedsPeft(f"the base stores the fused parameters of {module} in a way that is not known")
-        places = [place for place in found if place is not None]
+        places = [place for place in candidates if place is not None]
         for nested, place in _assign(adapter, model, module, levels, places).items():
             factors = keys.factors.pop((module, nested))
             a, b, _ = factor_keys(factors)

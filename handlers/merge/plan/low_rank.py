@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def _check_convolution(adapter: Adapter, module: str, shape: Shape, a: Shape, b: Shape) -> None:
-    """Permanent unless A has the operation's shape and B is one by one."""
+    """Raise Permanent unless A has the operation's shape and B is one by one."""
     if len(a) == len(shape) and (b[0], *a[1:]) == shape and math.prod(b[2:]) == 1:
         return
     if len(a) == len(shape) and shape[1] < a[1] and (b[0], *a[2:]) == (shape[0], *shape[2:]) and a[1] % shape[1] == 0:
@@ -38,7 +38,7 @@ def _check_convolution(adapter: Adapter, module: str, shape: Shape, a: Shape, b:
 
 
 def _orientation(adapter: Adapter, change: Change, shape: Shape) -> bool | None:
-    """True for a weight stored as inputs × outputs, False for outputs × inputs, None for a square one; Permanent when neither fits."""
+    """Return True for a weight stored as inputs × outputs, False for outputs × inputs, None if square; Permanent when neither fits."""
     assert change.factors is not None
     key_a, key_b, embedding = factor_keys(change.factors)
     a, b = adapter.shapes[key_a], adapter.shapes[key_b]
@@ -60,23 +60,23 @@ def _orientation(adapter: Adapter, change: Change, shape: Shape) -> bool | None:
 
 
 def _square(adapter: Adapter, model: ModelFolder, modules: list[str], others: set[bool]) -> dict[str, bool]:
-    """Whether square weights are transposed: as the adapter's flag says if nothing contradicts it, else as the model is built."""
+    """Return whether square weights are transposed: as the adapter's flag says if nothing contradicts it, else as the model is built."""
     flag = bool(adapter.config.get("fan_in_fan_out"))
     if not others - {flag} and (flag or not model.uses_conv1d):
         return dict.fromkeys(modules, flag)
-    found = structure(model)
-    if found is None or not found.modules.issuperset(modules):
+    built = structure(model)
+    if built is None or not built.modules.issuperset(modules):
         raise NeedsPeft("the orientation of square weights can't be determined from the adapter's configuration")
-    return {module: module in found.transposed for module in modules}
+    return {module: module in built.transposed for module in modules}
 
 
 def _single(value: float) -> float:
-    """The fp32 number next to `value`, as PEFT's own sum is one."""
+    """Return the fp32 number next to `value`, as PEFT's own sum is one."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | None:
-    """None for a module that AdaLoRA has pruned to rank 0."""
+    """Return None for a module that AdaLoRA has pruned to rank 0."""
     assert change.factors is not None
     a, b, embedding = factor_keys(change.factors)
     roles, config = change.factors.roles, adapter.config
@@ -105,7 +105,7 @@ def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | 
 
 
 def low_rank(adapter: Adapter, model: ModelFolder, changes: list[tuple[Change, Shape]]) -> list[LowRank | None]:
-    """The operation for each change, given the shape of its tensor; None where nothing is left to add.
+    """Return the operation for each change, given the shape of its tensor; None where nothing is left to add.
 
     Raises Permanent for factors that do not fit, NeedsPeft when the orientation of a square weight can't be found out.
     """

@@ -61,7 +61,7 @@ class Matched:
 
 
 def _check_configuration(adapter: Adapter) -> None:
-    """NeedsPeft when adapter_config.json sets what streaming does not support, Permanent when PEFT can't do it either."""
+    """Raise NeedsPeft when adapter_config.json sets what streaming does not support, Permanent when PEFT can't do it either."""
     config = adapter.config
     if adapter.method not in ("LORA", "ADALORA"):
         raise NeedsPeft(f"the method is {adapter.method}, not LoRA")
@@ -95,7 +95,7 @@ class _Matcher:
         self.resized: tuple[int, int] | None = None
 
     def run(self) -> Matched:
-        """The plan."""
+        """Return the plan."""
         keys = parse(self.adapter.shapes)
         if len(keys.adapters) > 1:
             raise NeedsPeft(f"the file holds several adapters: {', '.join(sorted(keys.adapters))}")
@@ -105,10 +105,10 @@ class _Matcher:
             self.changed[output.name] = output
         changes = gather(self.adapter, keys)
         head = self._head(changes)
-        for one in tensor_changes(self.adapter, self.model, self.names, changes, self._unmatched):
-            self._add(one)
-            self.edits.update(one.edits)
-            self.warnings.extend(one.warnings)
+        for change in tensor_changes(self.adapter, self.model, self.names, changes, self._unmatched):
+            self._add(change)
+            self.edits.update(change.edits)
+            self.warnings.extend(change.warnings)
         self._add_low_rank()
         self._check_resized()
         self._check_untouched()
@@ -119,7 +119,7 @@ class _Matcher:
         return Matched([*kept, *self.changed.values()], self.edits, self.warnings)
 
     def _head(self, changes: dict[str, Change]) -> Head:
-        """A head that the base does not have, if the adapter brings one: it becomes outputs, and its changes are removed."""
+        """Return a head that the base does not have, if the adapter brings one: it becomes outputs, and its changes are removed."""
         missing = {name: change for name, change in changes.items() if change.saved and self.names.info(name) is None}
         head = new_head(self.adapter, self.model, self.names, missing, self._unmatched) if missing else Head()
         for name in head.added:
@@ -133,7 +133,7 @@ class _Matcher:
         return max(info.file for info in self.stored.values())
 
     def _dtype(self) -> str:
-        """The dtype of added tensors: that of most of the base's elements."""
+        """Return the dtype of added tensors: that of most of the base's elements."""
         sizes: dict[str, int] = {}
         for name, info in self.stored.items():
             dtype = self._target_dtype(name, info)
@@ -155,14 +155,14 @@ class _Matcher:
         if self._target_dtype(name, info) not in STREAMED_DTYPES:
             raise NeedsPeft(f"{name} is stored as {info.dtype} with {len(info.shape)} dimensions")
 
-    def _add(self, one: TensorChange) -> None:
+    def _add(self, tensor_change: TensorChange) -> None:
         """Make the output for a change: the stored tensor, or a new one with a copy of the weight with which it was tied."""
-        change, info = one.change, one.info
-        self._check_dtype(one.tensor, info)
-        output = replace(self._copied(one.stored, info), name=one.tensor, module=change.module)
-        key = change.saved or change.base or one.base
+        change, info = tensor_change.change, tensor_change.info
+        self._check_dtype(tensor_change.tensor, info)
+        output = replace(self._copied(tensor_change.stored, info), name=tensor_change.tensor, module=change.module)
+        key = change.saved or change.base or tensor_change.base
         if key is not None:
-            output = replaced(self.adapter, key, replace(output, stored=info if one.tensor == one.stored else None))
+            output = replaced(self.adapter, key, replace(output, stored=info if tensor_change.tensor == tensor_change.stored else None))
             self._check_replaced(change, output, info)
         if change.tokens:
             if change.factors:
@@ -171,9 +171,9 @@ class _Matcher:
         elif change.bias:
             output = replace(output, operation=Bias(change.bias, change.scale))
         elif change.factors:
-            self.low_rank.append((change, one.tensor, output))
-        if output.computed or one.tensor != one.stored or change.factors:
-            self.changed[one.tensor] = output
+            self.low_rank.append((change, tensor_change.tensor, output))
+        if output.computed or tensor_change.tensor != tensor_change.stored or change.factors:
+            self.changed[tensor_change.tensor] = output
 
     def _check_replaced(self, change: Change, output: Output, info: TensorInfo) -> None:
         if output.shape == info.shape:
@@ -197,7 +197,7 @@ class _Matcher:
                 self.changed.pop(tensor)
 
     def _check_resized(self) -> None:
-        """NeedsPeft when another tensor of the model has the size of the old vocabulary."""
+        """Raise NeedsPeft when another tensor of the model has the size of the old vocabulary."""
         if self.resized is None:
             return
         old, new = self.resized
@@ -206,7 +206,7 @@ class _Matcher:
             raise NeedsPeft(f"the vocabulary was resized from {old} to {new}, and {left[0]} must be resized too")
 
     def _unmatched(self, missing: list[str]) -> Exception:
-        """The error for modules that the model does not have; NeedsPeft for those that it has, but stores under other names."""
+        """Return the error for modules that the model does not have; NeedsPeft for those that it has, but stores under other names."""
         from handlers.merge.weights.model_structure import module_names
 
         names = module_names(self.model)
@@ -224,7 +224,7 @@ class _Matcher:
         )
 
     def _check_untouched(self) -> None:
-        """Permanent when target_modules names a layer of the base for which the adapter has no weights."""
+        """Raise Permanent when target_modules names a layer of the base for which the adapter has no weights."""
         config = self.adapter.config
         if config.get("exclude_modules") or config.get("layers_to_transform") is not None or config.get("target_modules") is None:
             return
@@ -240,14 +240,14 @@ class _Matcher:
 
         # A file may hold layers that the model never builds, or experts that it fuses: only what is a module counts.
         pruned = {name for name, ranks in (config.get("rank_pattern") or {}).items() if isinstance(ranks, list) and not any(ranks)}
-        real = sorted(one for one in named_left & (module_names(self.model) or frozenset()) if f"{one}.lora_E" not in pruned)
+        real = sorted(layer for layer in named_left & (module_names(self.model) or frozenset()) if f"{layer}.lora_E" not in pruned)
         if real:
             raise self._unchanged(
                 f"target_modules names {len(real)} layers of the base for which the adapter has no weights, for example {real[0]}"
             )
 
     def _check_named(self, tokens: Mapping[str, str]) -> None:
-        """Permanent when the configuration names saved modules, tokens or parameters that the weights do not contain."""
+        """Raise Permanent when the configuration names saved modules, tokens or parameters that the weights do not contain."""
         config = self.adapter.config
         keys = " ".join(f".{key}" for key in self.adapter.shapes)
         saved = config.get("modules_to_save")
@@ -262,7 +262,7 @@ class _Matcher:
 
 
 def match(adapter: Adapter, base: UnpackedBase) -> Matched:
-    """The outputs of a streaming merge: all tensors, changed, replaced, added or copied, with every key of the adapter used.
+    """Return the outputs of a streaming merge: all tensors, changed, replaced, added or copied, with every key of the adapter used.
 
     Raises NeedsPeft for a case that streaming does not support, and Permanent, with the figures, when adapter and base do not belong
     together.

@@ -80,7 +80,7 @@ class Output:
         return replace(self.stored, shape=self.shape) if self.stored else TensorInfo(self.file, self.dtype, self.shape, 0, 0)
 
     def describe(self) -> list[str]:
-        """What determines its bytes, apart from base and adapter."""
+        """Return what determines its bytes, apart from base and adapter."""
         return [self.name, self.file, self.dtype, repr(self.shape), repr(self.stored), repr(self.operation), self.origin]
 
 
@@ -116,11 +116,11 @@ class Plan:
         return tuple(file.name for file in self.files)
 
     def changes(self, model: ModelFolder) -> bool:
-        """Whether any file will differ from those of the model for which this is the plan."""
+        """Return whether any file will differ from those of the model for which this is the plan."""
         return bool(self.computed) or any(file.header is not None for file in self.files) or set(self.names) != set(model.files.names)
 
     def describe(self) -> list[Any]:
-        """What determines every byte, apart from base and adapter."""
+        """Return what determines every byte, apart from base and adapter."""
         return [[file.name, file.starts, [output.describe() for output in file.outputs if output.computed]] for file in self.files]
 
 
@@ -128,8 +128,8 @@ def _metadata(path: Path) -> dict[str, str]:
     with open(path, "rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         table = json.loads(stream.read(length))
-    found = table.get("__metadata__")
-    return found if isinstance(found, dict) else {"format": "pt"}
+    metadata = table.get("__metadata__")
+    return metadata if isinstance(metadata, dict) else {"format": "pt"}
 
 
 def build_header(outputs: Iterable[Output], metadata: Mapping[str, str]) -> bytes:
@@ -152,7 +152,7 @@ def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outpu
     path = model.path / name
     in_place = all(output.stored is None or output.stored.file == name for output in outputs)
     same = {output.name: (output.dtype, output.shape) for output in outputs}
-    if in_place and same == {one: (info.dtype, info.shape) for one, info in before.items()}:
+    if in_place and same == {tensor: (info.dtype, info.shape) for tensor, info in before.items()}:
         ordered = sorted(outputs, key=lambda output: (before[output.name].start, before[output.name].end))
         return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), path.stat().st_size, None)
     # The widest dtypes first, so that every tensor begins at a multiple of its element size.
@@ -168,8 +168,8 @@ def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outpu
 def _index(model: ModelFolder, table: list[Output]) -> bytes:
     index = read_json(model.path / model.files.index, "read the weights' index") if model.files.index else {}
     index["weight_map"] = {output.name: output.file for output in sorted(table, key=lambda output: output.name)}
-    told = index.get("metadata")
-    metadata = dict(told) if isinstance(told, dict) else {}
+    given = index.get("metadata")
+    metadata = dict(given) if isinstance(given, dict) else {}
     metadata["total_size"] = sum(output.size for output in table)
     if "total_parameters" in metadata:
         metadata["total_parameters"] = sum(output.elements for output in table)
@@ -177,7 +177,7 @@ def _index(model: ModelFolder, table: list[Output]) -> bytes:
 
 
 def plan(model: ModelFolder, outputs: Iterable[Output]) -> Plan:
-    """The plan for `outputs`, each in the file that it names, made of the model's weights."""
+    """Return the plan for `outputs`, each in the file that it names, made of the model's weights."""
     table, files = list(outputs), model.files
     by_file: dict[str, list[Output]] = {}
     for output in table:
@@ -186,7 +186,7 @@ def plan(model: ModelFolder, outputs: Iterable[Output]) -> Plan:
     for name, info in model.headers.items():
         before.setdefault(info.file, {})[name] = info
     plans = tuple(_file(model, name, before[name], by_file[name]) for name in sorted(by_file))
-    if all(one.header is None for one in plans) and set(files.names) == set(by_file):
+    if all(file.header is None for file in plans) and set(files.names) == set(by_file):
         return Plan(plans, None, files.index)
     several = len(plans) > 1 or (files.index is not None and set(files.names) == set(by_file))
     return Plan(plans, _index(model, table) if several else None, (files.index or INDEX) if several else None)

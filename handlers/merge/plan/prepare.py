@@ -26,7 +26,7 @@ UNMERGEABLE_BASES = ("gptq", "awq")
 
 
 def refuse_base(base: ModelFolder) -> None:
-    """Permanent for a quantized base that can't be dequantized."""
+    """Raise Permanent for a quantized base that can't be dequantized."""
     if not can_unpack(base):
         method = method_of(base)
         known = "a delta can't be added to its packed weights" if method in UNMERGEABLE_BASES else "ckptd can't dequantize it"
@@ -65,7 +65,7 @@ def refuse_peft(adapter: Path, options: MergeOptions, reason: str, *, several: b
 
 
 def _unpacked(base: ModelFolder, values: str) -> UnpackedBase:
-    """The base's tensors; `values` is `merge.base` of the options, which has no effect on a base that is stored quantized."""
+    """Return the base's tensors; `values` is `merge.base` of the options, which has no effect on a base that is stored quantized."""
     if quantization(base):
         from handlers.merge.weights.quantized_base import unpack
 
@@ -81,7 +81,7 @@ def _unpacked(base: ModelFolder, values: str) -> UnpackedBase:
 
 
 def match_all(adapters: Sequence[tuple[Adapter, float]], base: ModelFolder, values: str) -> Matched:
-    """The outputs of the merge of adapters, each with its weight, into the base's values that `values` (`merge.base`) names.
+    """Return the outputs of the merge of adapters, each with its weight, into the base's values that `values` (`merge.base`) names.
 
     Raises NeedsPeft for what streaming does not support, and Permanent where base and adapter can't be merged.
     """
@@ -90,7 +90,7 @@ def match_all(adapters: Sequence[tuple[Adapter, float]], base: ModelFolder, valu
     if base.pickled:
         raise NeedsPeft("the base's weights are pickled .bin files")
     unpacked = _unpacked(base, values)
-    matches = [(one, match(one, unpacked), weight) for one, weight in adapters]
+    matches = [(adapter, match(adapter, unpacked), weight) for adapter, weight in adapters]
     matched = combine(matches) if len(matches) > 1 or matches[0][2] != 1 else matches[0][1]
     matched.edits = {**unpacked.edits, **matched.edits}
     matched.warnings = [*unpacked.warnings, *matched.warnings]

@@ -18,7 +18,7 @@ from handlers.merge.plan.output_layout import Output
 
 
 def replaced(adapter: Adapter, key: str, output: Output) -> Output:
-    """The output with the values, and the shape, of the adapter's tensor `key`."""
+    """Return the output with the values, and the shape, of the adapter's tensor `key`."""
     from handlers.tensors.sources import torch_dtype
 
     source = AdapterSource(adapter, key, torch_dtype(output.dtype, adapter.file))
@@ -29,19 +29,19 @@ def _indices(adapter: Adapter, module: str) -> list[int]:
     setting = adapter.config.get("trainable_token_indices")
     if isinstance(setting, dict):
         named = [value for name, value in setting.items() if module.endswith(name)]  # as PEFT compares them
-        return [int(one) for one in (named[0] if named else next(iter(setting.values()), ()))]
-    return [int(one) for one in setting or ()]
+        return [int(index) for index in (named[0] if named else next(iter(setting.values()), ()))]
+    return [int(index) for index in setting or ()]
 
 
 def rows_of_tokens(adapter: Adapter, change: Change, shape: tuple[int, ...]) -> Rows:
-    """The replacement of trained tokens' rows; Permanent when indices, rows and vocabulary do not fit."""
+    """Return the replacement of trained tokens' rows; Permanent when indices, rows and vocabulary do not fit."""
     key = str(change.tokens)
     indices = _indices(adapter, next(iter(parse([key]).tokens)))  # of the module that was trained, with which this one may be tied
     if len(shape) != 2 or adapter.shapes[key] != (len(indices), shape[1]):
         raise wrong_shape(
             adapter, change.module, shape, f"the adapter has {' × '.join(map(str, adapter.shapes[key]))} for {len(indices)} trained tokens"
         )
-    outside = [one for one in indices if not 0 <= one < shape[0]]
+    outside = [index for index in indices if not 0 <= index < shape[0]]
     if outside:
         raise Permanent(
             FaultCode.ADAPTER_FOR_ANOTHER_BASE,

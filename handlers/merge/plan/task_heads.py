@@ -31,13 +31,13 @@ class Head:
 
 
 def _labels(adapter: Adapter, missing: dict[str, Change]) -> int:
-    """Number of labels: the rows of the last layer of the head."""
+    """Return the number of labels: the rows of the last layer of the head."""
     shapes = [adapter.shapes[str(change.saved)] for name, change in missing.items() if name.endswith(".weight")]
     return min((shape[0] for shape in shapes if shape), default=2)
 
 
 def _meaning(adapter: Adapter, count: int) -> Edits:
-    """What a config.json next to the adapter says of the head's labels: names, kind of problem, thresholds. PEFT itself saves none.
+    """Return what a config.json next to the adapter says of the head's labels: names, kind of problem, thresholds. PEFT itself saves none.
 
     Empty where there is no such file, or where it does not name exactly these labels: it is then one of another model.
     """
@@ -49,19 +49,19 @@ def _meaning(adapter: Adapter, count: int) -> Edits:
     names = config.get("id2label") if isinstance(config, dict) else None
     if (
         not isinstance(names, dict)
-        or sorted(names) != sorted(str(one) for one in range(count))
+        or sorted(names) != sorted(str(label) for label in range(count))
         or len(set(map(str, names.values()))) != count
     ):
         return {}
-    found: Edits = {"id2label": {str(one): str(names[str(one)]) for one in range(count)}}
-    found["label2id"] = {str(names[str(one)]): one for one in range(count)}
-    return {**found, **{key: config[key] for key in ("problem_type", "threshold", "thresholds") if config.get(key) is not None}}
+    edits: Edits = {"id2label": {str(label): str(names[str(label)]) for label in range(count)}}
+    edits["label2id"] = {str(names[str(label)]): label for label in range(count)}
+    return {**edits, **{key: config[key] for key in ("problem_type", "threshold", "thresholds") if config.get(key) is not None}}
 
 
 def new_head(
     adapter: Adapter, model: ModelFolder, names: Names, missing: dict[str, Change], unmatched: Callable[[list[str]], Exception]
 ) -> Head:
-    """The head that consists of `missing`, saved parameters that the base does not store; an empty one when they are no head."""
+    """Return the head that consists of `missing`, saved parameters that the base does not store; an empty one when they are no head."""
     built = structure(model)
     if built is not None and all(name in built.shapes for name in missing):
         if all(any(names.info(other) for other in built.group(name)) for name in missing):
@@ -92,8 +92,8 @@ def new_head(
     names_said = _meaning(adapter, count)
     edits: Edits = {
         "architectures": [cls.__name__],
-        "id2label": {str(one): f"LABEL_{one}" for one in range(count)},
-        "label2id": {f"LABEL_{one}": one for one in range(count)},
+        "id2label": {str(label): f"LABEL_{label}" for label in range(count)},
+        "label2id": {f"LABEL_{label}": label for label in range(count)},
         **names_said,
     }
     said = f"the adapter brings the head of a {cls.__name__} with {count} labels, so the merged model is one"

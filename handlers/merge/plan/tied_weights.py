@@ -55,15 +55,15 @@ def _may_be_tied(model: ModelFolder, names: Names, change: Change) -> bool:
 
 
 def _structure(model: ModelFolder, names: Names, changes: dict[str, Change], unmatched: Unmatched) -> Structure | None:
-    """The model's structure, when weights that the adapter changes may be tied; None when they certainly are not."""
+    """Return the model's structure, when weights that the adapter changes may be tied; None when they certainly are not."""
     unsure = [name for name, change in changes.items() if _may_be_tied(model, names, change)]
-    found = structure(model) if unsure else None
-    if unsure and found is None:
+    built = structure(model) if unsure else None
+    if unsure and built is None:
         missing = [changes[name].module for name in unsure if names.info(name) is None]
         if missing:
             raise unmatched(missing)
         raise NeedsPeft(f"{changes[unsure[0]].module} may share its weight with another module")
-    return found
+    return built
 
 
 def _tie_tokens(built: Structure, changes: dict[str, Change]) -> None:
@@ -110,7 +110,7 @@ class _Group:
     """Whether all members end with the same values."""
 
     def written(self, names: Names, name: str) -> TensorChange:
-        """The tensor to write for one member. A member without a change gets that of the others if all end with the same values."""
+        """Return the tensor to write for one member. A member without a change gets that of the others if all end with the same values."""
         change = self.changes.get(name)
         if change is None:
             common = next(iter(self.changes.values()), None) if self.same else None
@@ -126,7 +126,9 @@ def _group(adapter: Adapter, model: ModelFolder, names: Names, members: tuple[st
     if not same and stored and base is None:
         # A module that was saved and is not used by the model, as T5's `shared`, has the base's values: no training changed it.
         idle = [
-            name for name, one in mine.items() if one.saved and _as_stored(adapter, one.saved, model, names.stored[names.tensor(stored[0])])
+            name
+            for name, change in mine.items()
+            if change.saved and _as_stored(adapter, change.saved, model, names.stored[names.tensor(stored[0])])
         ]
         mine = {name: change for name, change in mine.items() if name not in idle}
         same = len({signature(adapter, mine.get(name)) for name in members}) == 1
@@ -134,7 +136,7 @@ def _group(adapter: Adapter, model: ModelFolder, names: Names, members: tuple[st
 
 
 def _as_stored(adapter: Adapter, key: str, model: ModelFolder, info: TensorInfo) -> bool:
-    """Whether the adapter's tensor, in the dtype of the base's tensor, has the same values."""
+    """Return whether the adapter's tensor, in the dtype of the base's tensor, has the same values."""
     import torch
 
     if adapter.shapes[key] != info.shape or info.dtype not in ("F32", "F16", "BF16"):
@@ -151,7 +153,7 @@ def _as_stored(adapter: Adapter, key: str, model: ModelFolder, info: TensorInfo)
 
 
 def _really_tied(model: ModelFolder, names: Names, members: tuple[str, ...], changes: dict[str, Change]) -> list[tuple[str, ...]]:
-    """The members of a group that the class ties, by those that transformers ties on loading: it leaves apart what is stored with
+    """Return the members of a group that the class ties, by those that transformers ties on loading: it leaves apart what is stored with
     different values, as mT5 and T5 1.1 store their heads. Members that are not stored share the first that is.
     """
     stored = [name for name in members if names.info(name) is not None]
@@ -171,7 +173,7 @@ def _really_tied(model: ModelFolder, names: Names, members: tuple[str, ...], cha
 
 
 def refuse_scaled(adapter: Adapter, kind: str) -> None:
-    """Permanent for a model type that computes something else when its tied weights are separate."""
+    """Raise Permanent for a model type that computes something else when its tied weights are separate."""
     if kind in SCALED:
         raise Permanent(
             FaultCode.ADAPTER_NOT_MERGEABLE,
@@ -209,7 +211,7 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
 
 
 def _said(adapter: Adapter, group: _Group) -> str:
-    """Why the members of a group are no longer tied, for the report."""
+    """Return why the members of a group are no longer tied, for the report."""
     names = " and ".join(name.rpartition(".")[0] for name in group.members)
     trained = [change for change in group.changes.values() if change.trained]
     if adapter.config.get("ensure_weight_tying") and len(trained) == len(group.members):
@@ -225,13 +227,13 @@ def _said(adapter: Adapter, group: _Group) -> str:
 def tensor_changes(
     adapter: Adapter, model: ModelFolder, names: Names, changes: dict[str, Change], unmatched: Unmatched
 ) -> list[TensorChange]:
-    """The tensors to write for all changes. Raises what `unmatched` returns for parameters that the base does not store."""
-    found = _structure(model, names, changes, unmatched)
-    if found:
-        _tie_tokens(found, changes)
-        _check_token_biases(adapter, model, names, changes, found)
+    """Return the tensors to write for all changes. Raises what `unmatched` returns for parameters that the base does not store."""
+    built = _structure(model, names, changes, unmatched)
+    if built:
+        _tie_tokens(built, changes)
+        _check_token_biases(adapter, model, names, changes, built)
     tied = [
-        part for members in (found.groups if found else ()) if any(names.info(name) is not None for name in members)
+        part for members in (built.groups if built else ()) if any(names.info(name) is not None for name in members)
         for part in _really_tied(model, names, members, changes)
     ]  # fmt: skip
     shared = {name for members in tied for name in members}
@@ -249,10 +251,10 @@ def tensor_changes(
 
 
 def _check_token_biases(adapter: Adapter, model: ModelFolder, names: Names, changes: dict[str, Change], built: Structure) -> None:
-    """Permanent when trained tokens act on a head with a bias, which PEFT's layer for them leaves out while the adapter is active."""
+    """Raise Permanent when trained tokens act on a head with a bias, which PEFT's layer for them leaves out while the adapter is active."""
     for change in changes.values():
         biases = [names.info(name) for name in built.group(f"{change.module}.bias")] if change.tokens else []
-        info = next((one for one in biases if one is not None), None)
+        info = next((bias for bias in biases if bias is not None), None)
         if info is None:
             continue
         with open(model.path_of(info), "rb") as file:
@@ -263,7 +265,7 @@ def _check_token_biases(adapter: Adapter, model: ModelFolder, names: Names, chan
 
 
 def drops_bias(adapter: Adapter, module: str) -> Permanent:
-    """The error for trained tokens on a head with a bias."""
+    """Return the error for trained tokens on a head with a bias."""
     return Permanent(
         FaultCode.ADAPTER_NOT_MERGEABLE, OPERATION,
         f"trainable_token_indices acts on {module}, and PEFT leaves out its bias while such an adapter is active, so that the live model is"
@@ -274,7 +276,7 @@ def drops_bias(adapter: Adapter, module: str) -> Permanent:
 
 
 def _check_bias(adapter: Adapter, names: Names, changes: dict[str, Change], absent: list[str]) -> None:
-    """Permanent when what is missing is the bias to which lora_bias would have to be added."""
+    """Raise Permanent when what is missing is the bias to which lora_bias would have to be added."""
     for module in absent:
         change = changes.get(f"{module}.bias")
         if change is not None and change.bias and names.info(f"{module}.weight") is not None:

@@ -16,14 +16,14 @@ def changed_tensors(base: ModelFolder, output: ModelFolder) -> tuple[int, int]:
     return len(changed), sum(info.elements for info in changed)
 
 
-def equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
-    """Whether two tensors, each stored in a model's files, have the same dtype, shape and bytes."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def equal(base: ModelFolder, before: TensorInfo, output: ModelFolder, after: TensorInfo) -> bool:
+    """Return whether two tensors, each stored in a model's files, have the same dtype, shape and bytes."""
+    if (before.dtype, before.shape) != (after.dtype, after.shape):
         return False
-    with open(base.path_of(one), "rb") as first, open(output.path_of(other), "rb") as second:
-        first.seek(one.start)
-        second.seek(other.start)
-        left = one.size
+    with open(base.path_of(before), "rb") as first, open(output.path_of(after), "rb") as second:
+        first.seek(before.start)
+        second.seek(after.start)
+        left = before.size
         while left:
             count = min(left, 1 << 22)
             if first.read(count) != second.read(count):

@@ -29,7 +29,7 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def damaged(path: Path, cause: str) -> Permanent:
-    """The error for packed weights whose parts do not fit together."""
+    """Return the error for packed weights whose parts do not fit together."""
     return Permanent(
         FaultCode.DAMAGED_QUANTIZATION, OPERATION, cause, "copy or download the base again, or use its 16-bit original", path=path
     )
@@ -42,7 +42,7 @@ def reader(model: ModelFolder, name: str, dtype: torch.dtype | None = None) -> T
 
 
 def part(model: ModelFolder, name: str, packed: str, elements: int | None = None) -> torch.Tensor:
-    """A small tensor that is needed to unpack the tensor `packed`; Permanent when it is missing or of another size."""
+    """Return a small tensor that is needed to unpack the tensor `packed`; Permanent when it is missing or of another size."""
     info = model.headers.get(name)
     if info is None:
         raise damaged(model.path_of(model.headers[packed]), f"{name} is missing; without it, {packed} can't be dequantized")
@@ -66,7 +66,7 @@ class Packing:
 
 
 def _packing(model: ModelFolder, name: str, state: str) -> Packing:
-    """What the tensor `state` says about the packed tensor `name`; Permanent when it contradicts the tensor."""
+    """Return what the tensor `state` says about the packed tensor `name`; Permanent when it contradicts the tensor."""
     path = model.path_of(model.headers[state])
     if model.headers[state].size > 1 << 16:
         raise damaged(path, f"{state} is far too large for what it should hold")
@@ -74,24 +74,24 @@ def _packing(model: ModelFolder, name: str, state: str) -> Packing:
     try:
         note: Json = json.loads(raw)
         shape = tuple(int(size) for size in note["shape"])
-        found = Packing(
+        packing = Packing(
             str(note["quant_type"]), int(note["blocksize"]), FLOATS[note["dtype"]], shape,
             int(note["nested_blocksize"]) if "nested_offset" in note else 0, float(note.get("nested_offset", 0.0)),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise damaged(path, f"{state} is not what bitsandbytes writes ({foreign.in_words(error)})") from None
-    elements = math.prod(found.shape)
-    sound = found.kind in ("nf4", "fp4") and found.block in BLOCKS and (found.nested_block == 0 or found.nested_block in BLOCKS)
+    elements = math.prod(packing.shape)
+    sound = packing.kind in ("nf4", "fp4") and packing.block in BLOCKS and (packing.nested_block == 0 or packing.nested_block in BLOCKS)
     if (
         not sound
         or not shape
         or min(shape) < 1
         or model.headers[name].size != (elements + 1) // 2
-        or not math.isfinite(found.nested_offset)
+        or not math.isfinite(packing.nested_offset)
     ):
         packed = f"{name} has {model.headers[name].size:,} packed bytes"
-        raise damaged(path, f"{packed}, but is said to be {list(shape)} in {found.kind} by blocks of {found.block}")
-    return found
+        raise damaged(path, f"{packed}, but is said to be {list(shape)} in {packing.kind} by blocks of {packing.block}")
+    return packing
 
 
 class FourBitSource:
@@ -105,7 +105,7 @@ class FourBitSource:
         self.name, self.shape, self.dtype = name, self.packing.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; reads whole quantization blocks and drops the values outside of the rows."""
+        """Do as Source says; reads whole quantization blocks and drops the values outside of the rows."""
         from bitsandbytes import functional
 
         packing, width, total = self.packing, row_elements(self.shape), math.prod(self.shape)
@@ -125,7 +125,7 @@ class FourBitSource:
             self._absmax = None
 
     def maxima(self) -> torch.Tensor:
-        """The largest magnitude of every block, in fp32."""
+        """Return the largest magnitude of every block, in fp32."""
         from bitsandbytes import functional
 
         name, packing = self.name, self.packing
@@ -162,7 +162,7 @@ class EightBitSource:
         self.shape: tuple[int, ...] = info.shape
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; fp32 is not rounded to 16 bits on the way."""
+        """Do as Source says; fp32 is not rounded to 16 bits on the way."""
         from bitsandbytes import functional
 
         if self._scale is None:
@@ -188,7 +188,7 @@ class ScaledFp8Source:
         self._tile = self._fit(model.headers[scale], tile)
 
     def _fit(self, scale: TensorInfo, tile: tuple[int, int] | None) -> tuple[int, int]:
-        """Rows and columns of the weight for one scale; Permanent when weight and scales don't fit."""
+        """Return the rows and columns of the weight for one scale; Permanent when weight and scales don't fit."""
         path, shape = self._reader.path, self.shape
         if scale.dtype not in ("F32", "F16", "BF16"):
             raise damaged(path, f"{self._scale_name} is stored as {scale.dtype}, which can't be read as a scale")
@@ -203,7 +203,7 @@ class ScaledFp8Source:
         raise damaged(path, f"{self._scale_name} has the shape {list(scale.shape)}, which does not fit {self.name} of {list(shape)}")
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; the product is taken in fp32."""
+        """Do as Source says; the product is taken in fp32."""
         if self._scale is None:
             scale = part(self._model, self._scale_name, self.name).float()
             grid = [*self.shape[:-2], -(-self.shape[-2] // self._tile[0]), -(-self.shape[-1] // self._tile[1])]
@@ -221,7 +221,7 @@ class ScaledFp8Source:
             self._scale = None
 
     def _spread(self, grid: torch.Tensor, rows: range) -> torch.Tensor:
-        """The scale of every element of these rows of a matrix."""
+        """Return the scale of every element of these rows of a matrix."""
         height, width = self._tile
         chosen = grid[torch.arange(rows.start, rows.stop) // height]
         return chosen.repeat_interleave(width, dim=-1)[..., : self.shape[-1]]
@@ -237,7 +237,7 @@ class TransposedSource:
         self.shape: tuple[int, ...] = (source.shape[1], source.shape[0])
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; a buffer of another dtype than before reads the source again."""
+        """Do as Source says; a buffer of another dtype than before reads the source again."""
         if self._transposed is None or self._transposed.dtype != out.dtype:
             whole = torch.empty(self._source.shape, dtype=out.dtype)
             self._source.rows(0, self._source.shape[0], whole)

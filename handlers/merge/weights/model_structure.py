@@ -35,12 +35,12 @@ class Structure:
     """Path of the module that the class calls its input embeddings."""
 
     def group(self, parameter: str) -> tuple[str, ...]:
-        """All names of the parameter."""
+        """Return all names of the parameter."""
         return next((group for group in self.groups if parameter in group), (parameter,))
 
 
 def model_class(model: ModelFolder) -> Any:
-    """The transformers class that config.json names first; Permanent when transformers has none of that name."""
+    """Return the transformers class that config.json names first; Permanent when transformers has none of that name."""
     import transformers
 
     names = model.config.get("architectures")
@@ -52,8 +52,8 @@ def model_class(model: ModelFolder) -> Any:
             'name the model\'s class there, for example "architectures": ["Qwen3ForCausalLM"]',
             path=model.path,
         )
-    found = getattr(transformers, str(names[0]), None)
-    if found is None or not hasattr(found, "from_pretrained"):
+    cls = getattr(transformers, str(names[0]), None)
+    if cls is None or not hasattr(cls, "from_pretrained"):
         raise Permanent(
             FaultCode.UNKNOWN_ARCHITECTURE,
             "load the base model",
@@ -61,11 +61,11 @@ def model_class(model: ModelFolder) -> Any:
             "install a transformers release that knows the architecture; code from model folders is never executed",
             path=model.path,
         )
-    return found
+    return cls
 
 
 def headed_class(model: ModelFolder, task: str) -> Any:
-    """The class of the same architecture with a head for one of PEFT's task types; None when there is none."""
+    """Return the class of the same architecture with a head for one of PEFT's task types; None when there is none."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -76,7 +76,7 @@ def headed_class(model: ModelFolder, task: str) -> Any:
 
 
 def build(model: ModelFolder, cls: Any, **settings: Any) -> Structure | None:
-    """The structure of `cls` with the model's configuration and `settings`; None when it can't be built."""
+    """Return the structure of `cls` with the model's configuration and `settings`; None when it can't be built."""
     import torch
 
     try:
@@ -120,11 +120,11 @@ def _structure(folder: Path, mtime: int) -> Structure | None:
 
 
 def structure(model: ModelFolder) -> Structure | None:
-    """What the class in config.json builds; None when transformers does not know the architecture or can't build it."""
+    """Return what the class in config.json builds; None when transformers does not know the architecture or can't build it."""
     return _structure(model.path, os.stat(model.path / "config.json").st_mtime_ns)
 
 
 def module_names(model: ModelFolder) -> frozenset[str] | None:
-    """Paths of all modules of the model; None when transformers does not know the architecture or can't build it."""
-    found = structure(model)
-    return None if found is None else found.modules
+    """Return the paths of all modules of the model; None when transformers does not know the architecture or can't build it."""
+    built = structure(model)
+    return None if built is None else built.modules

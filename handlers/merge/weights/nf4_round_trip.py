@@ -43,7 +43,7 @@ class RoundTripSource:
         self._width, self._step = width, BLOCK // math.gcd(width, BLOCK)
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; with `double` the first block reads the whole tensor once, for its scales."""
+        """Do as Source says; with `double` the first block reads the whole tensor once, for its scales."""
         from bitsandbytes import functional
 
         low, values = self._aligned(first, count)
@@ -60,7 +60,7 @@ class RoundTripSource:
             self._absmax = None
 
     def _aligned(self, first: int, count: int) -> tuple[int, torch.Tensor]:
-        """The first row and the values of the smallest range around the rows that holds whole quantization blocks."""
+        """Return the first row and the values of the smallest range around the rows that holds whole quantization blocks."""
         low = first - first % self._step
         high = min(self.shape[0], -(-(first + count) // self._step) * self._step)
         elements = (high - low) * self._width
@@ -76,17 +76,17 @@ class RoundTripSource:
         return low, values
 
     def _maxima(self) -> torch.Tensor:
-        """The scales of all blocks, after having been quantized themselves."""
+        """Return the scales of all blocks, after having been quantized themselves."""
         total = self.shape[0] * self._width
-        found = torch.empty(-(-total // BLOCK))
+        maxima = torch.empty(-(-total // BLOCK))
         rows = max(self._step, CHUNK // self._width // self._step * self._step)
         for first in range(0, self.shape[0], rows):
             values = self._aligned(first, min(rows, self.shape[0] - first))[1].float().abs_()
             padded = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
             start = first * self._width // BLOCK
-            found[start : start + len(padded)] = padded.amax(dim=1)
-        offset = found.mean()
-        return quantized_scales(found - offset) + offset
+            maxima[start : start + len(padded)] = padded.amax(dim=1)
+        offset = maxima.mean()
+        return quantized_scales(maxima - offset) + offset
 
 
 def quantized_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -104,12 +104,12 @@ def quantized_scales(scales: torch.Tensor) -> torch.Tensor:
     places = torch.bucketize(shares, middles)  # the lower one in the middle
     tied = middles[places.clamp(max=len(middles) - 1)] == shares
     places += tied & (places % 2 == 1)
-    found: torch.Tensor = numbers[places] * largest
-    return found.view(-1)[: len(scales)]
+    rounded: torch.Tensor = numbers[places] * largest
+    return rounded.view(-1)[: len(scales)]
 
 
 def _quantized_modules(model: ModelFolder) -> set[str]:
-    """Paths of the linear layers that transformers packs when it loads the model with load_in_4bit."""
+    """Return the paths of the linear layers that transformers packs when it loads the model with load_in_4bit."""
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
@@ -123,7 +123,7 @@ def _quantized_modules(model: ModelFolder) -> set[str]:
 
 
 def quantized_tensors(model: ModelFolder) -> set[str]:
-    """The stored tensors that a load in 4 bits packs. Permanent when their names do not show which they are."""
+    """Return the stored tensors that a load in 4 bits packs. Permanent when their names do not show which they are."""
     modules, names = _quantized_modules(model), model.headers.keys()
     exact = {f"{module}.weight" for module in modules}
     if missing := exact - names:
@@ -141,7 +141,7 @@ def quantized_tensors(model: ModelFolder) -> set[str]:
 
 
 def round_trip(model: ModelFolder, name: str, *, double: bool) -> Source:
-    """The values of a stored tensor after a load in 4 bits; `double` as with bnb_4bit_use_double_quant."""
+    """Return the values of a stored tensor after a load in 4 bits; `double` as with bnb_4bit_use_double_quant."""
     info = model.headers[name]
     stored = StoredSource(name, model.path_of(info), info)
     if not model.uses_conv1d:

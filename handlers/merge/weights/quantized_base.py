@@ -35,7 +35,7 @@ _FP8_INPUTS = ("input_scale", "activation_scale", "input_scale_ub")
 
 
 def _written_dtype(model: ModelFolder) -> torch.dtype:
-    """The dtype of a dequantized model: config.json's, else that of most bytes that are not packed, else bf16."""
+    """Return the dtype of a dequantized model: config.json's, else that of most bytes that are not packed, else bf16."""
     name = str(model.setting("dtype") or model.setting("torch_dtype") or "").removeprefix("torch.")
     if name in FLOATS:
         return FLOATS[name]
@@ -47,7 +47,7 @@ def _written_dtype(model: ModelFolder) -> torch.dtype:
 
 
 def unpack(model: ModelFolder) -> UnpackedBase:
-    """A base that is stored quantized, with a source for each packed tensor.
+    """Return a base that is stored quantized, with a source for each packed tensor.
 
     Permanent when packed weights are damaged, or packed in a way that is not known.
     """
@@ -73,13 +73,13 @@ def unpack(model: ModelFolder) -> UnpackedBase:
 
 
 def _bitsandbytes(model: ModelFolder, dtype: torch.dtype) -> tuple[dict[str, Source], set[str]]:
-    """Sources of the packed tensors, and the names of the tensors that serve to unpack them."""
+    """Return the sources of the packed tensors, and the names of the tensors that serve to unpack them."""
     packed: dict[str, Source] = {}
     dropped: set[str] = set()
     headers = model.headers
     for name in headers:
-        stem, found, _ = name.partition(_STATE)
-        if found and stem in headers:
+        stem, marker, _ = name.partition(_STATE)
+        if marker and stem in headers:
             packed[stem] = FourBitSource(model, stem, name, dtype)
             dropped.update(f"{stem}{suffix}" for suffix in _FOUR_BIT)
         elif name.endswith(".SCB") and f"{name.removesuffix('SCB')}weight" in headers:
@@ -92,7 +92,7 @@ def _bitsandbytes(model: ModelFolder, dtype: torch.dtype) -> tuple[dict[str, Sou
 
 
 def _fp8(model: ModelFolder, dtype: torch.dtype) -> tuple[dict[str, Source], set[str]]:
-    """Sources of the tensors in fp8, and the names of their scales. One without a scale is taken as it is."""
+    """Return the sources of the tensors in fp8, and the names of their scales. One without a scale is taken as it is."""
     size = quantization(model).get("weight_block_size")
     tile = (int(size[0]), int(size[1])) if isinstance(size, list) and len(size) == 2 else None
     packed: dict[str, Source] = {}
@@ -112,7 +112,7 @@ def _fp8(model: ModelFolder, dtype: torch.dtype) -> tuple[dict[str, Source], set
 
 
 def _check_left(model: ModelFolder, packed: Mapping[str, Source], dropped: set[str], method: str) -> None:
-    """Permanent when something packed was not recognized: written as it is, the model would be garbage."""
+    """Raise Permanent when something packed was not recognized: written as it is, the model would be garbage."""
     for name, info in model.headers.items():
         if name in dropped or name in packed:
             continue

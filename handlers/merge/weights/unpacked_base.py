@@ -34,18 +34,18 @@ class UnpackedBase:
 
 
 def header_dtype(dtype: object) -> str:
-    """The name in a safetensors header of one of torch's dtypes."""
+    """Return the name in a safetensors header of one of torch's dtypes."""
     wanted = str(dtype).removeprefix("torch.")
     return next(name for name, (value, _) in DTYPES.items() if value == wanted)
 
 
 def quantization(model: ModelFolder) -> Any:
-    """What config.json says about a quantization; None or empty for a model that is not quantized."""
+    """Return what config.json says about a quantization; None or empty for a model that is not quantized."""
     return model.setting("quantization_config") or model.config.get("compression_config")
 
 
 def method_of(model: ModelFolder) -> str | None:
-    """How the model was quantized, as config.json says: "bitsandbytes", "fp8", "gptq"…; None when it was not."""
+    """Return how the model was quantized, as config.json says: "bitsandbytes", "fp8", "gptq"…; None when it was not."""
     stated = quantization(model)
     if not stated:
         return None
@@ -56,7 +56,7 @@ def method_of(model: ModelFolder) -> str | None:
 
 
 def can_unpack(model: ModelFolder) -> bool:
-    """Whether the model is stored in full precision or quantized in a way that `quantized_base.unpack` knows."""
+    """Return whether the model is stored in full precision or quantized in a way that `quantized_base.unpack` knows."""
     method = method_of(model)
     if method != "compressed-tensors":
         return method in (None, "bitsandbytes", *FP8_METHODS)

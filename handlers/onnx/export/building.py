@@ -19,7 +19,7 @@ from daemon.contract.version import __version__
 from handlers.child.progress import Reporter
 from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
 from handlers.families.chain.family import Layered, divided
-from handlers.families.library_warnings import LibraryWarnings, told
+from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.graphs import graph_file
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.graphs.sessions import check_form, described
@@ -210,7 +210,7 @@ def trace(
             reporter.progress(0.85, "checking the graph against torch")
             verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)
             error = verify(staging)
-        warnings = told(chatter, family, exported.reference)
+        warnings = report_lines(chatter, family, exported.reference)
         described_graphs = [described(role, file, context.limits.threads) for role, file in files.items()]
         graphs = write_set(family, exported.reference, exported.opset, described_graphs, staging)
         return Built(graphs, exported.opset, error, exported.seconds, warnings, verify)
