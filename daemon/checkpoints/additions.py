@@ -66,16 +66,16 @@ class Settling:
 
     def check(self, wanted: Sequence[AddedAdapter]) -> None:
         """Raise Retryable where one may still be written, or is away and waited for."""
-        for one in wanted:
+        for adapter in wanted:
             if self.gone is not None:
-                self._wait_for(one.path, self.gone)
-            (state, old), now = _state(one.path), time.monotonic()
-            if one.path not in self._seen or self._seen[one.path][0] != state:
-                self._seen[one.path] = (state, now)
-            if not old and now - self._seen[one.path][1] < PATIENCE_SECONDS:
+                self._wait_for(adapter.path, self.gone)
+            (state, old), now = _state(adapter.path), time.monotonic()
+            if adapter.path not in self._seen or self._seen[adapter.path][0] != state:
+                self._seen[adapter.path] = (state, now)
+            if not old and now - self._seen[adapter.path][1] < PATIENCE_SECONDS:
                 raise Retryable(
                     FaultCode.STILL_WRITTEN, _OPERATION, "it was written a moment ago or is incomplete, so it may still be written",
-                    f"nothing; the export starts when that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
+                    f"nothing; the export starts when that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=adapter.path,
                 )  # fmt: skip
 
     def _wait_for(self, path: Path, gone: Away) -> None:
@@ -133,7 +133,7 @@ def name_of(folder: Path) -> str:
 
 def unpinned(wanted: Sequence[AddedAdapter]) -> tuple[Addition, ...]:
     """Additions that could not be used, as the report names them."""
-    return tuple(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest="") for one in wanted)
+    return tuple(Addition(name=name_of(adapter.path), path=str(adapter.path), weight=adapter.weight, digest="") for adapter in wanted)
 
 
 def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseModelSettings, pin: Path, reserve: int) -> Added:
@@ -143,21 +143,21 @@ def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseMode
     `reserve`: bytes of free disk that copies leave alone.
     """
     _refuse_whole_model(wanted, checkpoint)
-    found: list[Addition] = []
+    additions: list[Addition] = []
     warnings: list[str] = []
-    for number, one in enumerate(wanted.add):
+    for number, adapter in enumerate(wanted.add):
         folder = pin / ADDITIONS / str(number)
-        warnings += _pin(one.path, checkpoint, bases, folder, reserve)
-        warnings += _twice(pin, folder, one.path, found)
-        found.append(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest=identify(folder)))
-    if found:
+        warnings += _pin(adapter.path, checkpoint, bases, folder, reserve)
+        warnings += _twice(pin, folder, adapter.path, additions)
+        additions.append(Addition(name=name_of(adapter.path), path=str(adapter.path), weight=adapter.weight, digest=identify(folder)))
+    if additions:
         _sync(pin)
-    return Added(tuple(found), tuple(warnings))
+    return Added(tuple(additions), tuple(warnings))
 
 
 def _twice(pin: Path, folder: Path, path: Path, before: Sequence[Addition]) -> list[str]:
     """The warning that an addition has the weights of the checkpoint's own adapter, or of an addition before it, and so counts twice."""
-    others = [("the checkpoint itself", pin), *((one.name, pin / ADDITIONS / str(number)) for number, one in enumerate(before))]
+    others = [("the checkpoint itself", pin), *((addition.name, pin / ADDITIONS / str(number)) for number, addition in enumerate(before))]
     for name, other in others:
         if any((folder / file).is_file() and (other / file).is_file() and filecmp.cmp(folder / file, other / file, shallow=False)
                for file in ADAPTERS):  # fmt: skip
@@ -182,10 +182,10 @@ def _refuse_whole_model(wanted: MergeSettings, checkpoint: Inspection) -> None:
 
 def pin_again(additions: Sequence[Addition], pin: Path) -> bool:
     """Pin the additions of a job anew below the pin; whether each is still what it was. Raises OSError, and Moved while one is written."""
-    for number, one in enumerate(additions):
+    for number, addition in enumerate(additions):
         folder = pin / ADDITIONS / str(number)
-        make_pin(Path(one.path), folder, fingerprint(Path(one.path)), PinRules(sys.maxsize))
-        if identify(folder) != one.digest:
+        make_pin(Path(addition.path), folder, fingerprint(Path(addition.path)), PinRules(sys.maxsize))
+        if identify(folder) != addition.digest:
             return False
     if additions:
         _sync(pin)
@@ -194,10 +194,10 @@ def pin_again(additions: Sequence[Addition], pin: Path) -> bool:
 
 def changed(additions: Sequence[Addition], pin: Path, *, deep: bool) -> str | None:
     """Name of an addition whose pin is not there, or (`deep`) has other content than when it was taken; None where all are."""
-    for number, one in enumerate(additions):
+    for number, addition in enumerate(additions):
         folder = pin / ADDITIONS / str(number)
-        if not folder.is_dir() or (deep and identify(folder) != one.digest):
-            return one.name
+        if not folder.is_dir() or (deep and identify(folder) != addition.digest):
+            return addition.name
     return None
 
 
@@ -227,28 +227,28 @@ def problems_of(wanted: MergeSettings, bases: BaseModelSettings, checkpoint: Ins
     except Permanent as error:
         return [str(error)]
     problems = []
-    for one in wanted.add:
+    for adapter in wanted.add:
         try:
-            with _said_plainly(one.path):
-                _look(one.path, checkpoint, bases)
+            with _said_plainly(adapter.path):
+                _look(adapter.path, checkpoint, bases)
         except Permanent as error:
             problems.append(str(error))
         except OSError as error:
-            problems.append(str(from_oserror(error, _OPERATION, str(one.path))))
+            problems.append(str(from_oserror(error, _OPERATION, str(adapter.path))))
     return problems
 
 
 def _look(path: Path, checkpoint: Inspection | None, bases: BaseModelSettings) -> tuple[Fingerprint, list[str]]:
     """The state of an adapter that can be used, and what has to be said about it. Permanent for another; OSError."""
     seen = fingerprint(path)
-    found = inspect(path)
-    _check(found)
-    return seen, [] if checkpoint is None else _check_base(found, checkpoint, bases)
+    inspection = inspect(path)
+    _check(inspection)
+    return seen, [] if checkpoint is None else _check_base(inspection, checkpoint, bases)
 
 
 @contextlib.contextmanager
 def _said_plainly(path: Path) -> Iterator[None]:
-    """Permanent in place of the system's errors that somebody has to mend."""
+    """Raise Permanent in place of the system's errors that somebody has to mend."""
     try:
         yield
     except FileNotFoundError:
@@ -262,51 +262,51 @@ def _said_plainly(path: Path) -> Iterator[None]:
 _CORRECT = "correct its path in merge.add (or --add), and run `ckptd export` on the checkpoint"
 
 
-def _check(found: Inspection) -> None:
-    """Permanent for what is no complete adapter."""
-    if found.layout is None:
-        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it contains no adapter", _CORRECT, path=found.path)
-    if found.refusal is not None:
-        raise Permanent(**found.refusal.model_dump())
-    if found.missing:
+def _check(inspection: Inspection) -> None:
+    """Raise Permanent for what is no complete adapter."""
+    if inspection.layout is None:
+        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it contains no adapter", _CORRECT, path=inspection.path)
+    if inspection.refusal is not None:
+        raise Permanent(**inspection.refusal.model_dump())
+    if inspection.missing:
         raise Permanent(
-            FaultCode.CHECKPOINT_DAMAGED, _OPERATION, "; ".join(found.missing),
-            "save or copy that adapter again completely, and run `ckptd export` on the checkpoint", path=found.path,
+            FaultCode.CHECKPOINT_DAMAGED, _OPERATION, "; ".join(inspection.missing),
+            "save or copy that adapter again completely, and run `ckptd export` on the checkpoint", path=inspection.path,
         )  # fmt: skip
-    if any(row.name == found.layout and row.in_pieces for row in TABLE):
+    if any(row.name == inspection.layout and row.in_pieces for row in TABLE):
         raise Permanent(
             FaultCode.NO_ADAPTER, _OPERATION,
             "it contains a sharded adapter or model, and ckptd merges shards only for the checkpoint itself",
-            "export it with the variant pytorch-adapter, and use the folder pytorch-adapter of that export", path=found.path,
+            "export it with the variant pytorch-adapter, and use the folder pytorch-adapter of that export", path=inspection.path,
         )  # fmt: skip
-    if found.method == FULL:
+    if inspection.method == FULL:
         raise Permanent(
             FaultCode.NO_ADAPTER,
             _OPERATION,
             "it contains a whole model, not an adapter",
             "use an adapter that was trained on the checkpoint's base",
-            path=found.path,
+            path=inspection.path,
         )
 
 
-def _check_base(found: Inspection, checkpoint: Inspection, bases: BaseModelSettings) -> list[str]:
-    """Permanent for an adapter over another base, a warning where its base can't be found; the merge compares the shapes in any case."""
-    mine, its = checkpoint.base_name or "", found.base_name or ""
+def _check_base(adapter: Inspection, checkpoint: Inspection, bases: BaseModelSettings) -> list[str]:
+    """Raise Permanent for an adapter over another base; warn where its base is not found. The merge compares the shapes anyway."""
+    mine, its = checkpoint.base_name or "", adapter.base_name or ""
     if mine == its:
         return []
-    folder, other = (_folder(name, revision, bases) for name, revision in ((mine, checkpoint.base_revision), (its, found.base_revision)))
+    folder, other = (_folder(name, revision, bases) for name, revision in ((mine, checkpoint.base_revision), (its, adapter.base_revision)))
     if folder is None:
         return []  # the export says so itself
     if other is None:
         return [
-            f"The adapter {name_of(found.path)} names the base {its!r}, which is not found here, and the checkpoint names {mine!r}: only"
+            f"The adapter {name_of(adapter.path)} names the base {its!r}, which is not found here, and the checkpoint names {mine!r}: only"
             " their shapes show that they are the same. To compare their files, set base.map for that name."
         ]
     if not _same_model(folder, other):
         raise Permanent(
             FaultCode.ADAPTER_FOR_ANOTHER_BASE, _OPERATION,
             f"it was trained on the base {its!r} ({other}), and the checkpoint on {mine!r} ({folder}), which is another model",
-            "use an adapter that was trained on the checkpoint's base", path=found.path,
+            "use an adapter that was trained on the checkpoint's base", path=adapter.path,
         )  # fmt: skip
     return []
 
@@ -318,9 +318,9 @@ def _folder(name: str, revision: str | None, bases: BaseModelSettings) -> Path |
         return None
 
 
-def _same_model(one: Path, other: Path) -> bool:
+def _same_model(folder: Path, other: Path) -> bool:
     """Whether two folders are one, or hold weight files of the same names and sizes that are alike wherever they are looked at."""
-    return os.path.realpath(one) == os.path.realpath(other) or _weights(one) == _weights(other)
+    return os.path.realpath(folder) == os.path.realpath(other) or _weights(folder) == _weights(other)
 
 
 def _weights(folder: Path) -> dict[str, tuple[int, str]]:

@@ -116,22 +116,26 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         candidates += [folder / inner for inner in (below, "/".join(parts[-2:]), parts[-1] if parts else "") if _is_plain(inner)]
     if not os.path.isabs(name):
         candidates += _cached_snapshots(name, revision)
-    strange = [one for one in candidates if (home := _searched(one, search)) is not None and not _stays_inside(home, one)]
+    strange = [
+        candidate for candidate in candidates if (home := _searched(candidate, search)) is not None and not _stays_inside(home, candidate)
+    ]
     for candidate in candidates:
         if candidate not in strange and is_model(candidate):
             return candidate
     looked = ", ".join(_listed(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
-    if led_out := [one for one in strange if os.path.lexists(one)]:
+    if led_out := [candidate for candidate in strange if os.path.lexists(candidate)]:
         why = "leads out of base.search through a link, and the link's owner is not root, this user or that folder's owner"
         looked += f"; {_listed(led_out[0])} {why}"
-    ours = [one for one in candidates if _searched(one, search) is not None and one not in strange]
+    ours = [candidate for candidate in candidates if _searched(candidate, search) is not None and candidate not in strange]
     closed = next(filter(None, (access.denial(candidate, "list") for candidate in ours)), None)
     if closed is not None:
         raise Permanent(
             FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", f"{closed.cause}; looked in {looked}",
             access.remedy(closed, Path(closed.path)), path=closed.path,
         )  # fmt: skip
-    unseen = " that this user can read" if any(access.denial(one, "list") for one in candidates if one not in ours) else ""
+    unseen = (
+        " that this user can read" if any(access.denial(candidate, "list") for candidate in candidates if candidate not in ours) else ""
+    )
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}",
         f"no folder with its config.json and weights exists{unseen}; looked in {looked}",
@@ -154,10 +158,10 @@ def _searched(candidate: Path, search: Sequence[Path]) -> Path | None:
 def config_of(folder: Path) -> Json:
     """config.json of a model; {} where there is none that can be read: a stage that needs it says what is wrong."""
     try:
-        found = read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def measure(folder: Path) -> ModelSize:
@@ -187,7 +191,7 @@ def _measure_shards(folder: Path) -> ModelSize:
         tensors = read_tensors(folder).values()
     except ValueError as error:
         raise Permanent(FaultCode.CHECKPOINT_DAMAGED, "read the checkpoint", str(error), "take another checkpoint", path=folder) from None
-    return ModelSize(sum(one.size for one in tensors), sum(one.elements for one in tensors))
+    return ModelSize(sum(tensor.size for tensor in tensors), sum(tensor.elements for tensor in tensors))
 
 
 class Bases:

@@ -123,13 +123,13 @@ def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> l
 
 def hollow_adapters(path: Path, names: Iterable[str]) -> list[str]:
     """Which of `names` are adapter files without a byte of weights: Trainer leaves one beside ZeRO-3's state that was not gathered."""
-    found = []
+    hollow = []
     for name in names:
         if name == "adapter_model.safetensors":
             with contextlib.suppress(FileNotFoundError, ValueError), open_plain(path / name) as stream:
                 head = stream.read(8)
-                found += [name] if len(head) == 8 and os.fstat(stream.fileno()).st_size == 8 + int.from_bytes(head, "little") else []
-    return found
+                hollow += [name] if len(head) == 8 and os.fstat(stream.fileno()).st_size == 8 + int.from_bytes(head, "little") else []
+    return hollow
 
 
 def archive_problems(path: Path, name: str) -> list[str]:

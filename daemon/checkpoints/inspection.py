@@ -189,7 +189,7 @@ def inspect(path: Path) -> Inspection:
     weights = layout.weights(look)
     missing = [problem for check in layout.checks for problem in check(look)] + weights.missing
     state, recorded, claims = _trainer_state(look, layout, missing)
-    known = [one for one in (recorded, weights.step, step) if one is not None]
+    known = [number for number in (recorded, weights.step, step) if number is not None]
     return Inspection(
         path,
         layout.name,
@@ -266,15 +266,15 @@ def refusal_of(path: Path) -> Fault | None:
     return layout.weights(look).refusal if layout.in_pieces else refusal_by_config(look)
 
 
-def is_run_alone(found: Inspection) -> bool:
+def is_run_alone(inspection: Inspection) -> bool:
     """Whether what is not complete is a run's own directory, with checkpoints and an adapter's configuration in it and no weights.
 
     axolotl writes that configuration when training begins. Weights may come when it ends; until then, or without them, nothing is missing.
     Raises OSError when it is gone.
     """
-    if found.missing != (NO_ADAPTER_YET,) or run_of(found.path) != found.path:
+    if inspection.missing != (NO_ADAPTER_YET,) or run_of(inspection.path) != inspection.path:
         return False
-    with os.scandir(found.path) as entries:
+    with os.scandir(inspection.path) as entries:
         return any(is_checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries)
 
 

@@ -44,7 +44,7 @@ class LayerSizes:
     def memory(self, pin: Path | None, new_tokens: int, layers: int = 1, *, long: bool = False) -> int:
         """Bytes that a stage takes beside its libraries and outputs. `pin`: of the adapters that act on the model; None without any.
         `layers`: those that it holds at once. `long`: it reads a long text too."""
-        adapters = [*_adapter(pin), *(header for one in (pin / ADDITIONS).glob("*") for header in _adapter(one))] if pin else []
+        adapters = [*_adapter(pin), *(header for folder in (pin / ADDITIONS).glob("*") for header in _adapter(folder))] if pin else []
         held = sum(info.elements for header in adapters for info in header.values())
         # What acts on the embedding or the head may compute with all of it.
         touched = any(not _LAYER.match(name) for header in adapters for name in header)
@@ -71,8 +71,8 @@ def layers_of(model: Path, method: str) -> LayerSizes | str:
     layers, outside, whole = Counter[str](), 0, 0
     for name, info in ((name, info) for header in headers for name, info in header.items()):
         whole += info.elements
-        if found := _LAYER.match(name):
-            layers[found.group()] += info.elements
+        if match := _LAYER.match(name):
+            layers[match.group()] += info.elements
         else:
             outside = max(outside, info.elements)
     return LayerSizes(max(layers.values(), default=0), outside, _cache({**config, **text}, len(layers)), whole)

@@ -90,14 +90,14 @@ class Look:
 
     @property
     def has_deepspeed(self) -> bool:
-        """DeepSpeed keeps its state here, or has begun to write it."""
+        """Whether DeepSpeed keeps its state here, or has begun to write it."""
         if any(_GLOBAL_STEP.fullmatch(name) for name in self.folders):
             return True
         return deepspeed.LATEST in self.files and ("zero_to_fp32.py" in self.files or self.path.suffix == SUFFIX)
 
     @property
     def of_trainer(self) -> bool:
-        """transformers' Trainer wrote it: its state is there, or files that come before its state."""
+        """Whether transformers' Trainer wrote it: its state is there, or files that come before its state."""
         if TRAINER_STATE in self.files:
             return True
         named = CHECKPOINT_NAME.fullmatch(self.path.name) is not None
@@ -156,9 +156,9 @@ class Layout:
 
         A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
         """
-        told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
+        ended = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
         described = self.in_pieces and not self.undescribed and not (self.goes_on and TRAINER_STATE not in look.files)
-        return 0.0 if told or self.refusal or described else PATIENCE_SECONDS
+        return 0.0 if ended or self.refusal or described else PATIENCE_SECONDS
 
 
 def look_at(path: Path, names: list[str]) -> Look:
@@ -171,32 +171,32 @@ def look_at(path: Path, names: list[str]) -> Look:
 
 
 def _adapter(look: Look) -> Weights:
-    found = Weights()
-    config = read_object(look.path, ADAPTER_CONFIG, found.missing)
+    weights = Weights()
+    config = read_object(look.path, ADAPTER_CONFIG, weights.missing)
     if config is not None:
-        _describe(found, config, look.path)
-    weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
-    if weights is None:
-        found.missing.append(absent(look.path, *ADAPTERS))
+        _describe(weights, config, look.path)
+    file = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
+    if file is None:
+        weights.missing.append(absent(look.path, *ADAPTERS))
     else:
-        found.missing += weight_problems(look.path, weights)
-    found.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})
-    return found
+        weights.missing += weight_problems(look.path, file)
+    weights.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})
+    return weights
 
 
-def _describe(found: Weights, config: Json, folder: Path) -> None:
+def _describe(weights: Weights, config: Json, folder: Path) -> None:
     """Put down what an adapter says of itself, or why nobody can use what it says."""
     try:
         typed = adapter_config(config, folder / ADAPTER_CONFIG)
     except Permanent as error:
-        found.method, found.refusal = "unknown", error.fault
+        weights.method, weights.refusal = "unknown", error.fault
         return
     targets = typed.target_modules
     few = isinstance(targets, str) or len(targets or ()) <= _FEW
     known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": targets if few else None}
-    found.method = typed.peft_type
-    found.base_name, found.base_revision = typed.base_model_name_or_path, typed.revision
-    found.metadata = {key: value for key, value in known.items() if value is not None and not _unwritable(value)}
+    weights.method = typed.peft_type
+    weights.base_name, weights.base_revision = typed.base_model_name_or_path, typed.revision
+    weights.metadata = {key: value for key, value in known.items() if value is not None and not _unwritable(value)}
 
 
 def _unwritable(value: Any) -> bool:
@@ -206,13 +206,13 @@ def _unwritable(value: Any) -> bool:
 
 def refusal_by_config(look: Look) -> Fault | None:
     """Why a checkpoint is not exported, by an adapter's adapter_config.json or a model's index alone; None where that is no reason."""
-    found = Weights()
+    weights = Weights()
     if ADAPTER_CONFIG in look.names:
-        if (config := read_object(look.path, ADAPTER_CONFIG, found.missing)) is not None:
-            _describe(found, config, look.path)
-        return found.refusal
+        if (config := read_object(look.path, ADAPTER_CONFIG, weights.missing)) is not None:
+            _describe(weights, config, look.path)
+        return weights.refusal
     index = _index_of(look)
-    mapped = read_object(look.path, index, found.missing) if index else None
+    mapped = read_object(look.path, index, weights.missing) if index else None
     return _refusal_by_index(look, index, mapped) if index and mapped is not None else None
 
 
@@ -261,7 +261,7 @@ _LONGEST_NAME = 255
 
 
 def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
-    """Every file of the index must be there and hold the names that are mapped to it."""
+    """Problems where a file of the index is missing or does not hold the names that are mapped to it."""
     if not isinstance(weight_map, dict) or not weight_map:
         return [f"{index} maps no weights to files"]
     wanted: dict[str, set[str]] = {}
@@ -291,26 +291,26 @@ def _in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) -
 
     `refuse`: gives the refusal of what its own tool reads and nothing here does.
     """
-    found = Weights(missing=side_file_problems(look.path, look.names - {TRAINER_STATE}))
+    weights = Weights(missing=side_file_problems(look.path, look.names - {TRAINER_STATE}))
     try:
         holds = _held(look.path, _state_of_pieces(look))
     except CkptdError as error:
         if error.fault.code != FaultCode.FILE_MISSING:  # what is not there yet, the row's checks say
-            found.missing.append(f"its parts can't be read: {error.fault.cause}")
-        return found
+            weights.missing.append(f"its parts can't be read: {error.fault.cause}")
+        return weights
     if holds.unsafe is not None:
-        found.refusal = refuse(look.path, str(holds.unsafe)) if refuse else refuse_unsafe(look.path, holds.unsafe.name)
+        weights.refusal = refuse(look.path, str(holds.unsafe)) if refuse else refuse_unsafe(look.path, holds.unsafe.name)
     elif holds.unsupported is not None:
-        found.refusal = refuse_deepspeed(look.path, holds.unsupported)
+        weights.refusal = refuse_deepspeed(look.path, holds.unsupported)
     elif holds.problem is not None:
-        found.missing.append(f"its parts can't be merged: {holds.problem}")
+        weights.missing.append(f"its parts can't be merged: {holds.problem}")
     elif holds.tensors == 0:
-        found.refusal = refuse_no_tensors(look.path)
+        weights.refusal = refuse_no_tensors(look.path)
     elif holds.adapter:
-        _borrow_adapter_config(look, found)
+        _borrow_adapter_config(look, weights)
     else:
-        found.method, found.borrowed = "full", tuple(_of_model(look))
-    return found
+        weights.method, weights.borrowed = "full", tuple(_of_model(look))
+    return weights
 
 
 @dataclass(frozen=True)
@@ -341,21 +341,21 @@ def _held(path: Path, state: tuple[tuple[Any, ...], ...]) -> _Held:
 
 def _state_of_pieces(look: Look) -> tuple[tuple[Any, ...], ...]:
     states = ((name, os.lstat(look.path / name)) for name in sorted(look.names))
-    return tuple((name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in states)
+    return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in states)
 
 
 def _lightning(look: Look) -> Weights:
     """The newest of Lightning's files; of a class in it that is not known nothing can be read."""
     name = newest_module(look.path)
-    if name is None and not any(one.endswith(SUFFIX) for one in look.files):
+    if name is None and not any(file.endswith(SUFFIX) for file in look.files):
         return Weights([f"nothing that Lightning ends a {SUFFIX} directory with is in it yet: DeepSpeed's latest, or torch's parts"])
     if name is None:
         return Weights(refusal=refuse_lightning(look.path, "it is not clear which of its .ckpt files is the newest"))
-    found = _in_pieces(look)
-    found.step = step_in(name)
-    if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:
-        found.refusal = refuse_lightning(look.path / name, found.refusal.cause)
-    return found
+    weights = _in_pieces(look)
+    weights.step = step_in(name)
+    if weights.refusal is not None and weights.refusal.code == FaultCode.UNSAFE_PICKLE:
+        weights.refusal = refuse_lightning(look.path / name, weights.refusal.cause)
+    return weights
 
 
 def _deepspeed(look: Look) -> Weights:
@@ -363,21 +363,21 @@ def _deepspeed(look: Look) -> Weights:
     tag = deepspeed.tag_in(look.path)
     if tag is None:  # the row's check says so
         return Weights()
-    found = _in_pieces(look, refuse_deepspeed)
+    weights = _in_pieces(look, refuse_deepspeed)
     matched = _GLOBAL_STEP.fullmatch(tag)
-    found.step = int(matched[1]) if matched else step_in(look.path.name)
-    return found
+    weights.step = int(matched[1]) if matched else step_in(look.path.name)
+    return weights
 
 
-def _borrow_adapter_config(look: Look, found: Weights) -> None:
+def _borrow_adapter_config(look: Look, weights: Weights) -> None:
     place = look.path if ADAPTER_CONFIG in look.names else run_of(look.path)
     if not (place / ADAPTER_CONFIG).is_file():
-        found.refusal = refuse_no_adapter_config(look.path, run_of(look.path))
+        weights.refusal = refuse_no_adapter_config(look.path, run_of(look.path))
         return
-    config = read_object(place, ADAPTER_CONFIG, found.missing)
+    config = read_object(place, ADAPTER_CONFIG, weights.missing)
     if config is not None:
-        _describe(found, config, place)
-    found.borrowed = () if place == look.path else (place / ADAPTER_CONFIG,)
+        _describe(weights, config, place)
+    weights.borrowed = () if place == look.path else (place / ADAPTER_CONFIG,)
 
 
 def _of_model(look: Look) -> list[Path]:
@@ -437,7 +437,7 @@ def _archives(look: Look) -> list[str]:
 
 
 def _is_lightning(look: Look) -> bool:
-    return look.path.suffix == SUFFIX or any(name.endswith(SUFFIX) for name in look.files)
+    return look.path.suffix == SUFFIX or any(file.endswith(SUFFIX) for file in look.files)
 
 
 def _is_torchtune(look: Look) -> bool:

@@ -21,37 +21,37 @@ _OPERATION = "read the checkpoint"
 
 def closed(path: Path) -> Fault | None:
     """Why the daemon's user can't read the checkpoint in the directory `path`, with the command that mends it; None where it can."""
-    found = _denial(path)
-    return None if found is None else _fault(path, found, access.remedy(found, run_of(path)))
+    denial = _denial(path)
+    return None if denial is None else _fault(path, denial, access.remedy(denial, run_of(path)))
 
 
 def closed_directory(path: Path) -> Fault | None:
     """The same for a directory in which checkpoints are looked for; None for what is no directory, since no right would change that."""
     if os.path.exists(path) and not os.path.isdir(path):
         return None
-    found = access.denial(path, "list")
-    return None if found is None else _fault(path, found, access.remedy(found, path))
+    denial = access.denial(path, "list")
+    return None if denial is None else _fault(path, denial, access.remedy(denial, path))
 
 
 def closed_to_me(path: Path) -> Fault | None:
     """The same for a checkpoint, or a file in one, that the user who types a command names."""
-    found = _denial(path)
-    if found is None:
+    denial = _denial(path)
+    if denial is None:
         return None
-    give = " && ".join(f"sudo {command}" for command in access.commands(found, path))
-    owner = f"do it as {found.owner} (`sudo -u {shlex.quote(found.owner)} …`), or " if found.owner else ""
-    return _fault(path, found, f"{owner}give {found.user} access" + (f": `{give}`" if give else ""))
+    give = " && ".join(f"sudo {command}" for command in access.commands(denial, path))
+    owner = f"do it as {denial.owner} (`sudo -u {shlex.quote(denial.owner)} …`), or " if denial.owner else ""
+    return _fault(path, denial, f"{owner}give {denial.user} access" + (f": `{give}`" if give else ""))
 
 
-def _fault(path: Path, found: Denial, remedy: str) -> Fault:
-    return Fault(code=FaultCode.NO_PERMISSION, operation=_OPERATION, cause=found.cause, remedy=remedy, path=str(path))
+def _fault(path: Path, denial: Denial, remedy: str) -> Fault:
+    return Fault(code=FaultCode.NO_PERMISSION, operation=_OPERATION, cause=denial.cause, remedy=remedy, path=str(path))
 
 
 def _denial(path: Path) -> Denial | None:
     is_folder = os.path.isdir(path)
-    found = access.denial(path, "list" if is_folder else "read")  # what lies above it comes first
-    if found is not None or not is_folder:
-        return found
+    denial = access.denial(path, "list" if is_folder else "read")  # what lies above it comes first
+    if denial is not None or not is_folder:
+        return denial
     try:
         return access.denial_below(path, (*export_files(path), *weights_beside(path)))
     except OSError:

@@ -57,7 +57,7 @@ def choose(step: int, state: Json, select: SelectSettings, *, later: Json | None
         if step % select.every == 0:
             return Selection(True, f"select.every = {select.every}")
         return Selection(False, f"select.every = {select.every} does not divide step {step}")
-    named = [found for found in (best_step(state), best_step(later or {})) if found is not None]
+    named = [best for best in (best_step(state), best_step(later or {})) if best is not None]
     if step in named:
         return Selection(True, "the trainer names it as its best")
     if named:

@@ -44,11 +44,11 @@ def mode_of(file: Path, top: Path) -> SourceMode | None:
 
 def remember(pin: Path, files: Iterable[Path], top: Path) -> None:
     """Write the modes of the files that were pinned into the pin."""
-    found: dict[tuple[int, int], SourceMode] = {}
+    modes: dict[tuple[int, int], SourceMode] = {}
     for file in files:
-        if (one := mode_of(file, top)) is not None:
-            found.setdefault((one.mode, one.group), one)
-    write_atomic(pin / ACCESS, json.dumps([[one.path, one.mode, one.group] for one in found.values()]))
+        if (mode := mode_of(file, top)) is not None:
+            modes.setdefault((mode.mode, mode.group), mode)
+    write_atomic(pin / ACCESS, json.dumps([[mode.path, mode.mode, mode.group] for mode in modes.values()]))
 
 
 def read_modes(pin: Path) -> list[SourceMode]:

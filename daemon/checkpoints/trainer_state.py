@@ -29,7 +29,7 @@ def training_metadata(state: Json) -> dict[str, Any]:
     logged = state.get(HISTORY)
     history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
     losses = [[row["step"], row["loss"]] for row in history if _is_number(row.get("loss")) and _is_number(row.get("step"))]
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "epoch": _number(state, "epoch"),
         "max_steps": step_in(state, "max_steps"),
         "best_metric": _number(state, "best_metric"),
@@ -41,8 +41,8 @@ def training_metadata(state: Json) -> dict[str, Any]:
     evaluations = [row for row in history if any(isinstance(key, str) and key.startswith("eval_") for key in row)]
     if evaluations:
         rows = [(key, value) for key, value in evaluations[-1].items() if key.startswith("eval_") and _is_text(key) and _is_number(value)]
-        found["evaluation"] = dict(rows[:_EVALUATIONS]) or None
-    return {key: value for key, value in found.items() if value is not None}
+        metadata["evaluation"] = dict(rows[:_EVALUATIONS]) or None
+    return {key: value for key, value in metadata.items() if value is not None}
 
 
 def _number(state: Json, key: str) -> int | float | None:
@@ -62,4 +62,4 @@ def _text(state: Json, key: str) -> str | None:
 
 def _is_text(value: str) -> bool:
     """Whether it is short text that can be written as UTF-8: JSON can say halves of surrogate pairs."""
-    return len(value) <= _TEXT and not any("\ud800" <= one <= "\udfff" for one in value)
+    return len(value) <= _TEXT and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -53,27 +53,27 @@ def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> 
     text = _Text(stream, window)
     if text.next() != "{":
         raise ValueError("it is not a JSON object")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     kept = 0
     text.take("{")
     while text.next() != "}":
-        if found:
+        if values:
             text.take(",")
         key = text.value()
         if not isinstance(key, str):
             raise ValueError("a key is not a string")
         text.take(":")
         if key == HISTORY and text.next() == "[":
-            found[key] = _end_of(text)
+            values[key] = _end_of(text)
             continue
-        found[key] = text.value()
+        values[key] = text.value()
         kept += len(key) + text.length
-        if kept > _MOST_KEPT or len(found) > _MOST_KEYS:
+        if kept > _MOST_KEPT or len(values) > _MOST_KEYS:
             raise ValueError(f"beside its {HISTORY} it holds more than {_MOST_KEPT:,} characters or {_MOST_KEYS:,} names")
     text.take("}")
     if text.next():
         raise ValueError("there is more text after the object")
-    return found
+    return values
 
 
 def _end_of(text: _Text) -> list[Any]:
@@ -93,11 +93,11 @@ def _end_of(text: _Text) -> list[Any]:
                 evaluation = [(place, row)]
         place += 1
     text.take("]")
-    return [row for _, row in sorted({place: (place, row) for place, row in (*losses, *evaluation)}.values(), key=lambda one: one[0])]
+    return [row for _, row in sorted({place: (place, row) for place, row in (*losses, *evaluation)}.values(), key=lambda pair: pair[0])]
 
 
 def _scalars(row: dict[str, Any]) -> dict[str, Any]:
-    """Of a row what takes little memory, since hundreds are kept: numbers, and short texts."""
+    """The part of a row that takes little memory, since hundreds are kept: numbers, and short texts."""
     pairs = ((key, value) for key, value in row.items() if len(key) <= _LONGEST_TEXT and not isinstance(value, list | dict))
     return dict(itertools.islice(((key, value) for key, value in pairs if not isinstance(value, str) or len(value) <= _LONGEST_TEXT), 1000))
 
@@ -115,9 +115,9 @@ class _Text:
     def next(self) -> str:
         """The next character that is no white space; "" at the end."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            assert found is not None
-            self._at = found.end()
+            space = _SPACE.match(self._text, self._at)
+            assert space is not None
+            self._at = space.end()
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -125,8 +125,8 @@ class _Text:
 
     def take(self, expected: str) -> None:
         """Go on after the character that has to come next."""
-        if (found := self.next()) != expected:
-            raise ValueError(f"{expected!r} was expected, not {found[:1] or 'the end'!r}")
+        if (character := self.next()) != expected:
+            raise ValueError(f"{expected!r} was expected, not {character[:1] or 'the end'!r}")
         self._at += 1
 
     def value(self) -> Any:

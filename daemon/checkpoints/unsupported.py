@@ -66,7 +66,7 @@ def refuse_deepspeed(path: Path, cause: str) -> Fault:
 
 
 def refuse_litgpt(path: Path) -> Fault:
-    """litgpt names and fuses weights its own way."""
+    """Refuse litgpt's checkpoints: it names and fuses weights its own way."""
     folder = shlex.quote(str(path))
     merge = f"`litgpt merge_lora {folder}`, then " if (path / "lit_model.pth.lora").exists() else ""
     return _refusal(

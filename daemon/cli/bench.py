@@ -73,7 +73,7 @@ def bench_command(
         print_bench(value, None if lost else target)
     if lost is not None:
         raise lost
-    done = [one.measured for one in value.variants]
+    done = [variant.measured for variant in value.variants]
     if not all(done):
         raise typer.Exit(EXIT_SOME if any(done) else EXIT_NOTHING)
 
@@ -113,12 +113,12 @@ def _measured(
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     """The whole numbers of a list, ascending. Raises UsageError."""
     try:
-        found = {int(part) for part in text.split(",")}
+        numbers = {int(part) for part in text.split(",")}
     except ValueError:
-        found = {0}
-    if min(found) < 1 or max(found) > LARGEST[option]:
+        numbers = {0}
+    if min(numbers) < 1 or max(numbers) > LARGEST[option]:
         raise UsageError(
             FaultCode.BAD_OPTION, f"use {option}", f"{text!r} is not a list of whole numbers from 1 to {LARGEST[option]}",
             f"write them with commas and without spaces, for example {option} 1,4",
         )  # fmt: skip
-    return tuple(sorted(found))
+    return tuple(sorted(numbers))

@@ -36,25 +36,25 @@ def checkpoint_at(path: Path) -> Inspection:
         raise UsageError(FaultCode.NO_SUCH_PATH, _OPERATION, cause, "check the path", path=path)
     if not path.is_dir():
         return _of_file(path)
-    found = inspect(path)
-    if found.layout is None:
+    inspection = inspect(path)
+    if inspection.layout is None:
         raise _none_itself(path)
-    return _exportable(found)
+    return _exportable(inspection)
 
 
-def _exportable(found: Inspection) -> Inspection:
-    if found.refusal is not None:
-        raise Permanent(**found.refusal.model_dump())
-    return found
+def _exportable(inspection: Inspection) -> Inspection:
+    if inspection.refusal is not None:
+        raise Permanent(**inspection.refusal.model_dump())
+    return inspection
 
 
 def _of_file(path: Path) -> Inspection:
     if path.suffix == _LIGHTNING:
-        found = inspect(path.parent)
-        if found.layout == "lightning":
+        inspection = inspect(path.parent)
+        if inspection.layout == "lightning":
             newest = newest_module(path.parent)
             if newest in (None, path.name):
-                return _exportable(found)
+                return _exportable(inspection)
             remedy = f"to export that one: `{_command(path.with_name(str(newest)))}`; for this one, copy it into a separate directory first"
             cause = f"only the newest .ckpt file of a directory is exported, which is {newest}"
             raise UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, cause, remedy, path=path)
@@ -73,26 +73,26 @@ def _inside(path: Path, what: str, around: Path) -> UsageError:
 
 def _none_itself(path: Path) -> UsageError:
     """The sentence for a directory that is no checkpoint: a part of one, or what lies around some."""
-    found: dict[Path, list[Path]] = {}
-    for one in Scanner(most_seconds=_SCAN_SECONDS).find(path, on_error=lambda error: None):
-        found.setdefault(run_of(one.path), []).append(one.path)
-    if not found:
+    runs: dict[Path, list[Path]] = {}
+    for candidate in Scanner(most_seconds=_SCAN_SECONDS).find(path, on_error=lambda error: None):
+        runs.setdefault(run_of(candidate.path), []).append(candidate.path)
+    if not runs:
         around = None if is_checkpoint_name(path.name) else checkpoint_around(path)
         if around is not None:
             return _inside(path, "a folder", around)
         return UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, "it contains neither an adapter nor model weights", _FORMS, path=path)
-    for checkpoints in found.values():
+    for checkpoints in runs.values():
         checkpoints.sort(key=_order)
-    if len(found) > 1:
-        count = sum(map(len, found.values()))
-        latest = [f"`{_command(checkpoints[-1])}`" for _, checkpoints in sorted(found.items())]
+    if len(runs) > 1:
+        count = sum(map(len, runs.values()))
+        latest = [f"`{_command(checkpoints[-1])}`" for _, checkpoints in sorted(runs.items())]
         return UsageError(
-            FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is not a checkpoint; it contains {count} checkpoints of {len(found)} runs",
+            FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is not a checkpoint; it contains {count} checkpoints of {len(runs)} runs",
             f"give one of them; the latest of each run: {_listed(latest)} (`ckptd explain {shlex.quote(str(path))}` shows all)",
             path=path,
         )  # fmt: skip
-    (inside,) = found.values()
-    names = [str(one.relative_to(path)) for one in reversed(inside)]
+    (inside,) = runs.values()
+    names = [str(checkpoint.relative_to(path)) for checkpoint in reversed(inside)]
     return UsageError(
         FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is not a checkpoint; it contains {_listed(names)}",
         f"give the one that you want; for the latest: `{_command(inside[-1])}`", path=path,
@@ -104,7 +104,7 @@ def _command(checkpoint: Path) -> str:
 
 
 def _order(checkpoint: Path) -> tuple[bool, int, str]:
-    """In the order of training: what has no number was written at its end."""
+    """The place in the order of training: what has no number was written at its end."""
     step = step_of(checkpoint)
     return step is None, step or 0, checkpoint.name
 

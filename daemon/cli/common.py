@@ -51,8 +51,8 @@ def configuration_of(config: Path | None, *, of_daemon: bool = False) -> Path | 
     """
     if config is None and os.environ.get("CKPTD_CONFIG"):
         config = Path(os.environ["CKPTD_CONFIG"])
-    config = config or next((one for one in (own_config(), SYSTEM_CONFIG) if one.exists()), None)
-    return _of_the_one_that_runs() if config is None and of_daemon else config
+    config = config or next((file for file in (own_config(), SYSTEM_CONFIG) if file.exists()), None)
+    return _config_of_running() if config is None and of_daemon else config
 
 
 def load_settings(
@@ -167,7 +167,7 @@ def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
 
 def _closed(folder: Path) -> Path | None:
     """The folder on the way to a state directory that this user may not enter."""
-    return next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+    return next((parent for parent in (folder, *folder.parents) if os.path.isdir(parent) and not os.access(parent, os.X_OK)), None)
 
 
 def _nothing_found() -> UsageError:
@@ -184,25 +184,25 @@ def _is_writable(folder: Path) -> bool:
     return os.access(nearest_existing(folder), os.W_OK | os.X_OK)
 
 
-def _of_the_one_that_runs() -> Path | None:
+def _config_of_running() -> Path | None:
     from daemon.config.instances import running
 
-    found = [one for one in running() if one.trusted]
-    if len(found) > 1:
-        listing = "\n".join(f"  {command_for(one)}" for one in found) + "\n"
+    daemons = [daemon for daemon in running() if daemon.trusted]
+    if len(daemons) > 1:
+        listing = "\n".join(f"  {command_for(daemon)}" for daemon in daemons) + "\n"
         raise UsageError(
-            FaultCode.SEVERAL_DAEMONS, "choose a daemon", f"{len(found)} run here:\n{listing}",
+            FaultCode.SEVERAL_DAEMONS, "choose a daemon", f"{len(daemons)} run here:\n{listing}",
             "give the configuration of one with --config"
         )  # fmt: skip
-    return found[0].config if found else None
+    return daemons[0].config if daemons else None
 
 
-def command_for(one: Instance, verb: str = "status") -> str:
+def command_for(daemon: Instance, verb: str = "status") -> str:
     """The command line that asks a certain daemon."""
-    user = "" if one.trusted and one.user in (os.geteuid(), 0) else f"sudo -u {shlex.quote(one.user_name)} "
-    if one.config is None:
-        return f"{user}env CKPTD_STATE__DIRECTORY={shlex.quote(str(one.state))} ckptd {verb}"
-    return f"{user}ckptd {verb} --config {shlex.quote(str(one.config))}"
+    user = "" if daemon.trusted and daemon.user in (os.geteuid(), 0) else f"sudo -u {shlex.quote(daemon.user_name)} "
+    if daemon.config is None:
+        return f"{user}env CKPTD_STATE__DIRECTORY={shlex.quote(str(daemon.state))} ckptd {verb}"
+    return f"{user}ckptd {verb} --config {shlex.quote(str(daemon.config))}"
 
 
 def no_access(path: Path) -> UsageError:

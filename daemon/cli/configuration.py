@@ -94,11 +94,11 @@ def show(
     rows = [(names, value) for names, value in rows if not changed or origins[names] != layers.DEFAULT]
     if json_:
         print_json({
-            "files": [str(one) for one, _ in files.each],
+            "files": [str(file) for file, _ in files.each],
             "values": {".".join(names): {"value": value, "origin": origins[names]} for names, value in rows},
         })  # fmt: skip
         return
-    named = ", ".join(str(one) for one, _ in files.each) or "no file; these are the defaults"
+    named = ", ".join(str(file) for file, _ in files.each) or "no file; these are the defaults"
     width = width_of(terminal())
     say_lines("\n".join([*_comment(named, width), *_tables(rows, origins, width)]))
 
@@ -116,12 +116,12 @@ def preset(
         raise UsageError(FaultCode.CONFIG_INVALID, "show the preset", cause, "use one of those")
     chosen = [name] if name else list(PRESETS)
     if json_:
-        print_json({one: {"about": PRESETS[one].about, "values": PRESETS[one].make()} for one in chosen})
+        print_json({choice: {"about": PRESETS[choice].about, "values": PRESETS[choice].make()} for choice in chosen})
         return
-    for one in chosen:
+    for choice in chosen:
         width = width_of(terminal())
-        heading = _comment(f"preset = {json.dumps(one)}: {PRESETS[one].about}", width)
-        say_lines("\n".join([*([""] if one != chosen[0] else []), *heading, *_tables(_leaves(PRESETS[one].make()), {}, width)]))
+        heading = _comment(f"preset = {json.dumps(choice)}: {PRESETS[choice].about}", width)
+        say_lines("\n".join([*([""] if choice != chosen[0] else []), *heading, *_tables(_leaves(PRESETS[choice].make()), {}, width)]))
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
@@ -141,10 +141,10 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
     title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
     message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
     sender = Sender()
-    waiting = {one.place: sender.begin(one.url, message) for one in receivers}
-    while any(one.poll() is None for one in waiting.values()):
+    waiting = {receiver.place: sender.begin(receiver.url, message) for receiver in receivers}
+    while any(sending.poll() is None for sending in waiting.values()):
         time.sleep(0.05)
-    answers = {place: outcome.error for place, one in waiting.items() if (outcome := one.poll()) is not None}
+    answers = {place: outcome.error for place, sending in waiting.items() if (outcome := sending.poll()) is not None}
     sender.end()
     if json_:
         print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
@@ -191,7 +191,7 @@ def _comment(text: str, width: int | None) -> list[str]:
 def _in_lines(name: str, value: Any, line: str, width: int) -> list[str]:
     """A value that is wider than the terminal: TOML lets a list have its entries in lines of their own; nothing else can be broken."""
     if isinstance(value, list) and value and cell_len(line) > width:
-        return [f"{name} = [", *(f"  {_value(one)}," for one in value), "]"]
+        return [f"{name} = [", *(f"  {_value(item)}," for item in value), "]"]
     return [line]
 
 

@@ -74,15 +74,15 @@ def convert(
             raise (Retryable if answer.transient else Permanent)(**answer.fault.model_dump())
         assert answer.conversion is not None
         _publish(staging, target)
-    found = answer.conversion.model_copy(update={"source": str(source), "target": str(target)})
+    conversion = answer.conversion.model_copy(update={"source": str(source), "target": str(target)})
     if json_:
-        print_json(found.model_dump(mode="json"))
+        print_json(conversion.model_dump(mode="json"))
     else:
-        print_conversion(found)
+        print_conversion(conversion)
 
 
 def _export(source: Path, target: Path, settings: Settings, *, json_: bool) -> None:
-    """`ckptd export` of a whole model."""
+    """Export a whole model, as `ckptd export` does."""
     from daemon.cli.export import export_now
 
     try:
@@ -96,7 +96,7 @@ def _export(source: Path, target: Path, settings: Settings, *, json_: bool) -> N
 
 
 def _checked(source: Path, target: Path) -> tuple[Path, Path]:
-    """Both as absolute paths. UsageError where they can't be what they are meant for."""
+    """Return both as absolute paths. Raises UsageError where they can't be what they are meant for."""
     source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
     if not source.is_dir():
         cause = "it is a file" if source.is_file() else "there is no such directory"

@@ -85,13 +85,13 @@ def export_now(
     Raises UsageError for a path that is no checkpoint, Permanent for one that is incomplete or damaged (nothing is written) or can't be
     merged with what is to be added, Retryable when disk or memory are lacking now.
     """
-    found = checkpoint_at(Path(os.path.abspath(checkpoint)))
-    if not found.complete:
-        raise Permanent(**damaged(found, then="then run the same command again").model_dump())
-    settings = _adjusted(settings, found, output, base)
-    checkpoint = found.path
+    inspection = checkpoint_at(Path(os.path.abspath(checkpoint)))
+    if not inspection.complete:
+        raise Permanent(**damaged(inspection, then="then run the same command again").model_dump())
+    settings = _adjusted(settings, inspection, output, base)
+    checkpoint = inspection.path
     if add:
-        if found.method == FULL:
+        if inspection.method == FULL:
             raise Permanent(
                 FaultCode.ADAPTERS_NOT_ADDITIVE, "use --add",
                 "the checkpoint is a whole model without an adapter, and --add is for adapters over one base",
@@ -102,19 +102,19 @@ def export_now(
     state = foreground_state(settings.state_directory, checkpoint)
     with _opened(settings, state, checkpoint) as parts:
         logs.say_closed(parts.paths.closed)
-        job, finished = _enter(parts, found, force=force)
-        view = ExportView(found, parts.paths.log, quiet=quiet)
+        job, finished = _enter(parts, inspection, force=force)
+        view = ExportView(inspection, parts.paths.log, quiet=quiet)
         if finished:
             view.say("already exported; --force makes it again")
         else:
             if not settings.toolchains.auto_install:
-                for told in lacking_for(settings.variants, Toolchains(settings.state_directory)):
-                    view.say(f"{told}.")  # now, and not when the other variants are made
+                for sentence in lacking_for(settings.variants, Toolchains(settings.state_directory)):
+                    view.say(f"{sentence}.")  # now, and not when the other variants are made
             _work(parts, job, view)
         status = next(row for row in snapshot(state).jobs if row.id == job)
         if status.state != "succeeded":
-            for told in packages.unsuitable():
-                view.say(f"{told}.")
+            for sentence in packages.unsuitable():
+                view.say(f"{sentence}.")
     report = Path(status.target) / "report.json"
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)
@@ -141,9 +141,9 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
         raise Retryable(FaultCode.ALREADY_RUNNING, "export", cause, remedy, path=checkpoint) from None
 
 
-def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: Path | None) -> Settings:
+def _adjusted(settings: Settings, inspection: Inspection, output: Path | None, base: Path | None) -> Settings:
     """The command line over the configuration; output never goes into the checkpoint."""
-    checkpoint = found.path
+    checkpoint = inspection.path
     if output is not None:
         settings = settings.model_copy(
             update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": Path(os.path.abspath(output))})}
@@ -168,7 +168,7 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
                 "give the folder of the base model",
                 path=base,
             )
-        name = found.base_name or ""
+        name = inspection.base_name or ""
         mapped = {**settings.base.map, name: base.absolute()}
         settings = settings.model_copy(update={"base": BaseModelSettings(search=settings.base.search, map=mapped)})
     return settings
@@ -181,7 +181,7 @@ def _why_not_in(folder: Path, checkpoint: Path, roots: Sequence[Path]) -> str | 
     around = (folder, *folder.parents)
     if checkpoint in around:
         return "the checkpoint, where only the trainer may write"
-    export = next((one for one in around if os.path.isfile(one / MANIFEST)), None)
+    export = next((place for place in around if os.path.isfile(place / MANIFEST)), None)
     return None if export is None else f"the export {export}, and go when that is replaced"
 
 
@@ -202,23 +202,23 @@ def _added(text: str) -> AddedAdapter:
         ) from None
 
 
-def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
+def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> tuple[str, bool]:
     """The job of this checkpoint, and whether it is finished and published.
 
     An interrupted job goes on and a good one is left unless forced, if it is for the same output and of the same base; every other is made
     afresh. UsageError where variants that another configuration published there would be lost.
     """
-    root, run = _run_and_root(parts.settings, found.path)
-    intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
+    root, run = _run_and_root(parts.settings, inspection.path)
+    intake, journal, seen = parts.intake, parts.journal, fingerprint(inspection.path)
     try:
-        candidate = intake.pin(root, run, found, seen)
+        candidate = intake.pin(root, run, inspection, seen)
     except Moved:
         raise Retryable(
             FaultCode.STILL_WRITTEN,
             "export",
             "the checkpoint changes while it is read",
             "wait until the trainer has written it completely",
-            path=found.path,
+            path=inspection.path,
         ) from None
     except OSError as error:
         raise from_oserror(error, "pin the checkpoint") from error
@@ -252,7 +252,7 @@ def _output_of(earlier: Path, target: Path, paths: Paths) -> Path:
 
 
 def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None:
-    """UsageError where variants of this checkpoint that were published in `target` would not be in the new export.
+    """Raise UsageError where variants of this checkpoint that were published in `target` would not be in the new export.
 
     The same job makes the same again. What takes the place of a variant that is not exact enough is none that somebody asked for.
     """
@@ -260,7 +260,7 @@ def _refuse_loss(settings: Settings, candidate: Candidate, target: Path) -> None
     files = manifest.get("files")
     if manifest.get("export_id") == candidate.job or candidate.reference.other_than(manifest) or not isinstance(files, list):
         return
-    paths = (str(one.get("path", "")).partition("/") for one in files if isinstance(one, dict))
+    paths = (str(file.get("path", "")).partition("/") for file in files if isinstance(file, dict))
     published = {folder for folder, slash, _ in paths if folder and slash and folder != REJECTED}
     if lost := sorted(published - {*with_fallbacks(settings.variants)}):
         remove_tree(candidate.pin)

@@ -33,7 +33,7 @@ class Filter:
 
     @classmethod
     def of(cls, run: str, states: Sequence[str], since: str) -> Filter:
-        """From what the options say. Raises UsageError for a state or a time that is none."""
+        """Make it from what the options say. Raises UsageError for a state or a time that is none."""
         for state in states:
             if state not in STATES:
                 raise UsageError(FaultCode.BAD_OPTION, "use --state", f"{state!r} is not a state", f"give one of {', '.join(STATES)}")

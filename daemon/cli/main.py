@@ -267,11 +267,11 @@ def status(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print_daemons(found: list[Instance], *, json_: bool) -> None:
+def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:
     rows = [
-        {"config": one.config and str(one.config), "state_directory": str(one.state), "pid": one.pid, "user": one.user_name,
-         "command": command_for(one)}
-        for one in found
+        {"config": daemon.config and str(daemon.config), "state_directory": str(daemon.state), "pid": daemon.pid, "user": daemon.user_name,
+         "command": command_for(daemon)}
+        for daemon in daemons
     ]  # fmt: skip
     if json_:
         print_json({"daemons": rows})

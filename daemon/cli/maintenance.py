@@ -48,26 +48,26 @@ def verify_command(
 
     wanted = to_verify(path or settings.output.directory)
     with _progress([export for export, _ in wanted], quiet=json_) as on_bytes:
-        found = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
+        results = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
     if json_:
-        print_json({"sound": all(one.sound for one in found), "exports": [_with_verdict(one) for one in found]})
+        print_json({"sound": all(result.sound for result in results), "exports": [_with_verdict(result) for result in results]})
     else:
-        for one in found:
-            _print_verification(one)
-    if not all(one.sound for one in found):
+        for result in results:
+            _print_verification(result)
+    if not all(result.sound for result in results):
         raise typer.Exit(1)
 
 
-def _with_verdict(one: Verification) -> Json:
-    return {"sound": one.sound, **dataclasses.asdict(one)}
+def _with_verdict(verification: Verification) -> Json:
+    return {"sound": verification.sound, **dataclasses.asdict(verification)}
 
 
-def _print_verification(one: Verification) -> None:
+def _print_verification(verification: Verification) -> None:
     from daemon.system.box import human
 
-    state = "sound" if one.sound else f"{len(one.problems)} difference{'' if len(one.problems) == 1 else 's'}"
-    say(f"{one.folder}: {state} ({one.files} files, {human(one.bytes)}, {one.seconds:.1f} s)")
-    for problem in one.problems:
+    state = "sound" if verification.sound else f"{len(verification.problems)} difference{'' if len(verification.problems) == 1 else 's'}"
+    say(f"{verification.folder}: {state} ({verification.files} files, {human(verification.bytes)}, {verification.seconds:.1f} s)")
+    for problem in verification.problems:
         say(f"  {problem.sentence()}")
 
 
@@ -97,13 +97,13 @@ def fsck_command(
     json_: JsonOption = False,
 ) -> None:
     """Check journal and disk: find what is lost, duplicated or half finished. Exit code 1: there is a problem."""
-    found = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
+    states = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
     if json_:
-        print_json({"sound": not any(one.findings for one in found), "states": found})
+        print_json({"sound": not any(findings.findings for findings in states), "states": states})
     else:
-        for one in found:
-            _print_findings(one)
-    if any(one.findings for one in found):
+        for findings in states:
+            _print_findings(findings)
+    if any(findings.findings for findings in states):
         raise typer.Exit(1)
 
 
@@ -123,12 +123,12 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
     return examine(state, settings.output.directory, pins, quiescent=not is_locked(paths.lock), deep=deep)
 
 
-def _print_findings(one: Findings) -> None:
-    summary = f"{len(one.findings)} findings" if one.findings else "no problems found"
-    say(f"{one.state}: {summary} ({one.jobs} jobs, {one.exports} exports, {one.seconds:.1f} s)")
-    for finding in one.findings:
+def _print_findings(findings: Findings) -> None:
+    summary = f"{len(findings.findings)} findings" if findings.findings else "no problems found"
+    say(f"{findings.state}: {summary} ({findings.jobs} jobs, {findings.exports} exports, {findings.seconds:.1f} s)")
+    for finding in findings.findings:
         say(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
-    for note in one.notes:
+    for note in findings.notes:
         say(f"  note: {note.job + ': ' if note.job else ''}{note.text} ({note.path})")
 
 
@@ -162,7 +162,7 @@ def prune_command(
     kept = [(export, reason) for export, reason in plan_removal(exports, rules, moment, settings.select).kept if export.path not in gone]
     if json_:
         print_json({
-            "dry_run": dry_run, "freed": sum(one.freed for one in removed), "removed": removed,
+            "dry_run": dry_run, "freed": sum(removal.freed for removal in removed), "removed": removed,
             "kept": [{"path": export.path, "run": export.run, "step": export.step, "reason": reason} for export, reason in kept],
         })  # fmt: skip
     else:
@@ -175,20 +175,20 @@ def _busy(state: Path) -> set[str]:
     from daemon.journal.database import reading
     from daemon.journal.overview import open_ids
 
-    found: set[str] = set()
+    ids: set[str] = set()
     for folder in _states(state):
         journal = StatePaths(folder).journal
         if journal.exists():
             with reading(journal) as connection:
-                found |= open_ids(connection)
-    return found
+                ids |= open_ids(connection)
+    return ids
 
 
 def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, dry_run: bool) -> None:
     from daemon.system.box import human
 
-    for one in removed:
-        say(f"{'would remove' if dry_run else 'removed'} {one.path} ({human(one.freed)})")
+    for removal in removed:
+        say(f"{'would remove' if dry_run else 'removed'} {removal.path} ({human(removal.freed)})")
     for export, reason in kept:
         say(f"kept {export.path}: {reason}")
-    say(f"{len(removed)} exports, {human(sum(one.freed for one in removed))} {'would be freed' if dry_run else 'freed'}")
+    say(f"{len(removed)} exports, {human(sum(removal.freed for removal in removed))} {'would be freed' if dry_run else 'freed'}")

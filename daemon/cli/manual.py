@@ -57,12 +57,12 @@ def page() -> str:
     group: Any = typer.main.get_command(app)
     for words, command in _verbs(group):
         lines += [".SS " + _usage(words, command), _text(command.help or "")]
-        for one in command.params:
-            if one.help and not one.hidden:
-                lines += [".TP", _label(one), _text(one.help)]
+        for parameter in command.params:
+            if parameter.help and not parameter.hidden:
+                lines += [".TP", _label(parameter), _text(parameter.help)]
     lines.append(".SH OPTIONS")
-    for one in group.params:
-        lines += [".TP", _label(one), _text(one.help)]
+    for parameter in group.params:
+        lines += [".TP", _label(parameter), _text(parameter.help)]
     for title, rows in (("EXIT STATUS", _EXITS), ("ENVIRONMENT", _ENVIRONMENT), ("FILES", _FILES)):
         lines.append(f".SH {title}")
         for name, meaning in rows:
@@ -82,20 +82,20 @@ def _verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _usage(words: tuple[str, ...], command: Any) -> str:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    told = [_value(one) if one.required else f"[{_value(one)}]" for one in arguments]
-    return _text(" ".join(["ckptd", *words, *told]))
+    arguments = [argument for argument in command.params if argument.param_type_name == "argument"]
+    shown = [_value(argument) if argument.required else f"[{_value(argument)}]" for argument in arguments]
+    return _text(" ".join(["ckptd", *words, *shown]))
 
 
-def _label(one: Any) -> str:
-    if one.param_type_name == "argument":
-        return f"\\fI{_text(_value(one))}\\fR"
-    value = "" if one.is_flag else f" \\fI{_text(_value(one))}\\fR"
-    return ", ".join(f"\\fB{_text(name)}\\fR" for name in (*one.opts, *one.secondary_opts)) + value
+def _label(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"\\fI{_text(_value(parameter))}\\fR"
+    value = "" if parameter.is_flag else f" \\fI{_text(_value(parameter))}\\fR"
+    return ", ".join(f"\\fB{_text(name)}\\fR" for name in (*parameter.opts, *parameter.secondary_opts)) + value
 
 
-def _value(one: Any) -> str:
-    return str(one.metavar or one.name.strip("_").upper())
+def _value(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.strip("_").upper())
 
 
 def _text(text: str) -> str:

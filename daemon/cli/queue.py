@@ -74,9 +74,9 @@ def refuse_unknown(state: Path, wanted: str) -> None:
     raise _not_one(wanted, [])
 
 
-def _not_one(wanted: str, found: Sequence[str]) -> UsageError:
-    listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
-    cause = f"{len(found)} jobs are meant by {wanted!r}: {listed}" if found else f"no job's id begins or ends with {wanted!r}"
+def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
+    listed = ", ".join(matches[:_LISTED]) + (f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else "")
+    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else f"no job's id begins or ends with {wanted!r}"
     return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
 
 
@@ -107,14 +107,14 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
     existing(settings.state_directory)
     if not jobs and not failed:
         raise typer.BadParameter("name a job, or give --failed for all exports that failed; `ckptd list` shows the ids")
-    found = [find_job(settings.state_directory, job).id for job in jobs or ()]
-    found += failed_ids(settings.state_directory) if failed else []
+    chosen = [find_job(settings.state_directory, job).id for job in jobs or ()]
+    chosen += failed_ids(settings.state_directory) if failed else []
     if change := unread_change(settings.state_directory):
         say_error(f"ckptd: {printable(change)}")
-    if not found:
+    if not chosen:
         say("No export has failed.")
     refused: list[UsageError] = []
-    for job in dict.fromkeys(found):
+    for job in dict.fromkeys(chosen):
         try:
             retry_job(settings, job)
         except UsageError as error:
@@ -130,11 +130,11 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
     state = daemon_state(config)
-    found = find_job(state, job)
+    details = find_job(state, job)
     with _journal(state) as journal:
-        if not journal.controls.cancel(found.id, "cancelled by hand"):
-            raise _refuse(found, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
-    say(f"{found.id} is cancelled; to continue it, run `ckptd retry {found.id}`.")
+        if not journal.controls.cancel(details.id, "cancelled by hand"):
+            raise _refuse(details, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
+    say(f"{details.id} is cancelled; to continue it, run `ckptd retry {details.id}`.")
 
 
 def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
@@ -145,11 +145,11 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
             say(f"The queue {said}; `ckptd resume` continues it.")
             return
-        found = find_job(state, job)
-        if found.state not in OPEN:
-            raise _refuse(found, "pause", "pause only an export that waits or runs")
-        said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
-        say(f"{found.id} {said}; `ckptd resume {found.id}` continues it.")
+        details = find_job(state, job)
+        if details.state not in OPEN:
+            raise _refuse(details, "pause", "pause only an export that waits or runs")
+        said = "is paused now" if journal.controls.pause(details.id, True) else "was paused already"
+        say(f"{details.id} {said}; `ckptd resume {details.id}` continues it.")
 
 
 def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
@@ -159,18 +159,18 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
         if job is None:
             say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
-        found = find_job(state, job)
-        say(f"{found.id} continues." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
+        details = find_job(state, job)
+        say(f"{details.id} continues." if journal.controls.pause(details.id, False) else f"{details.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Move a waiting export to the front of the queue."""
     state = daemon_state(config)
-    found = find_job(state, job)
+    details = find_job(state, job)
     with _journal(state) as journal:
-        if not journal.controls.prefer(found.id):
-            raise _refuse(found, "put first", "use `ckptd first` only for an export that waits")
-    say(f"{found.id} is next{' after it is resumed' if found.paused else ''}.")
+        if not journal.controls.prefer(details.id):
+            raise _refuse(details, "put first", "use `ckptd first` only for an export that waits")
+    say(f"{details.id} is next{' after it is resumed' if details.paused else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:

@@ -78,14 +78,14 @@ def init(
     if not dry_run:
         first_config.refuse_existing(target, force=force)
     services = first_config.services(notify)
-    found = None if root and base else _look()
+    proposal = None if root and base else _look()
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     system = target == SYSTEM_CONFIG
     given: dict[str, Any] = {
         "watch.roots": _paths(root or ()), "base.search": _paths(base or ()), "output.directory": output and _paths([output])[0],
         "export.variants": list(variant or ()), **services,
     }  # fmt: skip
-    chosen = _asked(given, found, system=system) if asks else _proposed(given, found, system=system, yes=yes)
+    chosen = _asked(given, proposal, system=system) if asks else _proposed(given, proposal, system=system, yes=yes)
     roots, folder = chosen["watch"]["roots"], chosen["output"]["directory"]
     first_config.refuse_unusable(first_config.text(chosen), chosen)
     if urls := chosen.get("notify", {}).pop("urls", ()):
@@ -110,25 +110,25 @@ def _look() -> Proposal:
     from daemon.installing.discovery import look
 
     say_error("Looking for trainings and models on this machine …")
-    found = look()
-    for one in found.roots:
-        ago = duration(max(0.0, time.time() - one.newest))
-        say_error(f"  {one.path}: {one.runs} run{'s' if one.runs != 1 else ''}, the newest checkpoint {ago} old")
-    for folder in found.searched:
+    proposal = look()
+    for root in proposal.roots:
+        ago = duration(max(0.0, time.time() - root.newest))
+        say_error(f"  {root.path}: {root.runs} run{'s' if root.runs != 1 else ''}, the newest checkpoint {ago} old")
+    for folder in proposal.searched:
         say_error(f"  {folder}: base models")
-    for name, folder in found.mapped:
+    for name, folder in proposal.mapped:
         say_error(f"  {name}: {folder}")
-    for name in found.missing:
+    for name in proposal.missing:
         say_error(f"  {name}: a base that checkpoints name, but it was not found; give its folder with --base")
-    return found
+    return proposal
 
 
-def _proposed(given: dict[str, Any], found: Proposal | None, *, system: bool, yes: bool) -> dict[str, dict[str, Any]]:
+def _proposed(given: dict[str, Any], proposal: Proposal | None, *, system: bool, yes: bool) -> dict[str, dict[str, Any]]:
     """What was given by options, and for the rest what is proposed. Raises UsageError where no root is known."""
     from daemon.installing.discovery import places
 
     roots = given["watch.roots"]
-    proposed = [one.path for one in found.roots] if found else []
+    proposed = [root.path for root in proposal.roots] if proposal else []
     if not roots and yes and not proposed:
         raise UsageError(
             FaultCode.CONFIG_MISSING, "make a configuration",
@@ -142,27 +142,27 @@ def _proposed(given: dict[str, Any], found: Proposal | None, *, system: bool, ye
         )  # fmt: skip
     values = {**given, "watch.roots": roots or proposed}
     for key in ("base.search", "output.directory", "export.variants"):
-        values[key] = given[key] or _default(key, values, found, system=system)
-    return _sections(values, found)
+        values[key] = given[key] or _default(key, values, proposal, system=system)
+    return _sections(values, proposal)
 
 
-def _default(key: str, values: dict[str, Any], found: Proposal | None, *, system: bool) -> Any:
+def _default(key: str, values: dict[str, Any], proposal: Proposal | None, *, system: bool) -> Any:
     """What is proposed for a key when the ones before it are known."""
     from daemon.contract.jobs.options import ExportOptions
     from daemon.installing.places import output_beside
 
     if key == "watch.roots":
-        return [one.path for one in found.roots] if found else []
+        return [root.path for root in proposal.roots] if proposal else []
     if key == "base.search":
-        return list(found.searched) if found else []
+        return list(proposal.searched) if proposal else []
     if key == "output.directory":
         return output_beside(values["watch.roots"], system=system)
     return list(ExportOptions().variants) if key == "export.variants" else []
 
 
-def _sections(values: dict[str, Any], found: Proposal | None) -> dict[str, dict[str, Any]]:
+def _sections(values: dict[str, Any], proposal: Proposal | None) -> dict[str, dict[str, Any]]:
     """The values by section, without notifications where none are wanted; with the bases that lie in a cache."""
-    chosen: dict[str, dict[str, Any]] = {"base": {"map": dict(found.mapped)} if found and found.mapped else {}}
+    chosen: dict[str, dict[str, Any]] = {"base": {"map": dict(proposal.mapped)} if proposal and proposal.mapped else {}}
     for name, value in values.items():
         section, _, key = name.partition(".")
         if value or section != "notify":
@@ -170,14 +170,14 @@ def _sections(values: dict[str, Any], found: Proposal | None) -> dict[str, dict[
     return chosen
 
 
-def _asked(given: dict[str, Any], found: Proposal | None, *, system: bool) -> dict[str, dict[str, Any]]:
+def _asked(given: dict[str, Any], proposal: Proposal | None, *, system: bool) -> dict[str, dict[str, Any]]:
     """What was given by options, and for the rest what is answered; an answer that can't be used is asked for again."""
     from daemon.installing import first_config
 
     def refuse_unusable(values: dict[str, Any]) -> None:
         """Raise UsageError for values that can't be used. What is not known yet counts as proposed."""
-        rest = {key: values.get(key) or given[key] or _default(key, values, found, system=system) for key in given}
-        chosen = _sections({**rest, **values}, found)
+        rest = {key: values.get(key) or given[key] or _default(key, values, proposal, system=system) for key in given}
+        chosen = _sections({**rest, **values}, proposal)
         first_config.refuse_unusable(first_config.text(chosen), chosen)
 
     refuse_unusable({"watch.roots": given["watch.roots"] or [_ANY_ROOT]})  # else every answer would be refused for an option's sake
@@ -187,7 +187,7 @@ def _asked(given: dict[str, Any], found: Proposal | None, *, system: bool) -> di
         if given[key] or (key == "notify.urls" and given["notify.urls_file"]):
             values[key] = given[key]
             continue
-        proposed = _default(key, values, found, system=system)
+        proposed = _default(key, values, proposal, system=system)
         while True:
             answer = _words(question, proposed if isinstance(proposed, list) else [proposed])
             if key == "watch.roots" and not answer:
@@ -205,7 +205,7 @@ def _asked(given: dict[str, Any], found: Proposal | None, *, system: bool) -> di
                 continue
             values[key] = value
             break
-    return _sections(values, found)
+    return _sections(values, proposal)
 
 
 def _words(question: str, proposed: list[Any]) -> list[str]:
@@ -222,7 +222,7 @@ def _words(question: str, proposed: list[Any]) -> list[str]:
 
 
 def _paths(given: Any) -> list[Path]:
-    return [Path(one).expanduser().absolute() for one in given if str(one)]
+    return [Path(path).expanduser().absolute() for path in given if str(path)]
 
 
 def install_service(
@@ -285,7 +285,7 @@ def install_service(
 
         plan = service.for_system(box, settings, path, wishes, page())
     if dry_run:
-        say_lines("\n".join([*(f"# {note}" for note in plan.notes), *(one.as_shell() for one in plan.actions)]) or "# nothing to do")
+        say_lines("\n".join([*(f"# {note}" for note in plan.notes), *(action.as_shell() for action in plan.actions)]) or "# nothing to do")
         return
     for note in plan.notes:
         say_error(f"Note: {note}.")
@@ -313,7 +313,7 @@ def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
         say("Nothing to undo: this command has installed nothing here.")
     elif dry_run:
         lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
-        say_lines("\n".join([*lines, *(one.as_shell() for one in after), shlex.join(("rm", str(record)))]))
+        say_lines("\n".join([*lines, *(action.as_shell() for action in after), shlex.join(("rm", str(record)))]))
     elif actions.undo(record, after, say):
         say("The installation is undone. Configuration, state and exports are kept.")
     else:

@@ -44,7 +44,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json({"toolchains": value})
         return
     for name, row in value.items():
-        size = human(sum(one.size for one in row.folders))
+        size = human(sum(folder.size for folder in row.folders))
         there = f", of which {human(row.downloaded)} are there already" if row.downloaded else ""
         missing = f"{row.state}; `{row.command}` installs it: {row.costs}{there}" if row.command else row.state
         hint = f"installed, {size}" if row.installed else missing
@@ -65,7 +65,7 @@ def install(
     settings = load_settings(config)
     chains, started = _chains(settings), time.monotonic()
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         say_error(f"{time.monotonic() - started:6.1f} s  {line}")
 
     for name in names:
@@ -73,11 +73,11 @@ def install(
     made = []
     for name in dict.fromkeys(names):
         reserve, installer = int(settings.limits.disk_reserve), settings.toolchains.installer
-        made.append(make(chains, name, told, reserve=reserve, again=again, installer=installer))
+        made.append(make(chains, name, report, reserve=reserve, again=again, installer=installer))
         if not json_:
             _show(made[-1], "is installed", as_json=False)
     if json_:
-        print_json({"toolchains": [_row(one) for one in made]})
+        print_json({"toolchains": [_row(installed) for installed in made]})
 
 
 @_app.command()
@@ -103,26 +103,26 @@ def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Test all installed toolchains. Exit code 1: one of them no longer works."""
     from daemon.toolchains.install import examine_all
 
-    found = examine_all(_chains(load_settings(config)))
+    examinations = examine_all(_chains(load_settings(config)))
     if json_:
-        print_json({"toolchains": found})
+        print_json({"toolchains": examinations})
     else:
-        for one in found:
-            say(f"{one.name} works" if one.works else f"{one.name}: {one.error}")
-        if not found:
+        for examination in examinations:
+            say(f"{examination.name} works" if examination.works else f"{examination.name}: {examination.error}")
+        if not examinations:
             say("No toolchain is installed; `ckptd toolchain list` shows which there are.")
-    if not all(one.works for one in found):
+    if not all(examination.works for examination in examinations):
         raise typer.Exit(1)
 
 
-def _row(one: Installed) -> dict[str, Any]:
-    return {"folder": str(one.folder), **one.manifest.model_dump()}
+def _row(installed: Installed) -> dict[str, Any]:
+    return {"folder": str(installed.folder), **installed.manifest.model_dump()}
 
 
-def _show(one: Installed, said: str, *, as_json: bool) -> None:
+def _show(installed: Installed, said: str, *, as_json: bool) -> None:
     from daemon.system.box import human
 
     if as_json:
-        print_json(_row(one))
+        print_json(_row(installed))
     else:
-        say(f"{one.manifest.name} {said}: {human(one.manifest.size)} in {one.folder}, Python {one.manifest.python}")
+        say(f"{installed.manifest.name} {said}: {human(installed.manifest.size)} in {installed.folder}, Python {installed.manifest.python}")

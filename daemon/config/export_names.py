@@ -31,7 +31,7 @@ def folded(name: str) -> str:
 
 def marked(name: str, *origin: str) -> str:
     """The name with a digest of `origin` at its end, cut so that it is no longer than `LONGEST` bytes."""
-    mark = f"~{digest_of([ascii(one) for one in origin])[:MARK]}"
+    mark = f"~{digest_of([ascii(part) for part in origin])[:MARK]}"
     return _cut(name, LONGEST - len(mark)) + mark
 
 

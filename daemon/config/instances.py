@@ -75,8 +75,8 @@ def announced(config: Path | None, state: Path) -> Iterator[None]:
 
 def running() -> list[Instance]:
     """The daemons that run on this box, as far as this user can see them, in the order of their configurations."""
-    found = {one.pid: one for folder, trusted in _places() for one in _in(folder, trusted)}
-    return sorted(found.values(), key=lambda one: (str(one.config or ""), one.pid))
+    instances = {instance.pid: instance for folder, trusted in _places() for instance in _in(folder, trusted)}
+    return sorted(instances.values(), key=lambda instance: (str(instance.config or ""), instance.pid))
 
 
 def state_of(config: Path | None, otherwise: Path) -> Path:
@@ -87,7 +87,7 @@ def state_of(config: Path | None, otherwise: Path) -> Path:
 def known_state_of(config: Path | None) -> Path | None:
     """Where the state of the daemon that runs on a configuration lies; None where none runs, or several do that disagree."""
     wanted = _resolved(config)
-    states = {one.state for one in running() if one.trusted and one.config == wanted}
+    states = {instance.state for instance in running() if instance.trusted and instance.config == wanted}
     return states.pop() if len(states) == 1 else None
 
 
@@ -163,9 +163,9 @@ def _in(folder: Path, trusted: bool) -> Iterator[Instance]:
     except OSError:
         return
     for file in files:
-        one = _read(file, trusted)
-        if one is not None:
-            yield one
+        instance = _read(file, trusted)
+        if instance is not None:
+            yield instance
 
 
 def _read(file: Path, trusted: bool) -> Instance | None:

@@ -39,11 +39,11 @@ class Files:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All of them together."""
-        found: dict[str, Any] = {}
+        """All of them merged."""
+        merged: dict[str, Any] = {}
         for _, values in self.each:
-            found = over(found, values)
-        return found
+            merged = over(merged, values)
+        return merged
 
     @property
     def digest(self) -> str:
@@ -74,7 +74,7 @@ def read(path: Path | None) -> Files:
     """The files of a configuration. Raises UsageError for one that can't be read or parsed."""
     if path is None:
         return Files()
-    return Files(((path, _read_file(path)), *((one, _read_file(one, part=True)) for one in parts_of(path))))
+    return Files(((path, _read_file(path)), *((part, _read_file(part, part=True)) for part in parts_of(path))))
 
 
 def parts_of(path: Path) -> Iterator[Path]:
@@ -157,10 +157,10 @@ def _remedy_of_syntax(error: Exception) -> str:
 def _why_unread(path: Path, error: Exception) -> tuple[str, str]:
     """Why a file can't be read, and what to do."""
     if isinstance(error, IsADirectoryError):
-        inside = next((one for one in (path / "config.toml", path / "ckptd.toml") if one.is_file()), path / "config.toml")
+        inside = next((file for file in (path / "config.toml", path / "ckptd.toml") if file.is_file()), path / "config.toml")
         return "it is a folder, not a file", f"name the file, for example {inside}"
     if isinstance(error, NotADirectoryError):
-        file = next((one for one in path.parents if one.is_file()), path.parent)
+        file = next((parent for parent in path.parents if parent.is_file()), path.parent)
         return f"{file} is a file, and not a folder that could hold another file", "correct the path"
     if isinstance(error, PermissionError):
         return "this user may not read it", "give this user access to the file and its folders, or run the command as the file's owner"

@@ -37,7 +37,7 @@ class WrongValues(UsageError):
     """Keys or values of a configuration are wrong. `problems`: each as a line. `path`: the main file, if any."""
 
     def __init__(self, problems: Sequence[str], path: Path | None) -> None:
-        of_file = any(not any(one in problem.partition(":")[0] for one in ELSEWHERE) for problem in problems)
+        of_file = any(not any(place in problem.partition(":")[0] for place in ELSEWHERE) for problem in problems)
         problems = [censored(problem) for problem in problems]
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
@@ -73,7 +73,7 @@ def load(
         settings = Settings(**values)
     except ValidationError as error:
         named = {problem.partition(":")[0] for problem in problems}
-        others = [problem for problem in suggestions.problems_of(error, Settings) if not _is_told(problem, problems)]
+        others = [problem for problem in suggestions.problems_of(error, Settings) if not _was_reported(problem, problems)]
         problems += [problem for problem in others if problem.partition(":")[0] not in named]
         problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
@@ -109,7 +109,7 @@ def _with_urls(settings: Settings, *, needed: bool) -> tuple[Settings, str | Non
         notify = settings.notify.with_file(needed=needed)
     except ValueError as error:
         return settings, f"notify.urls_file: {error}"
-    keep([one.url for one in notify.receivers])
+    keep([receiver.url for receiver in notify.receivers])
     return settings.model_copy(update={"notify": notify}), None
 
 
@@ -134,24 +134,24 @@ def state_despite(path: Path | None) -> Path | None:
     return _with_state(settings, path, ask_running=True).state_directory
 
 
-def _is_told(problem: str, before: Sequence[str]) -> bool:
+def _was_reported(problem: str, before: Sequence[str]) -> bool:
     """Whether a key that is wrong came from a variable or an option that was said to name no setting."""
     key = problem.partition(":")[0]
     option, variable = option_for(key), variable_for(key, Settings, os.environ)
     names = f"--set {option} {ELSEWHERE[1]}:" if option else f"{variable} {ELSEWHERE[0]}:" if variable else None
-    return names is not None and any(one.startswith(names) for one in before)
+    return names is not None and any(other.startswith(names) for other in before)
 
 
 def _with_state(settings: Settings, path: Path | None, *, ask_running: bool) -> Settings:
     """The settings with the state directory that the service and the verbs agree on."""
-    found = settings.state_directory
+    state = settings.state_directory
     if settings.state.directory is None and state_of_service() is None:
-        found = state_of_system(path) or found
+        state = state_of_system(path) or state
     if ask_running and option_for("state.directory") is None and variable_for("state.directory", Settings, os.environ) is None:
-        found = instances.state_of(path, found)
-    if found == settings.state_directory:
+        state = instances.state_of(path, state)
+    if state == settings.state_directory:
         return settings
-    return settings.model_copy(update={"state": StateSettings(directory=found)})
+    return settings.model_copy(update={"state": StateSettings(directory=state)})
 
 
 def state_of_system(path: Path | None) -> Path | None:
@@ -187,8 +187,8 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
         value, default = merged.get(name), field.default
         sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
     settings = Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute())
-    told = all(item["loc"][:2] != ("export", "deploy") for item in error.errors())
-    return conflicts(settings, need_roots=need_roots, need_variants=told)
+    checked = all(item["loc"][:2] != ("export", "deploy") for item in error.errors())
+    return conflicts(settings, need_roots=need_roots, need_variants=checked)
 
 
 def _no_formats() -> str:
@@ -261,5 +261,5 @@ def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, float) and not math.isfinite(value):
         yield path, value
     elif isinstance(value, Mapping | list | tuple):
-        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _not_finite(one, f"{path}.{key}" if path else str(key))
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _not_finite(item, f"{path}.{key}" if path else str(key))

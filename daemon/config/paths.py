@@ -167,7 +167,7 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
 
 def file_on_the_way(folder: Path) -> Path | None:
     """What is at the place of a folder that is to be made, or of one above it, and is no directory; None where nothing is in the way."""
-    there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
+    there = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), None)
     return there if there is not None and os.path.exists(there) and not os.path.isdir(there) else None
 
 

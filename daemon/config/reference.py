@@ -83,21 +83,21 @@ class Table:
 
 def tables(text: str) -> list[Table]:
     """The tables of a documented configuration, in its order; keys before the first are in a table without a name."""
-    found, comment = [Table("")], list[str]()
+    rows, comment = [Table("")], list[str]()
     for line in text.splitlines():
         if line.startswith("# >>>") or line.startswith("# <<<") or not line.strip():
             comment = []
         elif line.startswith("#"):
             comment.append(line.removeprefix("#").strip())
         elif match := re.fullmatch(r"\[(.+)\]", line):
-            found.append(Table(match[1], " ".join(comment)))
+            rows.append(Table(match[1], " ".join(comment)))
             comment = []
         else:
             name, _, value = line.partition(" = ")
-            above = next((key.name for key in reversed(found[-1].keys) if not key.text.startswith("See `")), "")
-            found[-1].keys.append(Key(name, value, " ".join(comment) or f"See `{above}`."))
+            above = next((key.name for key in reversed(rows[-1].keys) if not key.text.startswith("See `")), "")
+            rows[-1].keys.append(Key(name, value, " ".join(comment) or f"See `{above}`."))
             comment = []
-    return found
+    return rows
 
 
 def page(text: str) -> str:
@@ -146,7 +146,7 @@ def _cell(text: str) -> str:
 
 def kind_of(info: FieldInfo) -> str:
     """The type of a key, with its bounds, in words."""
-    bounds = [f"{sign} {_plain(value)}" for one in info.metadata for sign, value in _bounds(one)]
+    bounds = [f"{sign} {_plain(value)}" for constraint in info.metadata for sign, value in _bounds(constraint)]
     return ", ".join([_kind(info.annotation), *bounds])
 
 
@@ -165,15 +165,15 @@ def _kind(annotation: Any) -> str:
     if origin is Annotated:
         return _kind(inner[0])
     if origin is Literal:
-        return " or ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in inner)
+        return " or ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in inner)
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind(one) for one in inner if one is not type(None))
+        return " or ".join(_kind(part) for part in inner if part is not type(None))
     if origin is tuple:
         return f"list of {_kind(inner[0])}"
     if origin is dict:
         return f"table of {_kind(inner[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "{ " + ", ".join(f"{name}: {kind_of(one)}" for name, one in annotation.model_fields.items()) + " }"
+        return "{ " + ", ".join(f"{name}: {kind_of(field)}" for name, field in annotation.model_fields.items()) + " }"
     return {ByteSize: "size", Path: "path", str: "text", SecretUrl: "URL", int: "whole number", float: "number", bool: "true or false"}[
         annotation
     ]

@@ -55,7 +55,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _a_number_is_no_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses true and false for a number, which would be taken for 1 and 0."""
+        """Refuse true and false for a number, which would be taken for 1 and 0."""
         kind = _NUMBERS.get(cls.model_fields[info.field_name or ""].annotation)
         if isinstance(value, bool) and kind:
             raise PydanticCustomError(f"{kind}_type", "is no number")
@@ -389,10 +389,10 @@ with warnings.catch_warnings():
         @classmethod
         def merged(cls, values: dict[str, Any]) -> dict[str, Any]:
             """`values` of the files over their preset and below the environment and the command line, not validated."""
-            found = values_of(cls.preset_named_by(values))
+            merged = values_of(cls.preset_named_by(values))
             for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)(), CommandLine(cls)()):
-                found = over(found, source)
-            return found
+                merged = over(merged, source)
+            return merged
 
         @classmethod
         def preset_named_by(cls, values: dict[str, Any]) -> object:
@@ -434,8 +434,8 @@ with warnings.catch_warnings():
 
             def changed(values: BaseModel) -> dict[str, Any]:
                 fields = type(values).model_fields
-                found = {name: (old := getattr(values, name), absolute(old, field.metadata)) for name, field in fields.items()}
-                return {name: new for name, (old, new) in found.items() if new != old}
+                pairs = {name: (old := getattr(values, name), absolute(old, field.metadata)) for name, field in fields.items()}
+                return {name: new for name, (old, new) in pairs.items() if new != old}
 
             return self.model_copy(update=changed(self))
 

@@ -114,13 +114,13 @@ def option_for(key: str) -> str | None:
 
 def holds(values: Mapping[str, Any], key: str) -> bool:
     """Whether nested values have one for a dotted key; inside of a value, as of a list, that is the value's."""
-    found: Any = values
+    inner: Any = values
     for part in key.split("."):
-        if not isinstance(found, dict):
+        if not isinstance(inner, dict):
             return True
-        if part not in found:
+        if part not in inner:
             return False
-        found = found[part]
+        inner = inner[part]
     return True
 
 
@@ -143,9 +143,9 @@ def keep_secrets(values: Mapping[str, Any]) -> None:
         if name not in SECTIONS:
             _keep_credentials(name, value)
         elif isinstance(value, Mapping):
-            for key, one in value.items():
-                if key not in _NO_SECRETS or may_be_secret(one):
-                    keep(one)
+            for key, item in value.items():
+                if key not in _NO_SECRETS or may_be_secret(item):
+                    keep(item)
                 _keep_credentials(key)
         else:
             keep(value)
@@ -174,11 +174,11 @@ def credentials_in(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from credentials_in(value, place)
         else:
             each = value if isinstance(value, list | tuple) else [value]
-            for number, one in enumerate(each):
+            for number, item in enumerate(each):
                 inner = f"{place}.{number}" if each is value else place
-                if isinstance(one, Mapping):
-                    yield from credentials_in(one, inner)
-                elif isinstance(one, str) and is_credential(one):
+                if isinstance(item, Mapping):
+                    yield from credentials_in(item, inner)
+                elif isinstance(item, str) and is_credential(item):
                     yield inner
 
 

@@ -57,7 +57,7 @@ class Accounts:
 
     def _groups(self) -> list[tuple[str, int, list[str]]]:
         if self._here:
-            return [(one.gr_name, one.gr_gid, one.gr_mem) for one in grp.getgrall()]
+            return [(group.gr_name, group.gr_gid, group.gr_mem) for group in grp.getgrall()]
         return [(row[0], int(row[2]), row[3].split(",")) for row in self._rows("group")]
 
     def owner(self, name: str, user: User | None) -> tuple[str, str]:

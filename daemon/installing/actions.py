@@ -23,7 +23,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 
 END = "END_OF_FILE"
-Told = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 class Undo(BaseModel):
@@ -66,18 +66,18 @@ class Record(BaseModel):
     version: Literal[1] = 1
     undo: list[Undo] = []
 
-    def add(self, one: Undo) -> None:
+    def add(self, undo: Undo) -> None:
         """Note it before it is done. A file that is written again keeps its place, with both digests."""
         for place, other in enumerate(self.undo):
-            if one.kind == other.kind == "file" and one.path == other.path:
-                self.undo[place] = other.model_copy(update={"was": tuple(dict.fromkeys((*other.was, *one.was)))})
+            if undo.kind == other.kind == "file" and undo.path == other.path:
+                self.undo[place] = other.model_copy(update={"was": tuple(dict.fromkeys((*other.was, *undo.was)))})
                 return
-        if one not in self.undo:
-            self.undo.append(one)
+        if undo not in self.undo:
+            self.undo.append(undo)
 
     def wrote(self, path: Path) -> bool:
         """Whether what lies at `path` now is what was written there."""
-        return any(one.kind == "file" and one.path == str(path) and digest(path) in one.was for one in self.undo)
+        return any(undo.kind == "file" and undo.path == str(path) and digest(path) in undo.was for undo in self.undo)
 
 
 def digest(path: Path) -> str:
@@ -115,30 +115,32 @@ def write_file(path: Path, content: str, mode: str = "0644") -> Action:
 
 def make_folders(path: Path, *owner: str) -> list[Action]:
     """Make a folder and those above it that are missing, each with an undo; `owner`: options of `install` for the folder itself."""
-    missing = [one for one in (path, *path.parents) if not one.is_dir()][::-1]
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()][::-1]
     return [
-        Action(("install", "-d", *(owner if one == path else ()), "-m", "0755", str(one)), undo=Undo(kind="directory", path=str(one)))
-        for one in missing
+        Action(
+            ("install", "-d", *(owner if folder == path else ()), "-m", "0755", str(folder)), undo=Undo(kind="directory", path=str(folder))
+        )
+        for folder in missing
     ]
 
 
-def carry_out(actions: Sequence[Action], path: Path, told: Told) -> None:
+def carry_out(actions: Sequence[Action], path: Path, say: Say) -> None:
     """Do all of it, each noted in the record at `path` before. Raises Permanent for the first that fails and must not."""
     record = read_record(path)
-    for one in actions:
-        told(shlex.join(one.argv))
-        if one.undo is not None:
-            record.add(one.undo)
+    for action in actions:
+        say(shlex.join(action.argv))
+        if action.undo is not None:
+            record.add(action.undo)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, record.model_dump_json(indent=1), mode=0o600)
-        failed = _run(one.argv, one.stdin)
-        if failed and not one.may_fail:
+        failed = _run(action.argv, action.stdin)
+        if failed and not action.may_fail:
             raise Permanent(
-                FaultCode.SETUP_FAILED, "install the service", f"`{shlex.join(one.argv)}` {failed}",
+                FaultCode.SETUP_FAILED, "install the service", f"`{shlex.join(action.argv)}` {failed}",
                 "correct that and run the same command again, which continues where it stopped; or undo what was done with --undo",
             )  # fmt: skip
         if failed:
-            told(f"# {one.may_fail} ({failed})")
+            say(f"# {action.may_fail} ({failed})")
 
 
 def _run(argv: Sequence[str], stdin: str | None = None) -> str:
@@ -155,33 +157,33 @@ def _run(argv: Sequence[str], stdin: str | None = None) -> str:
 
 def taking_back(record: Record) -> Iterator[tuple[tuple[str, ...], str]]:
     """The commands that undo a record, the last action first; where something is left, ((), why). What is gone is passed over."""
-    folders = {one.path for one in record.undo if one.kind == "directory"}
-    for one in reversed(record.undo):
-        path = Path(one.path)
-        if one.kind == "command":
-            yield one.argv, ""
-        elif one.kind == "directory" and path.is_dir():
-            yield ("rmdir", "--ignore-fail-on-non-empty", one.path), ""
-        elif one.kind == "file" and path.is_file():
-            yield (("rm", one.path), "") if digest(path) in one.was else ((), f"{path} has been changed since and is kept")
-        elif one.kind == "link" and path.is_symlink():
-            yield (("rm", one.path), "") if os.readlink(path) in one.was else ((), f"{path} now points elsewhere and is kept")
-        elif one.kind == "user":
-            kept = _owned(one, folders)
+    folders = {undo.path for undo in record.undo if undo.kind == "directory"}
+    for undo in reversed(record.undo):
+        path = Path(undo.path)
+        if undo.kind == "command":
+            yield undo.argv, ""
+        elif undo.kind == "directory" and path.is_dir():
+            yield ("rmdir", "--ignore-fail-on-non-empty", undo.path), ""
+        elif undo.kind == "file" and path.is_file():
+            yield (("rm", undo.path), "") if digest(path) in undo.was else ((), f"{path} has been changed since and is kept")
+        elif undo.kind == "link" and path.is_symlink():
+            yield (("rm", undo.path), "") if os.readlink(path) in undo.was else ((), f"{path} now points elsewhere and is kept")
+        elif undo.kind == "user":
+            kept = _owned(undo, folders)
             if kept is None:
                 continue
-            yield ((), f"the user {one.user} is kept, because it has files in {kept}; to remove both, run"
-                       f" `rm -r {shlex.quote(kept)} && {shlex.join(one.argv)}`") if kept else (one.argv, "")  # fmt: skip
+            yield ((), f"the user {undo.user} is kept, because it has files in {kept}; to remove both, run"
+                       f" `rm -r {shlex.quote(kept)} && {shlex.join(undo.argv)}`") if kept else (undo.argv, "")  # fmt: skip
 
 
-def _owned(one: Undo, removed: Collection[str]) -> str | None:
+def _owned(undo: Undo, removed: Collection[str]) -> str | None:
     """The first place that belongs to the user; "" where there is none, None where there is no such user. `removed`: folders that go before
     where they are empty."""
     try:
-        number = pwd.getpwnam(one.user).pw_uid if not one.path else _number(Path(one.path), one.user)
+        number = pwd.getpwnam(undo.user).pw_uid if not undo.path else _number(Path(undo.path), undo.user)
     except KeyError:
         return None
-    for place in one.owns:
+    for place in undo.owns:
         try:
             if os.stat(place).st_uid == number and (place not in removed or os.listdir(place)):
                 return place
@@ -195,21 +197,21 @@ def _number(passwd: Path, name: str) -> int:
     return next((int(row[2]) for row in rows if row[0] == name), -1)
 
 
-def undo(path: Path, after: Sequence[Action], told: Told) -> bool:
+def undo(path: Path, after: Sequence[Action], say: Say) -> bool:
     """Take back what the record at `path` says, then do `after`; gives whether all of it could be taken back. The record goes then."""
     record = read_record(path)
     well = True
     for argv, why in taking_back(record):
         if not argv:
-            told(f"# {why}")
+            say(f"# {why}")
             continue
-        told(shlex.join(argv))
+        say(shlex.join(argv))
         if failed := _run(argv):
             well = False
-            told(f"# it {failed}")
-    for one in after:
-        told(shlex.join(one.argv))
-        _run(one.argv)
+            say(f"# it {failed}")
+    for action in after:
+        say(shlex.join(action.argv))
+        _run(action.argv)
     if well:
         path.unlink(missing_ok=True)
     return well

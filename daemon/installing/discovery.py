@@ -52,9 +52,9 @@ class Proposal:
 
 def places() -> list[Path]:
     """Where to look: the working directory, the home, and where data usually lies on a training box; none inside another."""
-    found = [Path.cwd(), Path.home(), *map(Path, USUAL)]
-    real = sorted({Path(os.path.realpath(one)) for one in found if os.path.isdir(one)} - {Path("/"), Path("/tmp")})
-    return [one for one in real if not any(other in one.parents for other in real)]
+    folders = [Path.cwd(), Path.home(), *map(Path, USUAL)]
+    real = sorted({Path(os.path.realpath(place)) for place in folders if os.path.isdir(place)} - {Path("/"), Path("/tmp")})
+    return [place for place in real if not any(other in place.parents for other in real)]
 
 
 def look(where: Sequence[Path] | None = None, homes: Sequence[Path] | None = None) -> Proposal:
@@ -63,30 +63,30 @@ def look(where: Sequence[Path] | None = None, homes: Sequence[Path] | None = Non
     taken: list[Path] = []
     models: list[Path] = []
     for place in where:
-        for one in _found_in(place):
-            if not str(one.path).isprintable():
+        for candidate in _search(place):
+            if not str(candidate.path).isprintable():
                 continue
-            if one.passed_over == UNTRAINED:
-                models.append(one.path)
-            elif not one.passed_over:
-                taken.append(one.path)
+            if candidate.passed_over == UNTRAINED:
+                models.append(candidate.path)
+            elif not candidate.passed_over:
+                taken.append(candidate.path)
     stay = {*where, Path.home(), *(Path("/home").iterdir() if os.path.isdir("/home") else ())}
     roots = _roots(taken, stay)
-    below = [one.path for one in roots]
-    models = [one for one in models if not any(root in one.parents for root in below)]
+    below = [root.path for root in roots]
+    models = [model for model in models if not any(root in model.parents for root in below)]
     mapped, missing = _wanted(taken, models, _homes() if homes is None else homes)
-    searched = dict.fromkeys(one.parent for one in models if "snapshots" not in one.parts)
+    searched = dict.fromkeys(model.parent for model in models if "snapshots" not in model.parts)
     return Proposal(tuple(roots), tuple(searched), tuple(mapped.items()), tuple(missing))
 
 
-def _found_in(place: Path) -> list[Found]:
+def _search(place: Path) -> list[Found]:
     def walk() -> list[Found]:
-        found: list[Found] = []
-        for one in Scanner(ScanRules(DEPTH), MOST_ENTRIES, SECONDS).find(place, lambda _: None):
-            found.append(one)
-            if len(found) >= _MOST:
+        candidates: list[Found] = []
+        for candidate in Scanner(ScanRules(DEPTH), MOST_ENTRIES, SECONDS).find(place, lambda _: None):
+            candidates.append(candidate)
+            if len(candidates) >= _MOST:
                 break
-        return found
+        return candidates
 
     try:
         return ask(f"look into {place}", walk, 2 * SECONDS)
@@ -110,25 +110,25 @@ def _roots(checkpoints: Iterable[Path], stay: Iterable[Path]) -> list[Root]:
         except OSError:
             continue
     outer = [root for root in runs if not any(other in root.parents for other in runs)]
-    inside = {root: [one for one in runs if one == root or root in one.parents] for root in outer}
+    inside = {root: [run for run in runs if run == root or root in run.parents] for root in outer}
     rows = [
-        Root(root, len(set[Path]().union(*(runs[one] for one in inside[root]))), max(newest.get(one, 0.0) for one in inside[root]))
+        Root(root, len(set[Path]().union(*(runs[run] for run in inside[root]))), max(newest.get(run, 0.0) for run in inside[root]))
         for root in outer
     ]
-    return sorted(rows, key=lambda one: -one.newest)
+    return sorted(rows, key=lambda root: -root.newest)
 
 
 def _homes() -> list[Path]:
     """Homes whose Hugging Face cache is looked into."""
-    found = [Path.home()]
+    homes = [Path.home()]
     if os.path.isdir("/home"):
-        found += sorted(Path("/home").iterdir())
-    return list(dict.fromkeys(found))
+        homes += sorted(Path("/home").iterdir())
+    return list(dict.fromkeys(homes))
 
 
 def _wanted(checkpoints: Iterable[Path], models: Iterable[Path], homes: Sequence[Path]) -> tuple[dict[str, Path], list[str]]:
     """The bases that the checkpoints name: those in a cache with their folders, and those that are nowhere."""
-    names = {one.name for one in models}
+    names = {model.name for model in models}
     mapped: dict[str, Path] = {}
     missing: list[str] = []
     for name in dict.fromkeys(filter(None, map(_base_of, checkpoints))):

@@ -62,7 +62,7 @@ def _toml(value: Any) -> str:
     """A value of strings, numbers, lists and tables as TOML, in one line."""
     if isinstance(value, Mapping):
         return (
-            "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(one)}" for key, one in value.items()) + " }"
+            "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(entry)}" for key, entry in value.items()) + " }"
             if value
             else "{}"
         )
@@ -117,7 +117,7 @@ def refuse_unusable(content: str, chosen: Chosen) -> None:
     for key, folders in (
         ("watch.roots", chosen.get("watch", {}).get("roots", ())),
         ("base.search", chosen.get("base", {}).get("search", ())),
-        ("output.directory", [one for name, one in chosen.get("output", {}).items() if name == "directory"]),
+        ("output.directory", [folder for name, folder in chosen.get("output", {}).items() if name == "directory"]),
     ):
         for folder in folders:
             refuse_file(folder, f"use it for {key}", "give a directory")

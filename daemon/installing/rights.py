@@ -39,8 +39,8 @@ class Lack:
 def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[Lack]:
     """What keeps a user with these groups (the first is its own) from reading the folders. Only root can ask; folders that do not exist
     lack nothing."""
-    wanted = [Path(os.path.realpath(one)) for one in folders if os.path.isdir(one)]
-    opened = [[os.open(one, os.O_PATH | os.O_DIRECTORY) for one in (*reversed(folder.parents), folder)] for folder in wanted]
+    wanted = [Path(os.path.realpath(folder)) for folder in folders if os.path.isdir(folder)]
+    opened = [[os.open(part, os.O_PATH | os.O_DIRECTORY) for part in (*reversed(folder.parents), folder)] for folder in wanted]
     try:
         answer = _asked(
             lambda: [asdict(_tried(folder, descriptors)) for folder, descriptors in zip(wanted, opened, strict=True)], user, groups
@@ -48,8 +48,8 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
     finally:
         for number in itertools.chain.from_iterable(opened):
             os.close(number)
-    found = [Lack(**{**one, "above": tuple(one["above"])}) for one in answer]
-    return [replace(one, private_of=_private_of(one.folder, user) if one.below else "") for one in found if one.above or one.below]
+    lacks = [Lack(**{**fields, "above": tuple(fields["above"])}) for fields in answer]
+    return [replace(lack, private_of=_private_of(lack.folder, user) if lack.below else "") for lack in lacks if lack.above or lack.below]
 
 
 def may_read(file: Path, user: int, groups: Sequence[int]) -> bool:
@@ -106,7 +106,7 @@ def _tried(folder: Path, descriptors: Sequence[int]) -> Lack:
         return Lack(str(folder), tuple(above), str(folder), "")
     count = 0
     for place, folders, files, number in os.fwalk(".", dir_fd=descriptors[-1]):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for names, right in ((folders, os.R_OK | os.X_OK), (files, os.R_OK)):
             for name in names:
                 is_link = stat.S_ISLNK(os.stat(name, dir_fd=number, follow_symlinks=False).st_mode)
@@ -121,12 +121,12 @@ def _tried(folder: Path, descriptors: Sequence[int]) -> Lack:
 def granting(lacks: Iterable[Lack], user: str) -> list[Action]:
     """ACLs that let the user read, for what is there and for what comes, each with what takes it back."""
     actions: list[Action] = []
-    for one in lacks:
-        for folder in one.above:
+    for lack in lacks:
+        for folder in lack.above:
             actions.append(_acl(("-m", f"u:{user}:x", folder), ("-x", f"u:{user}", folder)))
-        if one.below:
-            actions.append(_acl(("-R", "-m", f"u:{user}:rX", one.folder), ("-R", "-x", f"u:{user}", one.folder)))
-            actions.append(_acl(("-R", "-d", "-m", f"u:{user}:rX", one.folder), ("-R", "-d", "-x", f"u:{user}", one.folder)))
+        if lack.below:
+            actions.append(_acl(("-R", "-m", f"u:{user}:rX", lack.folder), ("-R", "-x", f"u:{user}", lack.folder)))
+            actions.append(_acl(("-R", "-d", "-m", f"u:{user}:rX", lack.folder), ("-R", "-d", "-x", f"u:{user}", lack.folder)))
     return list(dict.fromkeys(actions))
 
 

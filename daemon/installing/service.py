@@ -131,7 +131,8 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     units = Path("/etc/systemd/system")
     files = {units / unit_texts.SERVICE: unit_texts.service(config), units / unit_texts.SLICE: unit_texts.slice_()}
     files |= {
-        units / f"{unit_texts.SERVICE}.d" / f"{one}.conf": text for one, text in _drop_ins(settings, wishes, outside, group, secret).items()
+        units / f"{unit_texts.SERVICE}.d" / f"{name}.conf": text
+        for name, text in _drop_ins(settings, wishes, outside, group, secret).items()
     }
     _units(plan, box, record, {box.at(path): text for path, text in files.items()}, wishes, user=False)
     return plan
@@ -158,14 +159,14 @@ def for_user(box: Box, config: Path, wishes: Wishes) -> Plan:
 
 def _outputs(settings: Settings) -> list[Path]:
     """What the service writes outside of its state directory."""
-    found = [settings.output.directory, settings.pin.directory, settings.metrics.textfile.parent if settings.metrics.textfile else None]
-    return list(dict.fromkeys(one for one in found if one is not None and not one.is_relative_to(STATE)))
+    folders = [settings.output.directory, settings.pin.directory, settings.metrics.textfile.parent if settings.metrics.textfile else None]
+    return list(dict.fromkeys(folder for folder in folders if folder is not None and not folder.is_relative_to(STATE)))
 
 
 def _account(plan: Plan, box: Box, accounts: Accounts, name: str, wishes: Wishes, *, exists: bool, outputs: Iterable[Path]) -> None:
     elsewhere = () if box.alive else ("--prefix", str(box.root))
     if not exists:
-        owns = tuple(str(box.at(one)) for one in (STATE, *outputs))
+        owns = tuple(str(box.at(folder)) for folder in (STATE, *outputs))
         back = Undo(
             kind="user",
             user=name,
@@ -240,22 +241,22 @@ def _writable(plan: Plan, folder: Path, names: tuple[str, str], user: int) -> No
 def _readable(
     plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...], wishes: Wishes
 ) -> None:  # fmt: skip
-    folders = [box.at(one) for one in (*settings.watch.roots, *settings.base.search, *settings.base.map.values())]
+    folders = [box.at(folder) for folder in (*settings.watch.roots, *settings.base.search, *settings.base.map.values())]
     if os.geteuid() != 0:
         plan.notes.append(f"only root can test whether {name} can read {', '.join(map(str, folders))}")
         return
-    plan.notes += [f"{one} does not exist yet: run this command again when it exists, or make sure that {name} can read it"
-                   for one in folders if not one.is_dir()]  # fmt: skip
+    plan.notes += [f"{folder} does not exist yet: run this command again when it exists, or make sure that {name} can read it"
+                   for folder in folders if not folder.is_dir()]  # fmt: skip
     lacks = rights.lacking(folders, user, groups)
-    for one in lacks:
-        if one.private_of:
-            owner = Accounts(Path("/")).name_of(int(one.private_of))
+    for lack in lacks:
+        if lack.private_of:
+            owner = Accounts(Path("/")).name_of(int(lack.private_of))
             plan.notes.append(
-                f"in {one.folder} training writes files that only {owner} may read, whatever ACL the folder has (safetensors 0.8 does"
+                f"in {lack.folder} training writes files that only {owner} may read, whatever ACL the folder has (safetensors 0.8 does"
                 f" this): {name} will not be able to read the next ones; better: --run-as {owner}"
             )
     if lacks and not wishes.acls:
-        plan.notes += [f"{name} can't read {(*one.above, one.below)[0]}" for one in lacks]
+        plan.notes += [f"{name} can't read {(*lack.above, lack.below)[0]}" for lack in lacks]
         return
     if lacks and shutil.which("setfacl") is None:
         plan.notes.append("setfacl is not installed: run `apt-get install acl`, or add the user to a group with --group, or use --run-as")
@@ -275,23 +276,23 @@ def _closed_urls(plan: Plan, box: Box, settings: Settings, name: str, user: int,
 
 def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: str, secret: Path | None) -> dict[str, str]:
     """`secret`: file of URLs that only systemd can read for the service."""
-    found = {}
+    texts = {}
     if outside:
         paths = unit_texts.quoted(outside)
-        found["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
+        texts["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
     if wishes.run_as:
-        found["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
+        texts["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
     if settings.notify.receivers or settings.notify.urls_file:
         given = {"LoadCredential": unit_texts.credential(CREDENTIAL, secret)} if secret else {}
-        found["notifications"] = unit_texts.drop_in("notifications", **given)
+        texts["notifications"] = unit_texts.drop_in("notifications", **given)
     if wishes.gpu or settings.limits.device == "cuda":
-        found["gpu"] = unit_texts.drop_in("gpu")
+        texts["gpu"] = unit_texts.drop_in("gpu")
     if wishes.memory:
-        found["memory"] = unit_texts.drop_in("memory", MemoryMax=wishes.memory)
+        texts["memory"] = unit_texts.drop_in("memory", MemoryMax=wishes.memory)
     if wishes.slice:
         path = f"-/sys/fs/cgroup/{unit_texts.group_of(wishes.slice)}"
-        found["slice"] = unit_texts.drop_in("slice", Slice=wishes.slice, ReadWritePaths=path)
-    return found
+        texts["slice"] = unit_texts.drop_in("slice", Slice=wishes.slice, ReadWritePaths=path)
+    return texts
 
 
 def _file(plan: Plan, record: Record, path: Path, content: str, wishes: Wishes) -> bool:
@@ -323,8 +324,8 @@ def _is_page(path: Path) -> bool:
 def _link(plan: Plan, box: Box, command: tuple[str, ...]) -> None:
     """A name on everybody's path for this installation, where none is there."""
     target, usual = command[0], "/usr/local/bin:/usr/bin:/bin"
-    found = shutil.which(NAME, path=":".join(str(box.at(Path(one))) for one in usual.split(":")))
-    if found is None and len(command) == 1:
+    installed = shutil.which(NAME, path=":".join(str(box.at(Path(folder))) for folder in usual.split(":")))
+    if installed is None and len(command) == 1:
         link = str(box.at(LINK))
         plan.actions.append(Action(("ln", "-s", target, link), undo=Undo(kind="link", path=link, was=(target,))))
 
@@ -334,11 +335,11 @@ def _units(plan: Plan, box: Box, record: Record, files: dict[Path, str], wishes:
     made = plan.actions
     for folder in dict.fromkeys(path.parent for path in files):
         there = {action.undo.path for action in made if action.undo and action.undo.kind == "directory"}
-        made += [one for one in make_folders(folder) if one.undo and one.undo.path not in there]
+        made += [action for action in make_folders(folder) if action.undo and action.undo.path not in there]
     changed = [path for path, content in files.items() if _file(plan, record, path, content, wishes)]
     folders = {path.parent for path in files} | {path.with_name(f"{path.name}.d") for path in files}
     stale = [
-        path for one in record.undo if one.kind == "file" and (path := Path(one.path)).suffix == ".conf"
+        path for undo in record.undo if undo.kind == "file" and (path := Path(undo.path)).suffix == ".conf"
         and path.parent in folders and path not in files and record.wrote(path)
     ]  # fmt: skip
     made += [Action(("rm", str(path))) for path in stale]

@@ -25,7 +25,7 @@ def quoted(words: Sequence[object], *, of_command: bool = False) -> str:
 def _quoted(word: str, of_command: bool) -> str:
     plain = word.replace("\\", "\\\\").replace("%", "%%")
     plain = plain.replace("$", "$$") if of_command else plain
-    return '"' + plain.replace('"', '\\"') + '"' if not plain or any(one in plain for one in " \t\"'\\;") else plain
+    return '"' + plain.replace('"', '\\"') + '"' if not plain or any(character in plain for character in " \t\"'\\;") else plain
 
 
 def service(config: Path, *, of_user: bool = False) -> str:

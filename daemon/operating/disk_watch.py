@@ -45,7 +45,7 @@ class Episode:
 
     shortage: Shortage
     since: str
-    told: bool = False
+    announced: bool = False
 
 
 @dataclass
@@ -75,9 +75,9 @@ class DiskWatch:
 
     def __post_init__(self) -> None:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            for folder, one in json.loads(self._file.read_bytes()).items():
-                shortage = Shortage(folder, tuple(one["keys"]), 0, 0)
-                self.episodes[folder] = Episode(shortage, str(one["since"]), told=True)
+            for folder, row in json.loads(self._file.read_bytes()).items():
+                shortage = Shortage(folder, tuple(row["keys"]), 0, 0)
+                self.episodes[folder] = Episode(shortage, str(row["since"]), announced=True)
 
     @property
     def _file(self) -> Path:
@@ -96,15 +96,15 @@ class DiskWatch:
         """Look at every disk. `needs`: what waits for room."""
         self._take_refusals()
         self.unwritable = unwritable(self.places)
-        refused = {folder: one.why for folder, one in self._refused.items() if one.ended is None}
-        found = {one.folder: one for one in short_of_room(self.places, tuple(needs), refused)}
-        fresh = [folder for folder in found if folder not in self.episodes]
-        over = [folder for folder in self.episodes if folder not in found]
-        for folder, shortage in found.items():
+        refused = {folder: refusal.why for folder, refusal in self._refused.items() if refusal.ended is None}
+        shortages = {shortage.folder: shortage for shortage in short_of_room(self.places, tuple(needs), refused)}
+        fresh = [folder for folder in shortages if folder not in self.episodes]
+        over = [folder for folder in self.episodes if folder not in shortages]
+        for folder, shortage in shortages.items():
             if folder in self.episodes:
                 self.episodes[folder].shortage = replace(shortage, delete=self.episodes[folder].shortage.delete)
         for folder in fresh:
-            shortage = replace(found[folder], delete=advice(found[folder], self.paths))
+            shortage = replace(shortages[folder], delete=advice(shortages[folder], self.paths))
             self.episodes[folder] = Episode(shortage, now())
             log.warning(
                 f"Not enough disk space: {shortage.sentence()}. Work waits, and continues automatically. {shortage.delete}",
@@ -122,11 +122,11 @@ class DiskWatch:
                 path=folder,
                 since=episode.since,
             )
-            if episode.told:
+            if episode.announced:
                 self.tell(episode.shortage, True)
         for episode in self.episodes.values():
-            if not episode.told:
-                episode.told = True
+            if not episode.announced:
+                episode.announced = True
                 self.tell(episode.shortage, False)
         if fresh or over:
             self._keep()
@@ -143,9 +143,9 @@ class DiskWatch:
             # A small file is written, and what was to be written is not: the path of the error may be a guess, so this comes last.
             for fault in () if errors else filter(_is_certain, noted):
                 self._refuse(self._meant(fault), fault.cause, moment, lasting=False)
-        for folder, one in self._refused.items():
-            if one.ended is None and moment >= one.until and self._probe(folder) is None:
-                one.ended = moment
+        for folder, refusal in self._refused.items():
+            if refusal.ended is None and moment >= refusal.until and self._probe(folder) is None:
+                refusal.ended = moment
 
     def _refuse(self, folder: str, why: str, moment: float, *, lasting: bool) -> None:
         before = self._refused.get(folder)
@@ -182,7 +182,7 @@ class DiskWatch:
 
     def _keep(self) -> None:
         """Remember what was told, so that another start does not tell it again. Where the disk is full, that may happen."""
-        kept = {folder: {"since": one.since, "keys": one.shortage.keys} for folder, one in self.episodes.items()}
+        kept = {folder: {"since": episode.since, "keys": episode.shortage.keys} for folder, episode in self.episodes.items()}
         with contextlib.suppress(OSError):
             write_atomic(self._file, json.dumps(kept), durable=False)
 
@@ -202,7 +202,7 @@ def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:
 
     A file with several names counts once, for the first folder that has one.
     """
-    found, left, counted = [], MOST_ENTRIES, set[tuple[int, int]]()
+    rows, left, counted = [], MOST_ENTRIES, set[tuple[int, int]]()
     for what, folder in folders:
         size = 0
         for directory, below, names in os.walk(folder):
@@ -217,8 +217,8 @@ def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:
             if left <= 0:
                 break
         if size:
-            found.append((what, folder, size))
-    return sorted(found, key=lambda row: -row[2])
+            rows.append((what, folder, size))
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) -> str:
@@ -245,5 +245,5 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
             if os.stat(folder).st_dev == device:
                 here.append((what, folder))
     listed = [f"{folder} takes {human(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
-    told = f" Files of ckptd there: {'; '.join(listed)}." if listed else ""
-    return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{told}"
+    files = f" Files of ckptd there: {'; '.join(listed)}." if listed else ""
+    return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{files}"

@@ -48,8 +48,8 @@ def log_lines(record: Json, width: int | None) -> list[Text]:
 def _plain(value: Any) -> Any:
     """A value as words: `a (b), c (d)` for a mapping, `a, b` for a list."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} ({_plain(one)})" for key, one in value.items() if one not in (None, "", {}, []))
-    return ", ".join(str(_plain(one)) for one in value) if isinstance(value, list | tuple) else value
+        return ", ".join(f"{key} ({_plain(item)})" for key, item in value.items() if item not in (None, "", {}, []))
+    return ", ".join(str(_plain(item)) for item in value) if isinstance(value, list | tuple) else value
 
 
 class Readable:

@@ -77,7 +77,7 @@ class _Rotating(logging.handlers.RotatingFileHandler):
     said = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Called while an error of `emit` is handled."""
+        """Handle an error of `emit`."""
         if not self.said:
             error = sys.exc_info()[1]
             print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. Fix: free space there or give access; "

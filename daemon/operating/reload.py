@@ -47,7 +47,7 @@ def changed_for_good(old: Settings, new: Settings) -> str | None:
 
 
 def unread_change(state: Path) -> str | None:
-    """That the files of the running daemon's configuration say something else than when it read them, as a sentence."""
+    """The sentence that the files of the running daemon's configuration say something else than when it read them."""
     loaded = read_live(StatePaths(state).live).configuration if is_locked(StatePaths(state).lock) else None
     if loaded is None or loaded.file is None or loaded.digest is None or not os.path.isfile(loaded.file):
         return None

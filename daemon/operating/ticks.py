@@ -58,7 +58,7 @@ class Ticks:
         self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
 
     def stop(self) -> None:
-        """No tick begins after this."""
+        """Begin no tick after this."""
         with contextlib.suppress(SchedulerNotRunningError):
             self._scheduler.shutdown(wait=False)
 

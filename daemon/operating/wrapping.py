@@ -57,13 +57,13 @@ def fold(text: Text, width: int | None, indent: int = 2) -> list[Text]:
     """The lines of a styled text, each broken as by `wrap`, with their styles; what goes on is indented by `indent` more than its line."""
     if width is None:
         return [text]
-    found = []
+    lines = []
     for line in text.split("\n", allow_blank=True):
         inner = line.plain.lstrip(" ")
         place = len(line.plain) - len(inner)
         begin = " " * min(place, width // 3)
         if cell_len(line.plain) <= width:
-            found.append(line)
+            lines.append(line)
             continue
         rows = wrap(inner, width - len(begin))[:1]
         hang = begin + " " * min(indent, width // 3)
@@ -71,6 +71,6 @@ def fold(text: Text, width: int | None, indent: int = 2) -> list[Text]:
         for number, row in enumerate(rows):
             place = line.plain.index(row, place)
             if row:
-                found.append(Text(hang if number else begin).append_text(line[place : place + len(row)]))
+                lines.append(Text(hang if number else begin).append_text(line[place : place + len(row)]))
             place += len(row)
-    return found
+    return lines

@@ -77,9 +77,9 @@ def denial(path: Path, right: Right) -> Denial | None:
 
 def denial_below(folder: Path, names: Iterable[str]) -> Denial | None:
     """The first of `names` below an absolute `folder` that can't be read, or what lies above it; None where all can."""
-    found = denial(folder, "list")
-    if found is not None:
-        return found
+    above = denial(folder, "list")
+    if above is not None:
+        return above
     for name in names:
         for inner in reversed(Path(name).parents[:-1]):
             if not _may(folder / inner, "list"):
@@ -112,31 +112,31 @@ def _denial(path: Path, right: Right) -> Denial:
     return Denial(str(path), right, user_name(), user_name(status.st_uid), group, stat.S_IMODE(status.st_mode))
 
 
-def commands(found: Denial, below: Path) -> list[str]:
+def commands(denial: Denial, below: Path) -> list[str]:
     """The command lines that mend it for what lies in the directory `below` now; run as root or as the owner. None for odd paths."""
-    user, target = shlex.quote(found.user), in_command(found.path if found.right == "enter" else below)
+    user, target = shlex.quote(denial.user), in_command(denial.path if denial.right == "enter" else below)
     if target is None:
         return []
-    return [f"setfacl -m u:{user}:x {target}"] if found.right == "enter" else [f"setfacl -R -m u:{user}:rX {target}"]
+    return [f"setfacl -m u:{user}:x {target}"] if denial.right == "enter" else [f"setfacl -R -m u:{user}:rX {target}"]
 
 
-def remedy(found: Denial, below: Path) -> str:
+def remedy(denial: Denial, below: Path) -> str:
     """What to do about it, as a clause. `below`: the directory around all that training writes, of the configuration or below a root."""
-    now, folder = " && ".join(f"sudo {command}" for command in commands(found, below)), in_command(below)
+    now, folder = " && ".join(f"sudo {command}" for command in commands(denial, below)), in_command(below)
     if not now or folder is None:
         return "give that user the right to read it, or rename the folder and do it then"
-    if found.right == "enter":
+    if denial.right == "enter":
         return f"give that user access to this folder: `{now}`"
-    if found.owner in (None, _name(lambda number: pwd.getpwuid(number).pw_name, 0)):
+    if denial.owner in (None, _name(lambda number: pwd.getpwuid(number).pw_name, 0)):
         as_owner = "let a user write there as whom the service can run"  # it is no service of root's
     else:
-        as_owner = f"run the service as {found.owner} (`sudo ckptd install-service --run-as {found.owner}`)"
-    if found.private:
+        as_owner = f"run the service as {denial.owner} (`sudo ckptd install-service --run-as {denial.owner}`)"
+    if denial.private:
         return (
             f"make the existing files readable: `{now}`; such files are created with mode 0600, whatever umask and default ACL say"
             f" (safetensors 0.8 does this), and so are the next ones; for those {as_owner}"
         )
-    later = f"sudo setfacl -R -d -m u:{shlex.quote(found.user)}:rX {folder}"
+    later = f"sudo setfacl -R -d -m u:{shlex.quote(denial.user)}:rX {folder}"
     return (
         f"give that user access: `{now}`; to new files also: `{later}`; or use a group that both users are in:"
         f" `sudo chgrp -R GROUP {folder} && sudo chmod -R g+rXs {folder}`, and run the training with"

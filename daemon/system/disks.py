@@ -64,8 +64,8 @@ class Shortage:
 
 def places(state: Path, output: Path, pins: Path | None, reserve: int) -> tuple[Place, ...]:
     """All that ckptd writes into. `pins`: pin.directory, where it is set; `reserve`: limits.disk_reserve."""
-    found = [("state.directory", state), ("output.directory", output), *([("pin.directory", pins)] if pins else [])]
-    return tuple(Place(key, str(folder), max(reserve, LEAST_BYTES)) for key, folder in found)
+    folders = [("state.directory", state), ("output.directory", output), *([("pin.directory", pins)] if pins else [])]
+    return tuple(Place(key, str(folder), max(reserve, LEAST_BYTES)) for key, folder in folders)
 
 
 def nearest_existing(folder: Path) -> Path:
@@ -87,19 +87,19 @@ def short_of_room(where: Iterable[Place], needs: Sequence[Place] = (), refused: 
     for place in (*where, *needs):
         with contextlib.suppress(OSError):  # what can't be reached is not full; whoever needs it says so
             groups.setdefault(os.stat(nearest_existing(Path(place.folder))).st_dev, []).append(place)
-    found = []
+    shortages = []
     for group in groups.values():
         status = os.statvfs(nearest_existing(Path(group[0].folder)))
         free, needed = status.f_bavail * status.f_frsize, max(place.needed for place in group)
         said = next((refused[place.folder] for place in group if place.folder in refused), None) if refused else None
         keys = tuple(dict.fromkeys(place.key for place in group if place.key))
         if free < needed:
-            found.append(Shortage(group[0].folder, keys, free, needed))
+            shortages.append(Shortage(group[0].folder, keys, free, needed))
         elif status.f_files and status.f_favail < LEAST_INODES:
-            found.append(Shortage(group[0].folder, keys, free, needed, inodes=status.f_favail))
+            shortages.append(Shortage(group[0].folder, keys, free, needed, inodes=status.f_favail))
         elif said is not None:
-            found.append(Shortage(group[0].folder, keys, free, needed, refused=said))
-    return tuple(found)
+            shortages.append(Shortage(group[0].folder, keys, free, needed, refused=said))
+    return tuple(shortages)
 
 
 def unwritable(where: Iterable[Place]) -> tuple[str, ...]:

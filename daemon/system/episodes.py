@@ -81,9 +81,11 @@ class Away:
         return min(LONGEST_PAUSE, max(FIRST_LOOKS, (now - since) / LOOKS))
 
     def there(self, job: str, kind: str = "", only: Collection[str] | None = None) -> None:
-        """All that a kind of look asks for is there (`only`: these of it): whatever the export waited for is back. Its time goes on where
-        the next attempt says otherwise."""
-        for key in [key for key, one in self.episodes.items() if (job in one.jobs or job in one.others) and one.back is None]:
+        """Note that all that a kind of look asks for is there (`only`: these of it): what the export waited for is back. Its time goes on
+        where the next attempt says otherwise."""
+        for key in [
+            key for key, episode in self.episodes.items() if (job in episode.jobs or job in episode.others) and episode.back is None
+        ]:
             episode = self.episodes[key]
             # By a look at all, what was waited for long enough counts as there: nothing is waited for any more.
             if episode.kind != kind or (self.is_over(job, key) if only is None else key not in only):
@@ -125,10 +127,10 @@ class Away:
             self._keep()
 
     def _forget(self) -> None:
-        """Nobody waits any more, or it has been back for long."""
+        """Drop episodes for which nobody waits any more, or whose source has been back for long."""
         now = self._clock()
-        for key, one in list(self.episodes.items()):
-            if not one.jobs and not one.others and (one.back is None or abs(now - one.back) > SAME_SECONDS):
+        for key, episode in list(self.episodes.items()):
+            if not episode.jobs and not episode.others and (episode.back is None or abs(now - episode.back) > SAME_SECONDS):
                 del self.episodes[key]
                 self._faults.pop(key, None)
                 self._keep()

@@ -45,7 +45,7 @@ class Death:
     count: int
 
     def sentence(self) -> str:
-        """In one sentence."""
+        """The death in one sentence."""
         times = f", for the {self.count}th time" if self.count > 3 else ("", ", again", ", for the third time")[self.count - 1]
         return f"The thread {self.thread} died of an error{times}: {self.why}."
 
@@ -79,7 +79,7 @@ class Supervised:
         return threading.Thread(target=self._live, name=self.name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._started = True
         self._thread.start()
 
@@ -121,7 +121,7 @@ class Supervised:
 
     def _note(self, error: BaseException) -> Death:
         now = time.monotonic()
-        self._times = [*(one for one in self._times if now - one < DEATH_SECONDS), now]
+        self._times = [*(moment for moment in self._times if now - moment < DEATH_SECONDS), now]
         self._count += 1
         death = Death(self.name, datetime.now(UTC).isoformat(timespec="seconds"), reason_of(error), self._count)
         self.deaths = (*self.deaths[1 - MOST_DEATHS :], death)

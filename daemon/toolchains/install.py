@@ -1,6 +1,6 @@
 """Installs, checks and removes toolchains: they are built under another name and renamed when complete.
 
-Called by `ckptd toolchain`, and by `daemon.toolchains.automatic`. Whatever ends it, kill -9 included, nothing half is ever taken for
+Called by `ckptd toolchain`, and by `daemon.toolchains.unattended`. Whatever ends it, kill -9 included, nothing half is ever taken for
 installed: what was left is swept by the next install or removal, an install goes on with the wheels that were fetched, and the lock goes
 with the last process that installs. One install of a toolchain at a time; one in which a process runs is neither removed nor replaced.
 """

@@ -1,6 +1,6 @@
 """How the demo's training processes speak: one JSON object a line on standard output, `event` first.
 
-`make_base` and `finetune` write them; `daemon/demo.py` reads them; people can read them too.
+`make_base` and `finetune` write them; `daemon.cli.demo` reads them; people can read them too.
 """
 
 from __future__ import annotations

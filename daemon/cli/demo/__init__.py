@@ -67,7 +67,7 @@ class Demo:
             (folder / name).mkdir()
 
     def play(self) -> int:
-        """All of it; give the exit code. Raises CkptdError where a process fails."""
+        """Play all of it; give the exit code. Raises CkptdError where a process fails."""
         base, run = self.folder / "bases" / "pico-python", self.folder / "runs" / "asyncio"
         cores = len(os.sched_getaffinity(0))
         self.say(f"Everything happens in {self.folder}")
@@ -220,7 +220,7 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGINT, SIGTERM and SIGHUP become `Ended` once, and are noted; while things are then put in order, they are ignored."""
+    """Turn SIGINT, SIGTERM and SIGHUP into `Ended` once, and note them; while all is then put in order, they are ignored."""
     asked = list[int]()
 
     def ended(number: int, _: FrameType | None) -> None:

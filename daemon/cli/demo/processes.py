@@ -59,7 +59,7 @@ class Child:
         return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:])
 
     def end(self, seconds: float) -> int:
-        """SIGTERM, and SIGKILL to its whole session when `seconds` were not enough; give the exit code."""
+        """Send SIGTERM, and SIGKILL to its whole session when `seconds` were not enough; give the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

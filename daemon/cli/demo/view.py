@@ -100,12 +100,12 @@ def _bar(fraction: float) -> ProgressBar:
 
 def _training_row(grid: Table, training: Training) -> None:
     if training.state == "training":
-        told = f"step {training.step}  {training.losses()}"
+        progress = f"step {training.step}  {training.losses()}"
     elif training.state == "done":
-        told = "  ".join(part for part in (training.losses(), training.about) if part)
+        progress = "  ".join(part for part in (training.losses(), training.about) if part)
     else:
-        told = training.about or training.state
-    grid.add_row(Text(training.title, style="bold"), _bar(training.fraction), Text(told))
+        progress = training.about or training.state
+    grid.add_row(Text(training.title, style="bold"), _bar(training.fraction), Text(progress))
 
 
 def fraction_of(job: JobStatus) -> float:
@@ -115,7 +115,7 @@ def fraction_of(job: JobStatus) -> float:
     return done / len(stages) if stages else 0.0
 
 
-def _told(job: JobStatus) -> Text:
+def _describe(job: JobStatus) -> Text:
     """What there is to say about a job now: its end, or the stage that runs."""
     text = Text(job.state, style=STYLES.get(job.state, ""))
     if job.state in ENDED:
@@ -138,10 +138,10 @@ def _stages(job: JobStatus) -> Text:
         if stage not in checks:
             parts.append(_stage(stage.name, stage.state, stage.seconds or 0.0))
         elif stage is checks[-1]:
-            states = [one.state for one in checks]
+            states = [check.state for check in checks]
             ended = sum(state in ("succeeded", "failed", "skipped") for state in states)
-            state = next((one for one in ("failed", "running", "waiting", "skipped") if one in states), "succeeded")
-            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(one.seconds or 0.0 for one in checks)))
+            state = next((choice for choice in ("failed", "running", "waiting", "skipped") if choice in states), "succeeded")
+            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(check.seconds or 0.0 for check in checks)))
     return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
 
 
@@ -162,7 +162,7 @@ def live(trainings: list[Training], snapshot: Snapshot, seconds: float) -> Rende
     gone = {step for training in trainings for step in training.rotated}
     for job in sorted(snapshot.jobs, key=lambda job: job.step):
         row = _grid()
-        row.add_row(Text(f"checkpoint-{job.step}"), _bar(fraction_of(job)), _told(job))
+        row.add_row(Text(f"checkpoint-{job.step}"), _bar(fraction_of(job)), _describe(job))
         parts.append(row)
         if job.state not in ENDED:
             parts.append(_stages(job))

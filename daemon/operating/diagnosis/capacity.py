@@ -34,29 +34,29 @@ class Capacity:
 def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
     """Compare what exports of these models need with the box's memory and the room at the output."""
     answer = Capacity()
-    missing = [one for one in models if one.missing]
+    missing = [model for model in models if model.missing]
     used = _used(settings) if missing and settings.limits.away_hours else set()
-    for one in missing:
-        sentence = f"base: {_checkpoints(one)} the base model {one.name or 'that they do not name'}: {one.missing}"
-        if one.name in used:
+    for model in missing:
+        sentence = f"base: {_checkpoints(model)} the base model {model.name or 'that they do not name'}: {model.missing}"
+        if model.name in used:
             hours = f"{settings.limits.away_hours:g} h"
             answer.warnings.append(f"{sentence}; earlier exports had it, so exports wait {hours} for it (limits.away_hours)")
         else:
             (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
-    known = [one for one in models if not one.missing]
+    known = [model for model in models if not model.missing]
     stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
     measured = _measured(settings)
     total, _ = memory()
     allowed = int(total * settings.limits.memory_fraction)
-    needs = {one.name: _needs(one, stages, measured, settings.merge.dtype, allowed) for one in known}
-    too_large = {one.name: _too_large(settings.variants, stages, needs[one.name], allowed) for one in known}
-    for one in known:
-        if mine := too_large[one.name]:
+    needs = {model.name: _needs(model, stages, measured, settings.merge.dtype, allowed) for model in known}
+    too_large = {model.name: _too_large(settings.variants, stages, needs[model.name], allowed) for model in known}
+    for model in known:
+        if mine := too_large[model.name]:
             for_all = any(all(name in other for other in too_large.values()) for name in mine)
-            (answer.problems if for_all else answer.warnings).append(_of_memory(one, settings, mine, allowed, total))
-        answer.warnings += _of_disk(one, settings, _written(needs[one.name]))
+            (answer.problems if for_all else answer.warnings).append(_of_memory(model, settings, mine, allowed, total))
+        answer.warnings += _of_disk(model, settings, _written(needs[model.name]))
     if known:
-        largest = max(known, key=lambda one: one.parameters)
+        largest = max(known, key=lambda model: model.parameters)
         peak, written = _peak(needs[largest.name]), _written(needs[largest.name])
         answer.facts["an export"] = (
             f"of {largest.name}: about {human(peak)} of memory and {human(written)} on disk, not counting later measurements"
@@ -103,12 +103,12 @@ def _needs(
 
 def _peak(needs: Mapping[str, Estimate]) -> int:
     """Bytes of memory of the stage that needs most."""
-    return max(one.memory for one in needs.values())
+    return max(need.memory for need in needs.values())
 
 
 def _written(needs: Mapping[str, Estimate]) -> int:
     """Bytes that all stages write together: an export lies whole in its staging folder before it is published."""
-    return sum(one.disk for one in needs.values())
+    return sum(need.disk for need in needs.values())
 
 
 def _too_large(variants: Sequence[str], stages: Sequence[StageSpec], needs: Mapping[str, Estimate], allowed: int) -> dict[str, int]:

@@ -133,11 +133,11 @@ def formats_here(state: Path) -> FormatsHere:
             check_toolchain=(check.toolchain or None) if check else None,
             check_needs=(f"{unchecked.cause}{_costs(chains, check.toolchain)}; {unchecked.remedy}",) if unchecked and check else (),
             wrong=tuple(wrong),
-            targets=tuple(one for one in TARGETS if spec in made_for(one, catalog())),
-            also_for=tuple(one for one in TARGETS if spec in fitting(one, catalog()) and spec not in made_for(one, catalog())),
+            targets=tuple(target for target in TARGETS if spec in made_for(target, catalog())),
+            also_for=tuple(target for target in TARGETS if spec in fitting(target, catalog()) and spec not in made_for(target, catalog())),
         )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
-    targets: dict[str, tuple[str, ...]] = {one: tuple(spec.name for spec in made_for(one, catalog())) for one in TARGETS}
+    targets: dict[str, tuple[str, ...]] = {target: tuple(spec.name for spec in made_for(target, catalog())) for target in TARGETS}
     return FormatsHere(rows, tuple(catalog().problems), targets, describe(chains), processor)
 
 
@@ -151,17 +151,17 @@ def _costs(chains: Toolchains, name: str) -> str:
 
 def _packages() -> dict[str, str]:
     """Variant → the distribution that brings its declaration, with its version."""
-    found = catalog()
+    declared = catalog()
     brought = {point.value: point.dist for point in importlib.metadata.entry_points(group=GROUP)}
     return {
         spec.name: f"{dist.name} {dist.version}" if (dist := brought.get(entry.value)) else entry.value.partition(":")[0]
-        for entry, one in zip(found.entries, found.formats, strict=True) for spec in one.variants
+        for entry, declaration in zip(declared.entries, declared.formats, strict=True) for spec in declaration.variants
     }  # fmt: skip
 
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:
     """Variant → what a check on this box's processor can't say about other ones."""
-    return {spec.name: found for spec in catalog().variants.values() if (found := cpu.doubt(spec.arithmetic, here))}
+    return {spec.name: doubt for spec in catalog().variants.values() if (doubt := cpu.doubt(spec.arithmetic, here))}
 
 
 def _unwritable(key: str, folder: Path) -> list[str]:
@@ -193,27 +193,27 @@ def _without_room(settings: Settings) -> list[str]:
     paths = StatePaths(settings.state_directory)
     refused = {}
     if is_locked(paths.lock):
-        refused = {one.folder: one.refused for one in read_live(paths.live).disks if one.refused is not None}
-    found = short_of_room(places_of(settings, paths), refused=refused)
-    return [f"Not enough disk space: {one.sentence()}. {advice(one, paths, settings.output.directory)}" for one in found]
+        refused = {shortage.folder: shortage.refused for shortage in read_live(paths.live).disks if shortage.refused is not None}
+    shortages = short_of_room(places_of(settings, paths), refused=refused)
+    return [f"Not enough disk space: {shortage.sentence()}. {advice(shortage, paths, settings.output.directory)}" for shortage in shortages]
 
 
 def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
     """Who may read what only the daemon should: its state, and URLs of notifications."""
-    found = []
+    problems = []
     if (mode := open_to_others(settings.state_directory)) is not None:
-        found.append(
+        problems.append(
             f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), which contains pins of checkpoints; at its"
             " start the daemon makes it private, unless it contains other files: then `chmod 700` it, or set state.directory to a"
             " separate folder"
         )
     holders = [("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file)]
-    found += [
+    problems += [
         f"{key}: others may read {file} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it"
         for key, file in holders
         if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
     ]
-    return found
+    return problems
 
 
 def _read_by_more(config: Path, mode: int, settings: Settings) -> bool:
@@ -248,34 +248,34 @@ def _access_to(root: Path) -> tuple[Fault | None, bool, bool]:
 
 def _bases(settings: Settings) -> list[str]:
     """What is wrong with the folders of base models. Those that are closed to this user are left to `tried`, which asks as the service."""
-    found = []
+    problems = []
     for folder in settings.base.search:
         if closed_directory(folder) is None and not os.path.isdir(folder):
-            found.append(f"base.search: {folder} " + (NO_DIRECTORY if os.path.exists(folder) else "does not exist"))
+            problems.append(f"base.search: {folder} " + (NO_DIRECTORY if os.path.exists(folder) else "does not exist"))
     for name, folder in settings.base.map.items():
         if closed_directory(folder) is None and not is_model(folder):
-            found.append(f"base.map: {name!r} → {folder} contains no model now")
-    return found
+            problems.append(f"base.map: {name!r} → {folder} contains no model now")
+    return problems
 
 
 def _toolchains_of_keys(settings: Settings) -> list[str]:
     """Keys of the configuration that ask for a toolchain which is missing here; their stages would do without it."""
-    chains, work, found = Toolchains(settings.state_directory), settings.work, list[str]()
+    chains, work, problems = Toolchains(settings.state_directory), settings.work, list[str]()
     for spec in plan(settings.variants):
         for key, value, name in spec.toolchain_if:
             if work.setting(key) == value and (fault := chains.lacking(name, f"make {spec.name}")):
-                found.append(f"{key} = {value!r}: {fault.cause}, and {spec.name} would be made without it; {fault.remedy}")
-    return found
+                problems.append(f"{key} = {value!r}: {fault.cause}, and {spec.name} would be made without it; {fault.remedy}")
+    return problems
 
 
 def _same_names() -> list[str]:
     """The problem with other distributions in this environment that have a package of one of our names."""
-    found = importlib.metadata.packages_distributions()
-    others = sorted({one for name in ("daemon", "handlers") for one in found.get(name, ())} - {"ckptd"})
+    brought = importlib.metadata.packages_distributions()
+    others = sorted({name for package in ("daemon", "handlers") for name in brought.get(package, ())} - {"ckptd"})
     return [
-        f"{one} has a package with the same name as one of ckptd's, in the same environment: installing or removing one of them overwrites"
+        f"{name} has a package with the same name as one of ckptd's, in the same environment: installing or removing one of them overwrites"
         " or deletes files of the other; install ckptd in a separate environment"
-        for one in others
+        for name in others
     ]
 
 
@@ -335,8 +335,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     problems += room.problems
     warnings += room.warnings
     problems += [
-        f"{one.place}: {fault}; correct it, or leave it out (the other services are still notified)"
-        for one in settings.notify.receivers if (fault := fault_of(one.url))
+        f"{receiver.place}: {fault}; correct it, or leave it out (the other services are still notified)"
+        for receiver in settings.notify.receivers if (fault := fault_of(receiver.url))
     ]  # fmt: skip
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
@@ -358,7 +358,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()
         ),
-        **({"adds": ", ".join(f"{one.weight:g} × {one.path}" for one in settings.merge.add)} if settings.merge.add else {}),
+        **({"adds": ", ".join(f"{adapter.weight:g} × {adapter.path}" for adapter in settings.merge.add)} if settings.merge.add else {}),
         **room.facts,
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
@@ -366,4 +366,4 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     }
     # Two looks may find the same thing: a root is asked about, and then searched.
     problems = list(dict.fromkeys(problems))
-    return Diagnosis(facts, tuple(problems), tuple(dict.fromkeys(one for one in warnings if one not in problems)))
+    return Diagnosis(facts, tuple(problems), tuple(dict.fromkeys(warning for warning in warnings if warning not in problems)))

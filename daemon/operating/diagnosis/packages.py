@@ -22,20 +22,20 @@ def unsuitable() -> tuple[str, ...]:
         needed = [Requirement(line) for line in importlib.metadata.requires("ckptd") or ()]
     except importlib.metadata.PackageNotFoundError:
         return ()
-    found = []
-    for one in needed:
-        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+    unfit = []
+    for requirement in needed:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = library_version(one.name)
+        version = library_version(requirement.name)
         if not version:
             continue  # each variant that can't be made without it says so
         with contextlib.suppress(InvalidVersion):  # of somebody's own build: nobody can tell
-            if not one.specifier.contains(Version(version), prereleases=True):
-                found.append((one, version))
-    if not found:
+            if not requirement.specifier.contains(Version(version), prereleases=True):
+                unfit.append((requirement, version))
+    if not unfit:
         return ()
-    installed = ", ".join(f"{one.name} {version}" for one, version in found)
-    wanted = " ".join(f"'{one.name}{one.specifier}'" for one, _ in found)
+    installed = ", ".join(f"{requirement.name} {version}" for requirement, version in unfit)
+    wanted = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement, _ in unfit)
     return (
         f"ckptd {__version__} needs other versions than the installed {installed}, and stages may fail with errors that do not say so;"
         f" install them: {sys.executable} -m pip install {wanted}",

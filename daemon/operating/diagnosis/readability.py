@@ -95,18 +95,18 @@ def _tried(settings: Settings) -> Reading:
     count, kinds, problems, warnings = 0, set[str](), list[str](), list[str]()
     readable = list[Path]()
     for root in settings.watch.roots:
-        found, barred = 0, list[str]()
-        for one in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
-            found += 1
-            closed_here = _barred(one.path, kinds)
+        seen, barred = 0, list[str]()
+        for candidate in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
+            seen += 1
+            closed_here = _barred(candidate.path, kinds)
             barred += closed_here
-            readable += [] if closed_here else [one.path]
-            if found >= _MOST:
+            readable += [] if closed_here else [candidate.path]
+            if seen >= _MOST:
                 break
-        count += found - min(found, len(barred))
-        said = [f"watch.roots: {one}" for one in barred[:_SAID]]
+        count += seen - min(seen, len(barred))
+        said = [f"watch.roots: {sentence}" for sentence in barred[:_SAID]]
         said += [f"watch.roots: {len(barred) - _SAID} more below {root} can't be read"] if len(barred) > _SAID else []
-        if barred and len(barred) >= found:
+        if barred and len(barred) >= seen:
             problems += said
         else:
             warnings += said
@@ -123,7 +123,7 @@ def _tried(settings: Settings) -> Reading:
 def _bases(settings: Settings) -> str:
     names = [name for name, folder in settings.base.map.items() if is_model(folder)]
     for folder in settings.base.search:
-        names += sorted(str(one.relative_to(folder)) for one in itertools.islice(_places(folder), _ENTRIES) if is_model(one))
+        names += sorted(str(place.relative_to(folder)) for place in itertools.islice(_places(folder), _ENTRIES) if is_model(place))
     if not names:
         return "no model in base.search yet" if settings.base.search else ""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
@@ -131,25 +131,25 @@ def _bases(settings: Settings) -> str:
 
 def _places(folder: Path) -> Iterator[Path]:
     """Where models lie that are found by their name: `folder/name` and `folder/organization/name`."""
-    for one in _folders(folder):
-        yield one
-        if not is_model(one):
-            yield from _folders(one)
+    for inner in _folders(folder):
+        yield inner
+        if not is_model(inner):
+            yield from _folders(inner)
 
 
 def _folders(folder: Path) -> list[Path]:
     """The folders in a folder, in order; none where it can't be listed, which is told elsewhere."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(folder / one.name for one in itertools.islice(entries, _ENTRIES) if one.is_dir())
+            return sorted(folder / entry.name for entry in itertools.islice(entries, _ENTRIES) if entry.is_dir())
     except OSError:
         return []
 
 
 def _closed_bases(settings: Settings) -> list[str]:
     """The folders of base models that can't be come to or listed."""
-    folders = [("base.search", one) for one in settings.base.search]
-    folders += [(f"base.map.{name!r}", one) for name, one in settings.base.map.items()]
+    folders = [("base.search", folder) for folder in settings.base.search]
+    folders += [(f"base.map.{name!r}", folder) for name, folder in settings.base.map.items()]
     return [f"{key}: {fault.cause}; {fault.remedy}" for key, folder in folders if (fault := closed_directory(folder)) is not None]
 
 
@@ -174,28 +174,28 @@ def _models(checkpoints: Iterable[Path], settings: Settings) -> list[ModelFound]
 def _model_of(path: Path, settings: Settings, models: dict[str, ModelFound]) -> str | None:
     """Name of the model that a checkpoint needs, which is put into `models`; None for one that is not complete, or that no export takes."""
     try:
-        found = inspect(path)
-        if not found.complete or found.refusal is not None:
+        inspection = inspect(path)
+        if not inspection.complete or inspection.refusal is not None:
             return None
-        wanted = base_wanted(found.method, found.layout, found.base_name, settings.base.map)
+        wanted = base_wanted(inspection.method, inspection.layout, inspection.base_name, settings.base.map)
         name = wanted if wanted is not None else str(path.parent)
         if name not in models:
             if len(models) >= _MODELS:
                 return None
-            models[name] = _measured(name, path if wanted is None else None, found, settings)
+            models[name] = _measured(name, path if wanted is None else None, inspection, settings)
         return name
     except (CkptdError, OSError):  # it went away meanwhile; or what is wrong with it is for the look that takes it
         return None
 
 
-def _measured(name: str, folder: Path | None, found: Inspection, settings: Settings) -> ModelFound:
+def _measured(name: str, folder: Path | None, inspection: Inspection, settings: Settings) -> ModelFound:
     """The model with its size. `folder`: where it lies; None for a base, which is looked for."""
     try:
-        place = folder or find_base(name, found.base_revision, settings.base.search, settings.base.map)
+        place = folder or find_base(name, inspection.base_revision, settings.base.search, settings.base.map)
         size = measure(place)
     except CkptdError as error:
         return ModelFound(name, missing=f"{error.fault.cause}; {error.fault.remedy}")
-    sizes = layers_of(place, "full" if folder else found.method)
+    sizes = layers_of(place, "full" if folder else inspection.method)
     layers = sizes if isinstance(sizes, str) else sizes.memory(None, settings.validate.new_tokens, long=bool(settings.validate.long_tokens))
     layer = 0 if isinstance(sizes, str) else 4 * sizes.layer
     return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters, layers=layers, layer=layer)
@@ -257,8 +257,8 @@ def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
     _, code = os.waitpid(child, 0)
     if code:
         return Reading(f"could not be tested as {user_name(user)}")
-    told = json.loads(answer)
-    return Reading(**{**told, "models": [ModelFound(**one) for one in told["models"]]})
+    fields = json.loads(answer)
+    return Reading(**{**fields, "models": [ModelFound(**model) for model in fields["models"]]})
 
 
 def _is_named(user: int) -> bool:

@@ -19,7 +19,7 @@ _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")
 
 def problems_of_texts(settings: Settings) -> list[str]:
     """What keeps `validate.prompts` and `validate.data` from being read: every export's check would fail with it."""
-    found = []
+    problems = []
     for key, value in (("validate.prompts", settings.validate.prompts), ("validate.data", settings.validate.data)):
         if not value:
             continue
@@ -28,8 +28,8 @@ def problems_of_texts(settings: Settings) -> list[str]:
         except TimeoutError:
             problem = "its file system does not answer; look at the mount and its server"
         if problem is not None:
-            found.append(f"{key}: {value}: {problem}")
-    return found
+            problems.append(f"{key}: {value}: {problem}")
+    return problems
 
 
 def _problem(value: str) -> str | None:

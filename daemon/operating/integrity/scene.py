@@ -1,6 +1,6 @@
 """What the checker of invariants looks at, and what it says: the journal at one instant, and findings.
 
-Used by the modules `daemon.operating.integrity.fsck*` alone. The journal is read in one transaction that ends before any slow look at
+Used by `daemon.operating.integrity.fsck` and its rules alone. The journal is read in one transaction that ends before any slow look at
 the disk, so that a running daemon is not held up.
 """
 

@@ -108,7 +108,7 @@ def _sweep(above: Path) -> None:
 class Ended:
     """How a child ended."""
 
-    found: Measurements
+    measurements: Measurements
     fault: Fault | None = None
     """Why it ended before it was done; None where it was done, or the time was over."""
 
@@ -130,16 +130,16 @@ class Children:
         attempt = self._start(order)
         while (result := attempt.poll()) is None:
             if time.monotonic() > late:
-                found = self._found(order)
+                measurements = self._read_measurements(order)
                 self._end(attempt)
-                return Ended(found)
+                return Ended(measurements)
             self._relieve(attempt)
             said = attempt.progress
             self._progress.said(1 - share + share * said.fraction, said.message)
             self._wait(attempt)
         if result.outcome is Outcome.SUCCEEDED:
-            return Ended(self._found(order))
-        return Ended(self._found(order), self._fault(result))
+            return Ended(self._read_measurements(order))
+        return Ended(self._read_measurements(order), self._fault(result))
 
     def page(self, value: Bench) -> bytes:
         """The page of a measurement. Raises Permanent or Retryable."""
@@ -183,14 +183,14 @@ class Children:
             raise from_oserror(error, "start a child process") from None
 
     def _wait(self, attempt: Attempt) -> None:
-        """Until there may be news. Raises KeyboardInterrupt where a person wants it to end, when it has ended."""
+        """Wait until there may be news. Raises KeyboardInterrupt where a person wants it to end, when it has ended."""
         if self._progress.stop():
             self._end(attempt)
             raise KeyboardInterrupt
         wait_for_news([attempt], 0.2)
 
     def _end(self, attempt: Attempt) -> None:
-        """At once: nothing of a measurement is gone on with."""
+        """End it at once: nothing of a measurement is gone on with."""
         attempt.hurry()
         while attempt.poll() is None:
             wait_for_news([attempt], 0.05)
@@ -203,7 +203,7 @@ class Children:
             fault = Fault(code=FaultCode.MEMORY_PRESSURE, operation=OPERATION, cause=cause, remedy="free memory on the machine")
             attempt.stop(fault)
 
-    def _found(self, order: Order) -> Measurements:
+    def _read_measurements(self, order: Order) -> Measurements:
         try:
             return Measurements.model_validate_json(Path(order.context.staging, MEASURED).read_bytes())
         except (OSError, ValidationError):

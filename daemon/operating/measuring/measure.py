@@ -57,25 +57,25 @@ class _Work:
     stumbles: int = 0
     """Children that ended before they had begun with anything."""
 
-    def take(self, found: Measurements) -> None:
+    def take(self, measurements: Measurements) -> None:
         """What a child has finished."""
-        self.done += found.done
-        finished = {(one.variant, one.threads) for one in found.done}
+        self.done += measurements.done
+        finished = {(measured.variant, measured.threads) for measured in measurements.done}
         self.units = [unit for unit in self.units if (unit.variant, unit.threads) not in finished]
-        self.cut += found.cut
-        self.versions |= found.versions
-        self.kind, self.task = found.kind or self.kind, found.task or self.task
-        if found.peer_problem is not None:
-            self.peer, self.no_pytorch = None, found.peer_problem
+        self.cut += measurements.cut
+        self.versions |= measurements.versions
+        self.kind, self.task = measurements.kind or self.kind, measurements.task or self.task
+        if measurements.peer_problem is not None:
+            self.peer, self.no_pytorch = None, measurements.peer_problem
 
-    def blame(self, found: Measurements, fault: Fault) -> None:
+    def blame(self, measurements: Measurements, fault: Fault) -> None:
         """A child has ended by itself: what it worked on is tried once more without PyTorch where memory was short, else it is lost."""
-        if found.current is None:
+        if measurements.current is None:
             self.stumbles += 1
             if self.stumbles > 1:
                 self._lose(self.units, fault)
             return
-        name, threads = found.current
+        name, threads = measurements.current
         if name == PEER:
             self.peer, self.no_pytorch = None, fault.model_copy(update={"operation": "run the merged model in PyTorch"}).sentence()
             return
@@ -93,8 +93,8 @@ class _Work:
 
     def _lose(self, units: Sequence[Unit], fault: Fault) -> None:
         for unit in list(units):
-            told = fault.model_copy(update={"operation": f"{OPERATION} {unit.variant}"})
-            self.done.append(Measured(variant=unit.variant, threads=unit.threads, fault=told))
+            lost = fault.model_copy(update={"operation": f"{OPERATION} {unit.variant}"})
+            self.done.append(Measured(variant=unit.variant, threads=unit.threads, fault=lost))
             self.units.remove(unit)
 
 
@@ -116,10 +116,10 @@ def measure(settings: Settings, export: Export, choice: Choice, asked: Asked, pr
                 rounds=asked.rounds, seconds=left,
             )  # fmt: skip
             ended = children.measure(request, share=len(work.units) / total, seconds=left)
-            work.take(ended.found)
+            work.take(ended.measurements)
             if ended.fault is None:
                 break
-            work.blame(ended.found, ended.fault)
+            work.blame(ended.measurements, ended.fault)
     work.cut += [f"{_named(unit)} was not measured." for unit in work.units]
     return Bench(
         folder=str(export.folder), export_id=export.text("export_id"), run=export.text("run"), step=_step(export),
@@ -141,11 +141,11 @@ def _step(export: Export) -> int | None:
 
 
 def _variant(export: Export, name: str, done: Sequence[Measured], fault: Fault | None) -> BenchedVariant:
-    mine = [one for one in done if one.variant == name]
-    fault = fault or next((one.fault for one in mine if one.fault is not None), None)
+    mine = [row for row in done if row.variant == name]
+    fault = fault or next((row.fault for row in mine if row.fault is not None), None)
     return BenchedVariant(
         variant=name, size_bytes=sum(export.sizes.get(name, {}).values()),
-        starts=tuple(one.start for one in mine if one.start is not None), points=tuple(point for one in mine for point in one.points),
+        starts=tuple(row.start for row in mine if row.start is not None), points=tuple(point for row in mine for point in row.points),
         fault=None if fault is None else fault.sentence(), code=None if fault is None else str(fault.code),
     )  # fmt: skip
 

@@ -45,21 +45,21 @@ def locate(state: Path, wanted: str) -> tuple[Export, str | None]:
     if not path.exists():
         raise UsageError(FaultCode.NO_SUCH_PATH, OPERATION, "there is no such path", "check the path", path=path)
     whole = Path(os.path.realpath(path))
-    found = next((one for one in (whole, *whole.parents) if os.path.lexists(one / MANIFEST)), None)
-    if found is None:
+    export = next((folder for folder in (whole, *whole.parents) if os.path.lexists(folder / MANIFEST)), None)
+    if export is None:
         raise _no_export(path)
-    inside = whole.relative_to(found).parts
-    if inside and not (found / inside[0]).is_dir():
-        raise UsageError(FaultCode.NOT_A_DIRECTORY, OPERATION, "it is a file", f"give the export's folder: {found}", path=path)
-    return _read(found), inside[0] if inside else None
+    inside = whole.relative_to(export).parts
+    if inside and not (export / inside[0]).is_dir():
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, OPERATION, "it is a file", f"give the export's folder: {export}", path=path)
+    return _read(export), inside[0] if inside else None
 
 
 def _of_job(state: Path, wanted: str) -> Path:
-    found = find(state, wanted)
-    if len(found) != 1:
-        several = f"{len(ids(state, wanted))} job ids match it" if found else "there is no such folder, and no job has such an id"
+    jobs = find(state, wanted)
+    if len(jobs) != 1:
+        several = f"{len(ids(state, wanted))} job ids match it" if jobs else "there is no such folder, and no job has such an id"
         raise UsageError(FaultCode.NO_SUCH_JOB, OPERATION, f"{wanted!r}: {several}", _GIVE)
-    (job,) = found
+    (job,) = jobs
     if not os.path.lexists(Path(job.target) / MANIFEST):
         remedy = "wait until it has finished (`ckptd status`), or export the checkpoint again"
         cause = f"the export is not published: {told_state(job.activity)}"
@@ -71,8 +71,8 @@ def _no_export(path: Path) -> UsageError:
     remedy = _GIVE
     if path.is_dir() and holds_exports(path):
         latest = path / "latest"
-        one = latest if os.path.lexists(latest / MANIFEST) else next(exports_below(path), None)
-        remedy = f"give one of the exports in it, for example {one}" if one is not None else remedy
+        export = latest if os.path.lexists(latest / MANIFEST) else next(exports_below(path), None)
+        remedy = f"give one of the exports in it, for example {export}" if export is not None else remedy
     return UsageError(FaultCode.NO_EXPORT, OPERATION, f"there is no {MANIFEST} in it or above it", remedy, path=path)
 
 
@@ -121,7 +121,10 @@ def choose(export: Export, named: Sequence[str]) -> Choice:
         cause, remedy = f"the export has no variant {unknown[0]!r}", f"name some of these: {', '.join(there)}"
         raise UsageError(FaultCode.BAD_OPTION, OPERATION, cause, remedy, path=export.folder)
     aside = {name: reason for name in there if (reason := _aside(name)) and not named}
-    wanted = [*(name for name in there if name not in aside and (not named or name in named)), *(one for one in named if one not in there)]
+    wanted = [
+        *(name for name in there if name not in aside and (not named or name in named)),
+        *(name for name in named if name not in there),
+    ]
     faults = {name: why for name in wanted if (why := _obstacle(export, name, reported)) is not None}
     merged = next((name for name in there if name in known and "merged" in known[name].traits), None)
     damage = None if merged is None else _damage(export, merged)
@@ -136,27 +139,27 @@ def choose(export: Export, named: Sequence[str]) -> Choice:
 
 def _aside(name: str) -> str | None:
     """Why a variant is measured only where it is named."""
-    one = catalog().variants.get(name)
-    if one is None or one.deploys in ("alone", "at its targets"):
+    spec = catalog().variants.get(name)
+    if spec is None or spec.deploys in ("alone", "at its targets"):
         return None
-    return _OVER_BASE if one.deploys == "over its base" else f"it is made to look into the model; `ckptd bench PATH {name}` measures it"
+    return _OVER_BASE if spec.deploys == "over its base" else f"it is made to look into the model; `ckptd bench PATH {name}` measures it"
 
 
 def _obstacle(export: Export, name: str, reported: Mapping[str, str]) -> Fault | None:
     """Why a variant can't be measured."""
     operation, path = f"{OPERATION} {name}", str(export.folder / name)
-    one = catalog().variants.get(name)
+    spec = catalog().variants.get(name)
     if name not in export.sizes:
         return Fault(
             code=FaultCode.ARTIFACT_MISSING, operation=operation, cause=reported.get(name) or "it was not published", path=path,
             remedy="look into the export's report.html, and export the checkpoint again",
         )  # fmt: skip
-    if one is None:
+    if spec is None:
         return Fault(
             code=FaultCode.ENGINE_MISSING, operation=operation, cause="no format that is installed here makes it", path=path,
             remedy="install the package of its format; `ckptd formats` lists the variants that this machine knows",
         )  # fmt: skip
-    if one.deploys == "over its base":
+    if spec.deploys == "over its base":
         return Fault(
             code=FaultCode.BASE_NOT_FOUND, operation=operation, cause=_OVER_BASE, path=path,
             remedy="measure a variant with merged weights, for example pytorch",
@@ -169,11 +172,11 @@ def _damage(export: Export, name: str) -> Fault | None:
     for path, size in export.sizes[name].items():
         file = export.folder / path
         try:
-            found: int | None = os.stat(file).st_size
+            actual: int | None = os.stat(file).st_size
         except (OSError, ValueError):  # a name that no file can have
-            found = None
-        if found != size:
-            has = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+            actual = None
+        if actual != size:
+            has = "is missing" if actual is None else f"has {actual:,} bytes instead of {size:,}"
             return Fault(
                 code=FaultCode.EXPORT_DAMAGED, operation=f"{OPERATION} {name}", cause=f"the file {path} {has}", path=str(file),
                 remedy="export the checkpoint again; `ckptd verify` lists all that is damaged",
@@ -185,7 +188,7 @@ def _reported(export: Export) -> dict[str, str]:
     """Variant → why it was not published, of those that the report names; "" where it does not say."""
     try:
         report = json.loads((export.folder / "report.json").read_bytes())
-        return {str(one["variant"]): "; ".join(map(str, one.get("reasons") or ())) for one in report["artifacts"]}
+        return {str(artifact["variant"]): "; ".join(map(str, artifact.get("reasons") or ())) for artifact in report["artifacts"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -197,7 +200,7 @@ def refuse_target(target: Path) -> None:
         raise UsageError(FaultCode.BAD_OPTION, operation, "it is a folder", "give the name of a file, for example bench.html", path=target)
     if not folder.is_dir():
         raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such folder", "make it, or give another file", path=folder)
-    if any(os.path.lexists(one / MANIFEST) for one in (Path(os.path.realpath(folder)), *Path(os.path.realpath(folder)).parents)):
+    if any(os.path.lexists(above / MANIFEST) for above in (Path(os.path.realpath(folder)), *Path(os.path.realpath(folder)).parents)):
         cause = "it would be in an export, whose files stay as they were published"
         raise UsageError(FaultCode.BAD_OPTION, operation, cause, "give a file in another folder", path=target)
     if not os.access(folder, os.W_OK | os.X_OK):

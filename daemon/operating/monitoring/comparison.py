@@ -103,8 +103,8 @@ class Comparison:
 
 def compare(state: Path, a: str, b: str) -> Comparison:
     """Two exports, each a folder, a report or what names a job of this state directory. Raises UsageError for one that is none of these."""
-    one, other = _read(_report_of(state, a)), _read(_report_of(state, b))
-    return Comparison(one, other, tuple(_notes(one, other)))
+    first, second = _read(_report_of(state, a)), _read(_report_of(state, b))
+    return Comparison(first, second, tuple(_notes(first, second)))
 
 
 def _report_of(state: Path, wanted: str) -> Path:
@@ -115,15 +115,15 @@ def _report_of(state: Path, wanted: str) -> Path:
         raise UsageError(FaultCode.NO_REPORT, "compare", f"it has no {REPORT}", "give the folder of an export", path=path)
     if path.is_file():
         return path
-    found = find(state, wanted) if "/" not in wanted else []
-    if len(found) != 1:
+    jobs = find(state, wanted) if "/" not in wanted else []
+    if len(jobs) != 1:
         several = (
-            f"{len(ids(state, wanted))} job ids begin with this" if found else "there is no such folder, and no job id begins with this"
+            f"{len(ids(state, wanted))} job ids begin with this" if jobs else "there is no such folder, and no job id begins with this"
         )
         raise UsageError(
             FaultCode.NO_SUCH_JOB, "compare", f"{wanted!r}: {several}", "give the folder of an export, or an id from `ckptd list`"
         )  # fmt: skip
-    (job,) = found
+    (job,) = jobs
     if job.report_file is None:
         raise UsageError(
             FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: {told_state(job.activity)}",
@@ -141,10 +141,10 @@ def _read(file: Path) -> ComparedExport:
         raise UsageError(FaultCode.NO_REPORT, "compare", cause, "give the folder of an export", path=file) from None
     if not isinstance(report, dict) or not isinstance(report.get("artifacts"), list):
         raise UsageError(FaultCode.NO_REPORT, "compare", "it is not a report of an export", "give the folder of an export", path=file)
-    rows = [one for one in report["artifacts"] if isinstance(one, dict) and isinstance(one.get("variant"), str)]
-    figures = {one["variant"]: figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures() for one in rows}
+    rows = [row for row in report["artifacts"] if isinstance(row, dict) and isinstance(row.get("variant"), str)]
+    figures = {row["variant"]: figures_of(row.get("figures"), ArtifactFigures) or ArtifactFigures() for row in rows}
     samples = [known.sample for known in figures.values() if known.sample is not None]
-    asked = next((one for one in samples if one.prompt), None)
+    asked = next((sample for sample in samples if sample.prompt), None)
     return ComparedExport(
         id=text_at(report, "export_id"), folder=str(file.parent), run=text_at(report, "checkpoint", "run"),
         step=whole_at(report, "checkpoint", "step"), ending=value_at(report, "checkpoint", "ending") is True,
@@ -154,7 +154,7 @@ def _read(file: Path) -> ComparedExport:
         best_metric=number_at(report, "checkpoint", "metadata", "best_metric"), adapter_kl=number_at(report, "reference", "adapter", "kl"),
         adapter_agreement=number_at(report, "reference", "adapter", "agreement"), wall_seconds=number_at(report, "wall_seconds"),
         cpu=text_at(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
-        artifacts={one["variant"]: _artifact(one, figures[one["variant"]]) for one in rows},
+        artifacts={row["variant"]: _artifact(row, figures[row["variant"]]) for row in rows},
     )  # fmt: skip
 
 

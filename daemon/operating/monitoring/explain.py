@@ -188,42 +188,47 @@ def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path
         unreadable.append(from_oserror(error, "list a directory", str(folder)).fault.sentence())
 
     scanner = Scanner(replace(_rules(settings), depth=0))
-    found = [one.path for one in scanner.find(folder, note)]
-    return sorted(found, key=lambda one: (str(run_of(one)), step_of(one) is None, step_of(one) or 0, one.name))
+    checkpoints = [candidate.path for candidate in scanner.find(folder, note)]
+    return sorted(
+        checkpoints,
+        key=lambda checkpoint: (str(run_of(checkpoint)), step_of(checkpoint) is None, step_of(checkpoint) or 0, checkpoint.name),
+    )
 
 
 def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExplanation:
     mine = closed_to_me(path)
     # What can't be read has no content to speak of: only its name is known.
-    found = inspect(path) if mine is None else Inspection(path, step=step_of(path) or 0, missing=(mine.cause,))
+    inspection = inspect(path) if mine is None else Inspection(path, step=step_of(path) or 0, missing=(mine.cause,))
     unreadable = live.unreadable.get(str(path)) or (mine.sentence() if mine else None)
-    layout = next((row for row in TABLE if row.name == found.layout), None)
+    layout = next((row for row in TABLE if row.name == inspection.layout), None)
     files, quiet = _files(path) if mine is None or os.access(path, os.R_OK | os.X_OK, effective_ids=True) else ((), None)
-    rest = settings.watch.settle_seconds + found.patience_seconds
+    rest = settings.watch.settle_seconds + inspection.patience_seconds
     unwatched = _unwatched(settings, path)
     watched = not (unwatched and settings.watch.roots)
-    base_folder, base_problem = _base(settings, found)
-    waiting = found.complete and found.refusal is None and watched and quiet is not None and quiet < rest
+    base_folder, base_problem = _base(settings, inspection)
+    waiting = inspection.complete and inspection.refusal is None and watched and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
-        layout=found.layout,
+        layout=inspection.layout,
         writer=layout.writer if layout else None,
         run=run_of(path).name,
-        step=found.step,
-        method=found.method or None,
-        base=found.base_name,
+        step=inspection.step,
+        method=inspection.method or None,
+        base=inspection.base_name,
         base_folder=base_folder,
         base_problem=base_problem,
-        complete=found.complete,
-        missing=found.missing,
-        incomplete_seconds=next((one.seconds for one in live.incomplete if one.path == str(path)), None),
+        complete=inspection.complete,
+        missing=inspection.missing,
+        incomplete_seconds=next((row.seconds for row in live.incomplete if row.path == str(path)), None),
         quiet_seconds=quiet,
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
-        refusal=found.refusal.sentence() if found.refusal else None,
+        refusal=inspection.refusal.sentence() if inspection.refusal else None,
         unreadable=unreadable,
-        unmergeable=tuple(problems_of(settings.merge, settings.base, found)) if found.complete and found.refusal is None else (),
+        unmergeable=tuple(problems_of(settings.merge, settings.base, inspection))
+        if inspection.complete and inspection.refusal is None
+        else (),
         journal=_remembered(settings, path),
-        selected=None if mine or (unwatched and settings.watch.roots) else _selection(settings, found),
+        selected=None if mine or (unwatched and settings.watch.roots) else _selection(settings, inspection),
         watched=not unwatched,
         unwatched=unwatched,
         daemon_running=live.daemon.running,
@@ -231,13 +236,13 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     )
 
 
-def _base(settings: Settings, found: Inspection) -> tuple[str | None, str | None]:
+def _base(settings: Settings, inspection: Inspection) -> tuple[str | None, str | None]:
     """The folder of a checkpoint's base, or why there is none, by the rules of an export."""
-    name = base_wanted(found.method, found.layout, found.base_name, settings.base.map) if found.method else None
+    name = base_wanted(inspection.method, inspection.layout, inspection.base_name, settings.base.map) if inspection.method else None
     if name is None:
         return None, None
     try:
-        return str(find_base(name, found.base_revision, settings.base.search, settings.base.map)), None
+        return str(find_base(name, inspection.base_revision, settings.base.search, settings.base.map)), None
     except CkptdError as error:
         return None, error.fault.sentence()
 
@@ -267,7 +272,7 @@ def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
     read = {name.partition("/")[0] for name in names}
     rows: list[FileRow] = []
     newest = max((os.lstat(path / name).st_mtime for name in names), default=None)
-    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+    for entry in sorted(os.scandir(path), key=lambda item: item.name):
         status = entry.stat(follow_symlinks=False)
         folder = entry.is_dir(follow_symlinks=False)
         rows.append(FileRow(entry.name + "/" * folder, None if folder else status.st_size, entry.name in read))
@@ -275,12 +280,12 @@ def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
     return tuple(rows), None if quiet is None or quiet < -_SKEW_SECONDS else round(max(0.0, quiet), 1)
 
 
-def _selection(settings: Settings, found: Inspection) -> Selected | None:
+def _selection(settings: Settings, inspection: Inspection) -> Selected | None:
     """Whether `[select]`, with the run's own configuration over it, wants the checkpoint; None while that can't be told."""
-    if not found.complete or found.refusal is not None:
+    if not inspection.complete or inspection.refusal is not None:
         return None
-    mine = effective(settings, run_of(found.path))
-    choice, _ = choice_for(found, mine.settings.select)
+    mine = effective(settings, run_of(inspection.path))
+    choice, _ = choice_for(inspection, mine.settings.select)
     return Selected(choice.wanted, choice.reason, mine.warning)
 
 

@@ -161,13 +161,13 @@ class LiveFile:
         """The same with the times that pass counted until now."""
         age = self.age() or 0.0
         progress = {
-            job: {name: replace(one, seconds=round(one.seconds + age, 1)) for name, one in stages.items()}
+            job: {name: replace(row, seconds=round(row.seconds + age, 1)) for name, row in stages.items()}
             for job, stages in self.progress.items()
         }
         roots = (
             root if (silent := root.silent_seconds) is None else replace(root, silent_seconds=round(silent + age, 1)) for root in self.roots
         )
-        incomplete = (replace(one, seconds=round(one.seconds + self.listed + age)) for one in self.incomplete)
+        incomplete = (replace(row, seconds=round(row.seconds + self.listed + age)) for row in self.incomplete)
         return replace(self, progress=progress, roots=tuple(roots), incomplete=tuple(incomplete))
 
 
@@ -209,7 +209,7 @@ def live_file(
 
 def of_export(runner: Runner, started: str) -> LiveFile:
     """The content of the live file of an export in the foreground."""
-    waiting = {job: told(one.fault) for job, one in dict(runner.waits.of).items()}
+    waiting = {job: told(wait.fault) for job, wait in dict(runner.waits.of).items()}
     progress, clock = progress_of(runner), time.monotonic()
     return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, clock=clock)
 
@@ -256,7 +256,7 @@ class LiveWriter:
         timeless = replace(value, time=None, clock=None)
         if not changed and timeless == self._last and now - self._written < REWRITE_SECONDS:
             return
-        small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
+        small = {key: item for key, item in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
         self._last = None  # until it is written
         refusal = write_padded(self._file, f"{self._lists}, {json.dumps(censored_values(small))[1:]}")
         if refusal is not None:

@@ -32,7 +32,7 @@ class Earlier:
 
     def of(self, stage: str) -> float | None:
         """How long a stage is expected to take; None where it never ran."""
-        known = [one for one in self.seconds.get(stage, ()) if one > 0][:LATEST]
+        known = [seconds for seconds in self.seconds.get(stage, ()) if seconds > 0][:LATEST]
         return statistics.median(known) if known else None
 
 
@@ -79,11 +79,11 @@ def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], ea
     for stage in stages:
         if stage.state in ENDED_STAGE:
             continue
-        one = running[stage.name] if stage.name in running else earlier.of(stage.name)
-        if one is None:
+        seconds = running[stage.name] if stage.name in running else earlier.of(stage.name)
+        if seconds is None:
             return None
-        one *= 1.0 if stage.name in running else slower
-        left, longest = left + one, max(longest, one)
+        seconds *= 1.0 if stage.name in running else slower
+        left, longest = left + seconds, max(longest, seconds)
     return max(longest, left / earlier.side_by_side)
 
 
@@ -104,9 +104,9 @@ def about(seconds: float) -> str:
 
 def retrying(stages: Iterable[StageRow], clock: float) -> str | None:
     """Which stage waits for its next try, until when, and why; None where none does. `clock`: seconds since the epoch."""
-    late = [one for one in stages if one.state == "waiting" and not one.due(clock)]
+    late = [stage for stage in stages if stage.state == "waiting" and not stage.due(clock)]
     if not late:
         return None
-    first = min(late, key=lambda one: one.retry_at or 0.0)
+    first = min(late, key=lambda stage: stage.retry_at or 0.0)
     why = f", after: {first.fault.sentence()}" if first.fault else ""
     return f"The stage {first.name} is tried again in {about((first.retry_at or clock) - clock)} (attempt {first.attempts + 1}){why}"

@@ -85,18 +85,18 @@ def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQualit
     """The one run that is meant. Raises UsageError where that is none or more than one."""
     folder = Path(os.path.abspath(wanted)) if wanted else None
     if folder is not None and folder.is_dir():
-        found = _by_run(beside(folder / "export"))
+        runs = _by_run(beside(folder / "export"))
     else:
         jobs = snapshot(state, limit=10_000).jobs
         every = _by_run([Path(job.report_file).parent for job in jobs if job.report_file and job.state in ("succeeded", "partial")])
-        found = {key: reads for key, reads in every.items() if wanted in (None, key[1], f"{key[0]}/{key[1]}")}
-        if wanted and not found:  # a part of the name, as people call it
-            found = {key: reads for key, reads in every.items() if wanted in key[1]}
-        if wanted and not found:
+        runs = {key: reads for key, reads in every.items() if wanted in (None, key[1], f"{key[0]}/{key[1]}")}
+        if wanted and not runs:  # a part of the name, as people call it
+            runs = {key: reads for key, reads in every.items() if wanted in key[1]}
+        if wanted and not runs:
             raise _not_one(f"no run {wanted!r} has an export", every)
-    if len(found) != 1:
-        raise _not_one("there are several runs" if found else "no export with a report is there", found)
-    ((root, run), reads) = next(iter(found.items()))
+    if len(runs) != 1:
+        raise _not_one("there are several runs" if runs else "no export with a report is there", runs)
+    ((root, run), reads) = next(iter(runs.items()))
     figures = figures_of_run(reads, [read.metadata for read in reads], best_variant)
     folders = {read.point.export: str(read.path) for read in reads}
     stood = standing(figures.points, best_variant)
@@ -113,17 +113,17 @@ def _at_step(point: StepPoint, folder: str | None) -> QualityAtStep:
     return QualityAtStep(
         id=point.export, step=point.step, ending=point.ending, status=point.status, finished=point.finished, loss=point.loss,
         comparison=point.comparison, folder=folder,
-        artifacts={variant: QualityOfArtifact(**one.model_dump()) for variant, one in point.artifacts.items()},
+        artifacts={variant: QualityOfArtifact(**quality.model_dump()) for variant, quality in point.artifacts.items()},
     )  # fmt: skip
 
 
 def _by_run(folders: Sequence[Path]) -> dict[tuple[str, str], list[ReportRead]]:
     """(root, run) → the reports of its latest exports, in the order of training."""
-    found: dict[tuple[str, str], dict[str, ReportRead]] = {}
+    runs: dict[tuple[str, str], dict[str, ReportRead]] = {}
     for folder in folders:
         if (read := read_report(folder)) is not None and read.point.status != "failed":
-            found.setdefault((read.root, read.run), {})[read.point.export] = read
-    return {key: sorted(reads.values(), key=lambda read: read.point.place)[-MOST_STEPS:] for key, reads in found.items()}
+            runs.setdefault((read.root, read.run), {})[read.point.export] = read
+    return {key: sorted(reads.values(), key=lambda read: read.point.place)[-MOST_STEPS:] for key, reads in runs.items()}
 
 
 def _not_one(cause: str, runs: Mapping[tuple[str, str], object]) -> UsageError:

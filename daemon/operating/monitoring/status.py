@@ -280,7 +280,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
 
 
 def _standing_still(paths: StatePaths, live: LiveFile) -> str | None:
-    """That the running daemon has not written its state for long, as a sentence; what it wrote before is no longer true then.
+    """The sentence that the running daemon has not written its state for long; what it wrote before is no longer true then.
 
     One that shuts down writes once and then waits for its stages. A daemon that has just been started had no time to write yet: there lies
     what the one before it wrote, which may have had the same pid in its container.
@@ -302,8 +302,8 @@ def _in_the_foreground(state: Path) -> tuple[JobStatus, ...]:
         folders = sorted(folder for folder in (state / FOREGROUND).iterdir() if is_locked(StatePaths(folder).lock))
     except OSError:
         return ()
-    found = (job for folder in folders for job in snapshot(folder).jobs)
-    return tuple(replace(job, foreground=True) for job in found if job.state not in ENDED_JOB)
+    jobs = (job for folder in folders for job in snapshot(folder).jobs)
+    return tuple(replace(job, foreground=True) for job in jobs if job.state not in ENDED_JOB)
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class _Scene:
 
 
 def _earlier(connection: Connection) -> Callable[[JobRow], Earlier]:
-    """Gives what earlier exports like a job took; those of one run and base are looked for once."""
+    """Return what looks up the times of earlier exports like a job; those of one run and base are looked for once."""
     known: dict[tuple[object, ...], Earlier] = {}
 
     def of(job: JobRow) -> Earlier:
@@ -336,11 +336,14 @@ def _earlier(connection: Connection) -> Callable[[JobRow], Earlier]:
 def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     """What has no room now: looked at afresh, since a daemon on a full disk may not be able to say so; else as it said."""
     places = live.places or (Place("state.directory", str(state), LEAST_BYTES),)
-    told = {one.folder: one for one in live.disks}
-    needs = [Place(one.keys[0], one.folder, one.needed) for one in live.disks]
-    refused = {one.folder: one.refused for one in live.disks if one.refused is not None}
-    found = short_of_room(places, needs, refused)
-    return tuple(replace(one, delete=told[one.folder].delete if one.folder in told else advice(one, StatePaths(state))) for one in found)
+    listed = {shortage.folder: shortage for shortage in live.disks}
+    needs = [Place(shortage.keys[0], shortage.folder, shortage.needed) for shortage in live.disks]
+    refused = {shortage.folder: shortage.refused for shortage in live.disks if shortage.refused is not None}
+    shortages = short_of_room(places, needs, refused)
+    return tuple(
+        replace(shortage, delete=listed[shortage.folder].delete if shortage.folder in listed else advice(shortage, StatePaths(state)))
+        for shortage in shortages
+    )
 
 
 def ids(state: Path, wanted: str) -> list[str]:
@@ -372,7 +375,7 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
             scene = _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
             views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
             return [
-                JobDetails(**vars(_job(view, scene)), attempts=tuple(_attempt(one) for one in attempts_of(connection, view.job.id)))
+                JobDetails(**vars(_job(view, scene)), attempts=tuple(_attempt(attempt) for attempt in attempts_of(connection, view.job.id)))
                 for view in views
             ]
     except FileNotFoundError:
@@ -471,7 +474,8 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     slower = max(
-        (slowed(earlier.of(one.name), one.seconds or 0.0, one.left_seconds, one.starved is not None) for one in stages), default=1.0
+        (slowed(earlier.of(stage.name), stage.seconds or 0.0, stage.left_seconds, stage.starved is not None) for stage in stages),
+        default=1.0,
     )
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier, slower)
     waiting_for, target = _waits_for(view, scene), target_of(job, job.state)

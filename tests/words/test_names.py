@@ -1,0 +1,144 @@
+"""Names in product code say what a value is, and docstrings name modules and packages that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.words.written import ROOT
+
+BANNED = {"one", "found", "told", "thing", "things"}
+"""What every value is, so that it says nothing of any: the field has a noun for it. A leading underscore changes nothing."""
+
+ROOMS = {
+    "daemon/cli/views": 52, "daemon/contract": 121, "daemon/journal": 17, "daemon/operating": 14,
+    "daemon/operating/integrity": 19, "daemon/publishing": 67, "daemon/running": 62, "daemon/toolchains": 81,
+    "daemon/watching": 25, "handlers": 1, "handlers/adapter": 6, "handlers/child": 14, "handlers/consolidate": 21,
+    "handlers/convert": 5, "handlers/coreml": 77, "handlers/executorch": 16, "handlers/families": 18, "handlers/folder": 42,
+    "handlers/gguf": 39, "handlers/graphs": 63, "handlers/layerwise": 5, "handlers/litert": 11, "handlers/merge": 129,
+    "handlers/mlx": 27, "handlers/models": 24, "handlers/onnx": 198, "handlers/openvino": 27, "handlers/pytorch": 39,
+    "handlers/report": 89, "handlers/static_programs": 16, "handlers/tensorrt": 90, "handlers/texts": 28,
+    "handlers/toolchains": 1, "handlers/torch_programs": 15, "handlers/validate": 426, "handlers/web": 34,
+}  # fmt: skip
+"""Room → highest number of bindings of BANNED in it: a ratchet, which only falls. Whatever is not listed has none."""
+
+LOCATION = re.compile(r"`((?:daemon|handlers)(?:[./][A-Za-z_][A-Za-z0-9_]*)+(?:\.py)?/?)`")
+"""`daemon.x.y` and `handlers/x`, as docstrings write them. What has a placeholder in capitals alone is no name of a module."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in ("daemon", "handlers") for path in (ROOT / package).rglob("*.py"))
+
+
+def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of all that code binds: variables, loop variables, arguments, fields, functions, classes, `as` names."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+
+
+def room_of(path: Path) -> str:
+    """The package below `daemon` or `handlers`; a package in it that is listed in ROOMS counts by itself."""
+    parts = path.relative_to(ROOT).parts
+    inner = "/".join(parts[:3])
+    return inner if inner in ROOMS else "/".join(parts[:2] if len(parts) > 2 else parts[:1])
+
+
+def named_without_a_noun() -> dict[str, list[str]]:
+    """Room → path:line name of each binding of a banned name."""
+    rows: dict[str, list[str]] = {}
+    for path in sources():
+        for line, name in bound(parsed(path)):
+            if name.strip("_") in BANNED:
+                rows.setdefault(room_of(path), []).append(f"{path.relative_to(ROOT)}:{line} {name}")
+    return rows
+
+
+def test_no_room_gains_names_that_say_nothing() -> None:
+    over = {room: rows for room, rows in named_without_a_noun().items() if len(rows) > ROOMS.get(room, 0)}
+    assert not over, {room: f"{len(rows)} instead of at most {ROOMS.get(room, 0)}: {rows}" for room, rows in over.items()}
+
+
+def test_every_listed_room_exists() -> None:
+    assert [room for room in ROOMS if not (ROOT / room).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "one = 1", "for found in x: pass", "def f(told): pass", "def _found(): pass", "[one for one in x]", "(one := 1)",
+        "try: pass\nexcept E as found: pass", "import a as one", "class A:\n    told: bool", "lambda one: 1", "with a as (thing, b): pass",
+    ],
+)  # fmt: skip
+def test_each_way_to_bind_a_name_is_seen(code: str) -> None:
+    assert any(name.strip("_") in BANNED for _, name in bound(ast.parse(code)))
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a module, its classes and functions, and the texts below constants and fields."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    """What a module binds, imports included."""
+    imported = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }  # fmt: skip
+    return imported | {name for _, name in bound(tree)}
+
+
+def leads_nowhere(location: str) -> bool:
+    """Whether neither a module or package of this name exists nor, for a dotted one, a module that binds its end."""
+    if "/" in location:
+        return not (ROOT / location).exists() and not (ROOT / f"{location}.py").is_file()
+    parts = location.split(".")
+    for end in range(len(parts), 0, -1):
+        folder = ROOT.joinpath(*parts[:end])
+        file = folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
+        if file.is_file():
+            return not set(parts[end : end + 1]) <= names_of(parsed(file))
+    return True
+
+
+def test_modules_and_packages_that_docstrings_name_exist() -> None:
+    wrong = Counter(
+        f"{path.relative_to(ROOT)}: {location}"
+        for path in sources() for text in docstrings(path) for location in LOCATION.findall(text)
+        if leads_nowhere(location)
+    )  # fmt: skip
+    assert sorted(wrong) == []
+
+
+@pytest.mark.parametrize(
+    ("location", "wrong"),
+    [
+        ("daemon.cli", False), ("daemon.cli.queue", False), ("daemon.cli.queue.retry", False), ("handlers/onnx", False),
+        ("handlers/onnx/format.py", False), ("daemon.cli.gone", True), ("daemon.cli.queue.gone", True), ("handlers/gone", True),
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_nowhere_is_noticed(location: str, wrong: bool) -> None:
+    assert LOCATION.findall(f"See `{location}`.") == [location]
+    assert leads_nowhere(location) is wrong
