@@ -77,18 +77,3 @@ def test_each_symptom_has_steps_in_an_order_and_a_command_of_ours(section: str) 
 def test_words_with_a_hyphen_in_the_troubleshooting_are_fault_codes_or_variants() -> None:
     named = {word for section in SYMPTOMS for word in spans(section) if re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", word)}
     assert named <= {*FaultCode, *catalog().thresholds} and len(named & set(FaultCode)) > 8
-
-
-def anchors(page: Path) -> set[str]:
-    """The places on a page that a link may name, as GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_our_own_files_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
-        file, _, place = link.partition("#")
-        if ":" not in link:
-            assert (target := (page.parent / file if file else page)).exists(), link
-            assert not place or place in anchors(target), link

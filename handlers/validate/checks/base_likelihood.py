@@ -24,7 +24,7 @@ from handlers.validate.workers.protocol import CanRebase, Rebase
 
 VALUES = ("original", "dequantized", "dequantized-double")
 STREAMED = ("LORA", "ADALORA")
-"""Methods that can be merged into another base than the original (docs/merging.md)."""
+"""Methods that can be merged into another base than the original (docs/artifacts.md)."""
 MARGIN = 3.0
 """Standard errors by which another base must be better before a warning says so: two others are tried, and neighbours are alike."""
 
