@@ -23,7 +23,7 @@ from benchmarks import _common
 from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import enter_message
-from daemon.publishing.notifier import Notifier
+from daemon.publishing.telling.notifier import Notifier
 
 LONGEST = 1800.0
 """Seconds after which a measurement is given up."""

@@ -130,7 +130,7 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
     import time
 
     from daemon.journal.rows import Message
-    from daemon.publishing.sender import Sender
+    from daemon.publishing.telling.sender import Sender
 
     receivers = load_settings(config, own_state=True).notify.receivers
     if not receivers:

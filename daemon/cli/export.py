@@ -41,10 +41,11 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now, told_state
 from daemon.operating import logs
 from daemon.operating.diagnosis import packages
+from daemon.operating.engine import Engine, engine, work_now
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
-from daemon.operating.service import Engine, engine, work_now
-from daemon.publishing.closing import REJECTED, clear_staging
+from daemon.publishing.export_folder import REJECTED
+from daemon.publishing.tidying import clear_staging
 from daemon.running.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
 from daemon.system.lock import holder

@@ -1,6 +1,7 @@
 """The record in a folder of the output that says which ckptd publishes a run there: what it holds, and whose it is.
 
-Read by the intake, which gives a run whose folder is another ckptd's another name, and made and locked by `daemon.publishing.owners`.
+Read by the intake, which gives a run whose folder is another ckptd's another name, and made and
+locked by `daemon.publishing.exchange.owners`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.secrets import is_credential
-from daemon.publishing.sending import fault_of
+from daemon.publishing.telling.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""

@@ -10,53 +10,38 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Callable
 
-import psutil
 import structlog
 
-from daemon.checkpoints.names import run_of
 from daemon.config.layers import Source
-from daemon.config.paths import Paths, prepare
-from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask
-from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable
+from daemon.contract.errors import Permanent
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
-from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, OPEN_JOB, JobRow, now
+from daemon.journal.rows import now
 from daemon.operating import last_end, logs, systemd
+from daemon.operating.announcements import Announcements
 from daemon.operating.diagnosis import packages
 from daemon.operating.disk_watch import DiskWatch
-from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
+from daemon.operating.engine import Engine, engine
+from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.monitoring import metrics
-from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
-from daemon.operating.monitoring.outlook import starved
+from daemon.operating.monitoring.gauges import take_gauges
+from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
-from daemon.publishing.notifier import Notifier
+from daemon.publishing.telling.notifier import Notifier
 from daemon.running.executor import Executor
-from daemon.running.runner import Runner
-from daemon.running.workers.executor import LocalExecutor
 from daemon.system.allocator import give_back_early
-from daemon.system.box import free_disk
-from daemon.system.disks import Place, Refusals, Shortage
-from daemon.system.lock import locked
-from daemon.system.private import private_files
+from daemon.system.disks import Place, Refusals
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised, reason_of
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake
-from daemon.watching.places import target_of
 
 log = structlog.get_logger("daemon")
 
@@ -71,65 +56,6 @@ UNFORESEEN_ROUNDS = 3
 ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """Errors that a full disk accounts for."""
 HOUR = 3600.0
-
-
-@dataclass
-class Engine:
-    """What the daemon and `ckptd export` share: journal, intake and runner on one state directory, locked."""
-
-    settings: Settings
-    paths: Paths
-    journal: Journal
-    intake: Intake
-    runner: Runner
-    attention: threading.Event
-
-
-def work_now(settings: Settings, job: JobRow) -> Work | None:
-    """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
-    run = run_of(Path(job.checkpoint.path))
-    try:
-        mine = ask(f"run {run}", lambda: effective(settings, run) if run.is_dir() else None)
-    except TimeoutError:
-        return None
-    return mine.settings.work if mine else None
-
-
-@contextmanager
-def engine(
-    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None, *,
-    patient: bool = False, at_once: bool = False,
-) -> Iterator[Engine]:  # fmt: skip
-    """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
-    `at_once`: as for `Runner`. `patient`: what can't be recovered now, since the disk is full or does not give a file, is left to the
-    runner's first rounds.
-
-    Raises UsageError where a folder can't be written or another process holds the lock.
-    """
-    executor = executor or LocalExecutor()
-    paths = prepare(state, settings.output.directory)
-    with private_files(), locked(paths.lock):
-        executor.prepare()
-        journal = open_journal(
-            paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)
-        )  # fmt: skip
-        try:
-            attention = threading.Event()
-            full_before = read_live(paths.live).verdict == "full"
-            runner = Runner(
-                settings, journal, paths, executor, changed=attention.set, work_of=work_of, at_once=at_once, full_before=full_before
-            )  # fmt: skip
-            try:
-                runner.recover()
-            except (Retryable, OSError) as error:
-                if not patient:
-                    raise
-                log.warning(
-                    f"What the last ckptd left open is taken up as soon as that is possible. {error}", event_id=Event.RECOVERY_WAITS
-                )
-            yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
-        finally:
-            journal.close()
 
 
 class Daemon:
@@ -153,18 +79,19 @@ class Daemon:
         """A configuration whose taking over failed on the way."""
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
+        self._announcements = Announcements(parts.journal, self._notifier, lambda: parts.settings)
         self._refusals = Refusals(parts.attention.set)
-        self._disks = DiskWatch(parts.settings, parts.paths, self._refusals, self._tell_disk, self._go_on)
+        self._disks = DiskWatch(parts.settings, parts.paths, self._refusals, self._announcements.tell_disk, self._go_on)
         self._last_end = last_end.read(parts.paths)
         self._maintenance = JournalMaintenance(
             parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
         )  # fmt: skip
-        parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._tell_away)
+        parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._watcher = self._make_watcher()
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
-        self._parts.runner.away.tell = self._tell_away
+        self._parts.runner.away.tell = self._announcements.tell_away
         self._maintenance.refused = self._refusals.note
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
@@ -173,59 +100,16 @@ class Daemon:
             one.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
         self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
-        self._announce_rebuilding()
+        self._announcements.tell_rebuilding(self._maintenance.state())
+        self._say_last_end()
+
+    def _say_last_end(self) -> None:
         if self._last_end is not None:
             log.warning(
                 f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
                 event_id=Event.DAEMON_FAILED_BEFORE,
                 code=FaultCode.THREAD_LOST,
             )
-
-    def _announce_rebuilding(self) -> None:
-        """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
-        rebuilt, notify = self._maintenance.state().rebuilt, self._parts.settings.notify
-        if rebuilt and notify.wants("failed"):
-            body = (
-                f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
-                "Check that disk."
-            )
-            self._announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
-
-    def _announce(self, occasion: str, kind: str, title: str, body: str) -> None:
-        """Notify once for each occasion; while the journal can't be written the message goes out without it."""
-        try:
-            self._parts.journal.outbox.announce(occasion, kind, title, body)
-        except CkptdError:
-            self._notifier.tell(kind, title, body)
-        self._notifier.wake()
-
-    def _tell_away(self, fault: Fault, over: bool) -> None:
-        """Notify that exports wait for something that is away, or that it is back."""
-        if not self._parts.settings.notify.wants("waiting"):
-            return
-        what = fault.path or fault.operation
-        title = f"ckptd: {what} is there again" if over else f"ckptd: exports wait for {what}"
-        body = "The exports that waited for it continue automatically." if over else fault.sentence()
-        self._announce(f"away {what} {now()} {'over' if over else 'begun'}", "waiting", title, body)
-
-    def _tell_disk(self, shortage: Shortage, over: bool) -> None:
-        """Notify that an episode without room began or is over."""
-        if not self._parts.settings.notify.wants("disk_low"):
-            return
-        occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
-        if over:
-            self._announce(
-                occasion,
-                "disk_low",
-                f"ckptd: there is enough disk space again on {shortage.folder}",
-                "The work that waited continues automatically.",
-            )
-        else:
-            body = (
-                f"{shortage.sentence()}. Work waits, nothing is lost, and it continues automatically when there is enough space."
-                f" {shortage.delete}"
-            )
-            self._announce(occasion, "disk_low", f"ckptd: not enough disk space on {shortage.folder}", body)
 
     def _go_on(self) -> None:
         """There is room again: what waited for it does so no longer."""
@@ -433,7 +317,7 @@ class Daemon:
         self._watcher.stop()
         self._ticks.stop()
         parts = self._parts
-        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths, tell=self._tell_away)
+        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._disks.settings = found
         logs.set_up(found.log, parts.paths.log)
         parts.runner.adopt(found)
@@ -517,42 +401,12 @@ class Daemon:
         if file is None:
             return
         self._counted = self._counted or metrics.Counted(self._parts.journal)
-        metrics.write(file, metrics.render(self._gauges(), self._counted.look()))
-
-    def _gauges(self) -> metrics.Figures:
-        """How things are at this moment."""
-        parts, watcher, figures, condition = self._parts, self._watcher, metrics.Figures(), self.condition()
-        figures.set("ckptd_build_info", 1, version=__version__)
-        figures.set("ckptd_start_time_seconds", datetime.fromisoformat(self._started).timestamp())
-        for verdict in metrics.CONDITIONS:
-            figures.set("ckptd_condition", verdict == condition.verdict, condition=verdict)
-        figures.set("ckptd_paused", parts.journal.controls.paused_since() is not None)
-        figures.set("ckptd_config_last_reload_successful", self._loaded.problem is None)
-        figures.set("ckptd_thread_deaths", sum(one.deaths[-1].count for one in self._threads() if one.deaths))
-        figures.set("ckptd_resident_bytes", psutil.Process().memory_info().rss)
-        figures.set("ckptd_last_scan_age_seconds", time.monotonic() - watcher.last_scan)
-        for root in parts.settings.watch.roots:
-            figures.set("ckptd_root_up", root not in watcher.silent and watcher.exists(root), root=str(root))
-        figures.set("ckptd_incomplete_checkpoints", len(watcher.incomplete))
-        figures.set("ckptd_unreadable_directories", len(watcher.unreadable))
-        figures.set("ckptd_lost_checkpoints", parts.journal.sightings.lost())
-        counts = parts.journal.jobs.counts()
-        for state in (*OPEN_JOB, *ENDED_JOB):
-            figures.set("ckptd_jobs", counts.get(state, 0), state=state)
-        for waiting in dict(parts.runner.waits.of).values():
-            figures.add("ckptd_jobs_waiting", reason=str(waiting.fault.code))
-        oldest = parts.journal.jobs.oldest_open()
-        age = 0.0 if oldest is None else time.time() - datetime.fromisoformat(oldest).timestamp()
-        figures.set("ckptd_oldest_open_job_age_seconds", max(0.0, age))
-        running = list(dict(parts.runner.children.running).values())
-        figures.set("ckptd_children", len(running))
-        figures.set("ckptd_children_starved", sum(starved(one.cpu) for one in running))
-        figures.set("ckptd_children_memory_bytes", sum(one.memory for one in running))
-        figures.set("ckptd_disk_low", len(self._disks.episodes))
-        figures.set("ckptd_state_free_bytes", free_disk(parts.paths.state))
-        figures.set("ckptd_output_free_bytes", free_disk(parts.paths.output))
-        figures.set("ckptd_outbox_pending", parts.journal.outbox.pending())
-        return figures
+        parts = self._parts
+        gauges = take_gauges(
+            parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
+            condition=self.condition(), low_disks=len(self._disks.episodes),
+        )  # fmt: skip
+        metrics.write(file, metrics.render(gauges, self._counted.look()))
 
 
 def _thread_lost(cause: str) -> Permanent:

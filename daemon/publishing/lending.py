@@ -26,7 +26,7 @@ from daemon.contract.export_layout import README
 from daemon.contract.files import exchange, files_below, fsync_directory, odd_below, remove_tree, temporary_of, write_atomic
 from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
-from daemon.publishing.swap import NO_EXCHANGE, remove_any
+from daemon.publishing.exchange.swap import NO_EXCHANGE, remove_any
 
 log = structlog.get_logger("publish")
 

@@ -22,7 +22,7 @@ from daemon.contract.export_layout import manifest_of
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.run_figures import Standing, figure, standing
 from daemon.journal.rows import JobRow
-from daemon.publishing.beneath import Spot
+from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.publication import is_export, link_beside
 from daemon.publishing.run_figures import ReportRead, read_report
 

@@ -9,10 +9,10 @@ it) and read everything relative to that handle, MANIFEST.json first. A reader t
 files of the old export and of the new one. When an export is replaced while it is read through such a handle, its
 files may end in "no such file", never in other content; open the folder again then.
 
-Limits: where the file system can't exchange two names (`daemon.publishing.swap`), readers find nothing for the instant between
-two renames. Only an export of ours is ever replaced, and of it only what `daemon.publishing.ours` knows is removed; whatever else lies at
-the target is set aside under `NAME.before-ckptd-TIME`, since a refusal would block every later export on an unattended machine because of
-one wrong folder.
+Limits: where the file system can't exchange two names (`daemon.publishing.exchange.swap`), readers find nothing for the instant
+between two renames. Only an export of ours is ever replaced, and of it only what `daemon.publishing.exchange.ours` knows is removed;
+whatever else lies at the target is set aside under `NAME.before-ckptd-TIME`, since a refusal would block every later export on an
+unattended machine because of one wrong folder.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, 
 from daemon.contract.placing import duplicate, hard_link, place
 from daemon.contract.version import __version__
 from daemon.publishing.access import Access, apply
-from daemon.publishing.beneath import Spot, held_below
+from daemon.publishing.exchange.beneath import Spot, held_below
+from daemon.publishing.exchange.ours import Looked, look, set_aside
+from daemon.publishing.exchange.swap import complete_swap, remove_any, swap
 from daemon.publishing.lending import is_as_lent
-from daemon.publishing.ours import Looked, look, set_aside
-from daemon.publishing.swap import complete_swap, remove_any, swap
 from daemon.system.private import inherited_umask
 
 

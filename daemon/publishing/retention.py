@@ -1,8 +1,9 @@
 """Which exports of a run stay, by `[retention]`, and the removal of the others.
 
 Called by the end of every job and by `ckptd prune`. `plan_removal` decides, purely; `prune` reads the folders and
-removes. Only real folders with a manifest are ever considered, and of them only what `daemon.publishing.ours` knows is deleted. Never
-removed: what a symlink beside it points to, what an open job belongs to, what another ckptd publishes, and the newest export of a run.
+removes. Only real folders with a manifest are ever considered, and of them only what `daemon.publishing.exchange.ours` knows is deleted.
+Never removed: what a symlink beside it points to, what an open job belongs to, what another ckptd publishes, and the newest export of a
+run.
 
 "Best" follows the trainer's own metric (see `scores_of`), or the artifacts' own with `select.best_by = "quality"` (see
 `ranked_by_quality`). Exports that failed hold no model, only the report: they
@@ -30,11 +31,11 @@ from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import Standing, is_measured, standing
 from daemon.contract.own_folders import own
 from daemon.contract.values import Json
-from daemon.publishing.beneath import Held, held_below
-from daemon.publishing.ours import forget, look
+from daemon.publishing.exchange.beneath import Held, held_below
+from daemon.publishing.exchange.ours import forget, look
+from daemon.publishing.exchange.swap import complete_removals, leave
 from daemon.publishing.publication import is_export
 from daemon.publishing.run_figures import read_report
-from daemon.publishing.swap import complete_removals, leave
 
 log = structlog.get_logger("publish")
 DAY = 86400.0

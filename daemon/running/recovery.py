@@ -22,8 +22,8 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, AttemptRow
+from daemon.publishing.exchange.swap import complete_swaps
 from daemon.publishing.lending import take_all_back
-from daemon.publishing.swap import complete_swaps
 from daemon.running.executor import Attempt, Bounds, Executor
 
 log = structlog.get_logger("runner")

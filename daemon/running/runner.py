@@ -1,4 +1,6 @@
-"""Picks ready stages, starts their children, and records how they ended: one loop does all the work.
+"""The life of the runner and one round of it: take in what ended, start what can be started. One loop does all the work.
+
+Which pending job starts is in `queue.py`, how jobs end in `endings.py`, how a ready stage is started in `starter.py`.
 
 A restart has no path of its own: attempts of a dead daemon are settled as interrupted, taken as they are where their result was
 complete, or taken over where they still run, and the work is picked up by the same `tick`. Runs in one permanent thread, as executors
@@ -9,52 +11,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.base_models import Bases, config_of
-from daemon.checkpoints.pins import pins_of, rewritten
+from daemon.checkpoints.pins import pins_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
-from daemon.config.sources import as_asked
 from daemon.contract.answers import ask
-from daemon.contract.away import is_away
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.plan import effective_variants, spec_of
-from daemon.contract.values import Json
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import Journal
-from daemon.journal.rewrites import IN_PLACE
-from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
+from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow
 from daemon.journal.sqlite_errors import OF_ALL
-from daemon.publishing.closing import close_job, refuse_early, tidy_job
-from daemon.running.children import Children, Running
+from daemon.running.children import Children
+from daemon.running.endings import Endings
 from daemon.running.executor import Attempt, Executor
 from daemon.running.fallbacks import take_steps_down
-from daemon.running.gate import FOR_SOURCES, HOUR, Gate
-from daemon.running.installing import Installing
 from daemon.running.job_file import bounds_of
-from daemon.running.outcomes import inputs_are_there, measure, settle
-from daemon.running.output_cache import OutputCache
-from daemon.running.outside import Place, Seen, key_of
+from daemon.running.outcomes import settle
+from daemon.running.outside import Seen
+from daemon.running.parts import Parts
+from daemon.running.queue import Queue
 from daemon.running.recovery import end, left_open, tidy_up
-from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
-from daemon.running.rules.ready import next_lane, verifying
+from daemon.running.rules.ready import verifying
 from daemon.running.rules.resume_keys import keys_of, sources_of
-from daemon.running.rules.suitable import unsuited, useless
-from daemon.running.starter import Starter, sized_by
-from daemon.running.waits import FOR_ROOM, Waits
-from daemon.system.episodes import Away
+from daemon.running.starter import sized_by
+from daemon.running.waits import FOR_ROOM
 from daemon.system.rounds import Complaints
-from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
 
@@ -68,10 +60,6 @@ STUCK_SECONDS = 15.0
 """Beyond `limits.stop_seconds`, for a child that is stuck in the kernel: it must not hold up the end."""
 ANSWER_SECONDS = 2.0
 """For the size of a base whose stage is taken over."""
-NEW_LOOKS = 20
-"""Jobs that wait for their turn and whose base is looked for, in one round."""
-SPARE_JOBS = 3
-"""Jobs beyond `limits.jobs` that may be started while others wait for memory, a retry or a window."""
 
 
 @dataclass
@@ -98,41 +86,17 @@ class Runner:
         self._adopted: Settings | None = None
         self._nothing_since: tuple[int, ...] | None = None
         """The journal's state when there was nothing left to do; None while there may be something."""
-        self._left: dict[str, JobRow] = {}
-        """Finished jobs whose pin and staging are not cleared away yet."""
-        self._stays: dict[str, FaultCode | str] = {}
-        """Job of which something can't be cleared away → the code of what was said about that."""
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
-        self.waits = Waits(self.children)
-        self.away = Away(self.paths.away, 0.0)
-        self._places: dict[Path, Place] = {}
-        self._looked = 0
-        """Up to where in the journal the bases of pending jobs were looked for."""
-        self._unfound: set[str] = set()
-        """Pending jobs whose base is still to be looked for."""
-        self.installing = Installing(self.settings.state_directory, self.wake)
+        self.parts = Parts(self.settings, self.journal, self.paths, self.children, self.wake, lambda: self.changed())
+        self.waits, self.away, self.installing = self.parts.waits, self.parts.away, self.parts.installing
+        self.endings = Endings(self.parts)
+        self.queue = Queue(self.parts, self.endings.end_refused)
         self._configure()
 
     def _configure(self) -> None:
-        settings, paths = self.settings, self.paths
-        self._bases = Bases(settings.base.search, settings.base.map)
-        self._resumption = Resumption(
-            self.journal, OutputCache(paths.kept), paths.staging, lambda job: self.work_of(settings, job), settings.limits.device, self.wake
-        )  # fmt: skip
-        self.away.patience = HOUR * settings.limits.away_hours
-        folders = ((paths.output, "output.directory"), (pins_of(settings.pin, paths), "pin.directory"))
-        for folder, key in folders:
-            if folder not in self._places:  # once: by a later look its mount may be away
-                self._places[folder] = Place.of(folder, key)
-        places = [self._places[folder] for folder, _ in folders]
-        self._gate = Gate(
-            self._bases, places, self.away, self.waits, self.wake, Toolchains.home_of(settings.state_directory), at_once=self.at_once
-        )
-        self._unfound |= {job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES}
-        self._starter = Starter(
-            settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases, self.installing, self._gate
-        )  # fmt: skip
+        self.parts.configure(self.settings, self.work_of, at_once=self.at_once)
+        self.queue.search_again()
 
     # Life
 
@@ -160,7 +124,7 @@ class Runner:
             return False
         try:
             folder = sized_by(job, spec_of(row.id.stage))
-            size = ask(f"size {folder}", lambda: self._bases.size(folder), ANSWER_SECONDS)
+            size = ask(f"size {folder}", lambda: self.parts.bases.size(folder), ANSWER_SECONDS)
         except (OSError, KeyError):
             return False
         return self.children.take_over(row, job, attempt, size)
@@ -172,7 +136,7 @@ class Runner:
                 self._wake.wait(1)
         self.installing.stop()
         self._end_children()
-        self._resumption.close()
+        self.parts.resumption.close()
 
     def _round(self) -> None:
         if not self._recovered:
@@ -214,7 +178,7 @@ class Runner:
         """Go on by the configuration that `adopt` was given."""
         if self._adopted is not None:
             self.settings, self._adopted = self._adopted, None
-            self._resumption.close()
+            self.parts.resumption.close()
             self._configure()
             self.waits.of.clear()
 
@@ -233,7 +197,7 @@ class Runner:
         while self.children.running and failures < JOURNAL_TRIES and time.monotonic() < patience:
             if self._hurry:
                 self.children.stop(hurry=True)
-            failures += not complaints.during(self._reap)
+            failures += not complaints.during(self.endings.reap)
             time.sleep(0.02)
 
     def is_of_another_base(self, job: JobRow) -> bool:
@@ -241,7 +205,7 @@ class Runner:
 
         For who asks whether it may go on, or stand: a running job keeps to the base that it began with. Raises Retryable and OSError.
         """
-        folder, _ = self._bases.find(job.checkpoint)
+        folder, _ = self.parts.bases.find(job.checkpoint)
         stages = self.journal.stages.of(job.id)
         made = next((stage for stage in stages.values() if stage.key), None)
         if folder is None or made is None:
@@ -263,49 +227,40 @@ class Runner:
 
     def _is_idle(self) -> bool:
         jobs = self.journal.jobs
-        return not (self.children.running or self.installing.name or self._left or len(self.waits) or jobs.open_ids() or jobs.untidy())
+        return not (
+            self.children.running or self.installing.name or self.endings.left or len(self.waits) or jobs.open_ids() or jobs.untidy()
+        )
 
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
         self._adopt_settings()
         self._take_room()
-        self._reap()
-        self._clear_ended()
+        self.endings.reap()
+        self.endings.clear_ended()
         self.installing.look()
-        self._end_waits()
+        self.endings.end_waits()
         if not self.at_once:
-            self._look_at_new()
+            self.queue.look_at_new()
         self.children.relieve(int(self.settings.limits.memory_reserve))
-        if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
+        if self.settings.schedule.overrun == "stop" and not self.parts.starter.windows.is_open(datetime.now(UTC)):
             self.children.stop_heavy()
         may_start = self.journal.controls.paused_since() is None
         jobs = self.journal.jobs.running()
         for job in jobs:
             self._try(job, may_start)
         tried: set[str] = set()
-        while may_start and not self._stopping and (following := self._next_job(jobs, tried)):
+        while may_start and not self._stopping and (following := self.queue.next(jobs, tried)):
             tried.add(following.id)
             self._try(following, may_start)
             now = self.journal.jobs.get(following.id)
             if now is None or now.state != "pending":  # else it could not be started, and the next one has its turn
                 jobs.append(following)
-        self._starter.end_round()
-
-    def _next_job(self, jobs: list[JobRow], tried: set[str]) -> JobRow | None:
-        """The pending job to start now, if there is room for one: none of those `tried` in this round, and none that waits."""
-        awake = [job for job in jobs if not job.paused]
-        limit = self.settings.limits.jobs
-        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
-            return None
-        but = tried | {job for job in self.waits.of if not self.waits.may_move(job)}
-        preferred = self.journal.jobs.preferred(but)
-        lane = None if preferred else next_lane(self.journal.jobs.lanes(but))
-        return preferred or (self.journal.jobs.first_of(lane, but) if lane else None)
+        self.parts.starter.end_round()
 
     def _try(self, job: JobRow, may_start: bool) -> None:
         """Advance a job; one that can't be worked on never keeps the others from it."""
         if not may_start or job.paused:
-            self._starter.forget(job.id)  # also of one that waits, however short the pause is
+            self.parts.starter.forget(job.id)  # also of one that waits, however short the pause is
         if self._stopping or not self.waits.may_move(job.id):
             return
         with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
@@ -330,61 +285,16 @@ class Runner:
                 )
                 self.waits.add(job.id, fault, WAIT_SECONDS)
 
-    def _clear_ended(self) -> None:
-        """End the children of superseded and cancelled jobs in order, then remove what is left of those jobs."""
-        self._tidy_left()
-        for job in self.journal.jobs.untidy():
-            children = self.children.of(job.id)
-            for running in children:
-                running.stop()
-            if children:
-                continue
-            if not self._is_tidied(job):
-                continue
-            self._forget(job.id)
-            self.journal.jobs.tidied(job.id)
-            log.warning(
-                "export given up",
-                event_id=Event.EXPORT_GIVEN_UP,
-                job=job.id,
-                run=job.checkpoint.run,
-                step=job.checkpoint.step,
-                state=job.state,
-                reason=job.reason,
-            )
-            self.changed()
-
-    def _end_waits(self) -> None:
-        """What has ended waits for nothing, also where it ended in a round that failed."""
-        for job in list(self.waits.of.keys() - self.journal.jobs.open_ids()) if len(self.waits) else ():
-            self.waits.end(job)
-            self.away.ended(job)
-
-    def _is_rewritten(self, job: JobRow) -> bool:
-        """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
-        try:
-            name = rewritten(job.pin)
-        except OSError as error:
-            if not is_away(error):
-                raise
-            name = None  # what is away can't be told from what it was, and is waited for
-        if name is None:
-            return False
-        self.journal.jobs.supersede(
-            job.id, f"{IN_PLACE}{name} in place while it was exported; the new content is exported as a new checkpoint"
-        )
-        return True
-
     def _advance(self, job: JobRow, may_start: bool) -> None:
         """Move a job by as much as needs no child, then start the stages that are ready."""
-        started = self._start_job(job) if job.state == "pending" else job
-        if started is None or self._is_rewritten(started):
+        started = self.queue.start(job) if job.state == "pending" else job
+        if started is None or self.endings.is_rewritten(started):
             return
-        prepared = self._resumption.adopt(started)
+        prepared = self.parts.resumption.adopt(started)
         seen = self._look(prepared)
         if seen is None:
             return
-        if not self._resumption.prepare(prepared, seen.sources):
+        if not self.parts.resumption.prepare(prepared, seen.sources):
             self.waits.add(job.id, verifying(), 0.0)
             return
         moved = True
@@ -393,161 +303,15 @@ class Runner:
             if take_steps_down(self.journal, prepared, stages):
                 continue
             if all(stage.state in ENDED_STAGE for stage in stages.values()):
-                self._finish(prepared, stages)
+                self.endings.finish(prepared, stages)
                 return
-            moved = self._starter.move(prepared, stages, seen, may_start=may_start and not prepared.paused)
+            moved = self.parts.starter.move(prepared, stages, seen, may_start=may_start and not prepared.paused)
             self.changed()
 
     def _look(self, job: JobRow) -> Seen | None:
         """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, only the places that it
         is published to and cleared away from are looked at."""
-        stages, known = self.journal.stages.of(job.id), self._resumption.known(job.id)
+        stages, known = self.journal.stages.of(job.id), self.parts.resumption.known(job.id)
         if known is not None and all(stage.state != "waiting" for stage in stages.values()):
-            return self._gate.places(job, known)
-        return self._gate.look(job, stages, known)
-
-    def _look_at_new(self) -> None:
-        """Find out at once whether the base of a job that waits for its turn is there, so that it is said before that has come."""
-        entered, self._looked = self.journal.jobs.pending_after(self._looked, NEW_LOOKS)
-        self._unfound |= {*entered}
-        due = [job for job, one in self.waits.of.items() if one.fault.code in FOR_SOURCES and self.waits.may_move(job)]
-        due.sort(key=lambda job: self.waits.of[job].until)
-        for job in [*dict.fromkeys([*sorted(self._unfound), *due])][:NEW_LOOKS]:
-            row = self.journal.jobs.get(job)
-            if row is not None and row.state == "pending":
-                with structlog.contextvars.bound_contextvars(job=job, run=row.checkpoint.run, step=row.checkpoint.step):
-                    seen = self._gate.find_base(row)
-                if seen is not None:
-                    self.waits.end(job)
-                elif job not in self.waits:
-                    continue  # its file system has not answered yet
-            self._unfound.discard(job)
-
-    def _start_job(self, job: JobRow) -> JobRow | None:
-        """pending → running; None where it waits for its base, or was superseded meanwhile.
-
-        A base that is damaged fails the first stage, as does one that was waited for long enough; a model that variants can't be made of
-        fails these. The report says so.
-        """
-        seen = self._gate.find_base(job)
-        if seen is None:
-            return None
-        folder, fault = seen.base, seen.fault
-        if not self.journal.jobs.start(job.id, folder):
-            return None
-        if refuse_early(job, self.journal, self.paths, self.settings):
-            self._left[job.id] = job
-            self._forget(job.id)
-            self.wake()  # the next one need not wait for the end of a pause
-            self.changed()
-            self._tidy_left()  # not in the next round: the daemon may be told to stop before that
-            return None
-        log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
-        waiting = [stage.name for stage in self.journal.stages.of(job.id).values() if stage.state == "waiting"]
-        first = next(iter(self.journal.stages.of(job.id)))
-        if fault:
-            self._fail({first: fault} if first in waiting else {}, job)
-        else:
-            self._refuse(job, waiting, config_of(folder or job.pin))
-        self.changed()
-        return self.journal.jobs.get(job.id)
-
-    def _refuse(self, job: JobRow, waiting: Sequence[str], config: Json) -> None:
-        """Fail the waiting stages that can't be made of the model; where none of the variants can, there is nothing to do but report."""
-        export = job.work.export
-        refused = unsuited(map(spec_of, waiting), config, as_asked("export.variants"))
-        self._fail(refused, job)
-        if refused and refused.keys() >= {*effective_variants(export.variants, export.quantization)}:
-            for name in waiting:
-                if name != "report" and name not in refused:
-                    self.journal.stages.end(job.id, name, "skipped", useless(name))
-
-    def _fail(self, faults: Mapping[str, Fault], job: JobRow) -> None:
-        """Fail stages of a job before a child makes sense."""
-        for name, fault in faults.items():
-            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=name, code=fault.code)
-            self.journal.stages.end(job.id, name, "failed", fault)
-
-    # Outcomes
-
-    def _reap(self) -> None:
-        """Take in progress and the results of children that ended."""
-        for running, result in self.children.finished():
-            job = running.job
-            context = {"job": job.id, "run": job.checkpoint.run, "step": job.checkpoint.step}
-            with structlog.contextvars.bound_contextvars(**context):
-                if self._is_rewritten(job) or self._inputs_vanished(running):
-                    result = self.children.interrupted(result)
-                result = self._if_away(job, result)
-                settle(self.journal, self.settings.limits, running.id, result, measured=measure(running, result))
-            self.waits.refused(result.fault)
-            self.children.forget(running)  # last: if the journal could not take it, the next round tries again
-            self.waits.end(job.id)
-        if self.children.running:
-            self.changed()
-
-    def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
-        """The result of an attempt, with what follows where it met something that was away: a pause, and an end after long enough."""
-        if result.outcome == Outcome.SUCCEEDED:
-            self.away.further(job.id)
-        fault = result.fault
-        if fault is None or not self._gate.is_away(fault):
-            return result
-        fault = fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})
-        told = self._gate.told(fault)
-        pause = self._gate.waits(job, key_of(job, fault.path or job.id, self._gate.toolchains), told)
-        if pause is None:
-            return result.model_copy(update={"outcome": Outcome.PERMANENT, "fault": self._gate.given_up(fault)})
-        return result.model_copy(update={"outcome": Outcome.RETRYABLE, "fault": told, "retry_after": pause})
-
-    def _inputs_vanished(self, running: Running) -> bool:
-        """Whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
-        if inputs_are_there(self.journal, running):
-            return False
-        log.warning("what the stage read was removed while it ran; it is made again", event_id=Event.STAGE_REPEATED, stage=running.stage)
-        self._resumption.forget(running.job.id)
-        return True
-
-    def _finish(self, job: JobRow, stages: dict[str, StageRow]) -> None:
-        fault = close_job(job, stages, self.journal, self.paths, self.settings)
-        if fault:
-            self._resumption.forget(job.id)  # what was finished may be what is gone
-            self.waits.refused(fault)
-            self._gate.refused(job, fault)
-            return
-        self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
-        try:
-            refused = self._resumption.keep(job, stages, int(self.settings.output.kept_size))
-        finally:
-            self._forget(job.id)
-        self.waits.refused(refused)
-        self.wake()  # the next one need not wait for the end of a pause
-        self.changed()
-        self._tidy_left()
-
-    def _tidy_left(self) -> None:
-        """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
-        for job in list(self._left.values()):
-            if self._is_tidied(job):
-                del self._left[job.id]
-
-    def _is_tidied(self, job: JobRow) -> bool:
-        """Clear away what an ended job leaves; False where that is to be tried again in a later round, which keeps no other job waiting."""
-        try:
-            done = tidy_job(job, self.journal, self.paths)
-        except (OSError, CkptdError) as error:
-            operation = "remove what the export no longer needs"
-            fault = error.fault if isinstance(error, CkptdError) else from_oserror(error, operation, str(job.pin)).fault
-            if self._stays.get(job.id) != fault.code:
-                log.warning(fault.sentence(), event_id=Event.EXPORT_FAULT, job=job.id, code=fault.code)
-            self._stays[job.id] = fault.code
-            return False
-        if done:
-            self._stays.pop(job.id, None)
-        return done
-
-    def _forget(self, job: str) -> None:
-        self.waits.end(job)
-        self._resumption.forget(job)
-        self._starter.forget(job)
-        self.away.ended(job)
+            return self.parts.gate.places(job, known)
+        return self.parts.gate.look(job, stages, known)

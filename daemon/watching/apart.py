@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from daemon.checkpoints.inspection import Fingerprint
 from daemon.checkpoints.names import run_of
+from daemon.contract.sharded.dcp import METADATA
 
 THREADS, MOST_THREADS = 3, 16
 """Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more."""
@@ -27,6 +29,9 @@ SWITCH_SECONDS = 0.0005
 writes or reads a file: an ordinary checkpoint makes dozens of them, and took half a second beside one whose log was being parsed."""
 IDLE_SECONDS = 30.0
 """A thread that has had nothing to do for so long ends."""
+
+MANY_FILES, MUCH_PARSED, MUCH_READ = 300, 8 << 20, 1 << 30
+"""Files of a directory, bytes of its JSON, and bytes of all its files, above which it takes a second and more."""
 
 
 class Pending(Exception):
@@ -219,3 +224,9 @@ class Hands:
 
     def _turn(self, place: Path) -> float:
         return self._served.get(place, 0.0)
+
+
+def is_large(seen: Fingerprint) -> bool:
+    """Whether a directory takes long to read or to pin: many files, much to parse, or much to copy and hash."""
+    parsed = sum(size for name, _, size, _ in seen if name.endswith((".json", METADATA)))
+    return len(seen) > MANY_FILES or parsed > MUCH_PARSED or sum(size for _, _, size, _ in seen) > MUCH_READ

@@ -114,17 +114,17 @@ class Watchers:
     @property
     def incomplete(self) -> dict[Path, Incomplete]:
         """Quiet directories that are not whole. May be asked from any thread, as the next."""
-        return {path: entry for watcher in self.each for path, entry in dict(watcher.tracker.incomplete).items()}
+        return {path: entry for watcher in self.each for path, entry in dict(watcher.tracker.listing.incomplete).items()}
 
     @property
     def passed_over(self) -> dict[Path, str]:
         """Directory that holds a checkpoint → why it is not taken, and what to set."""
-        return {path: why for watcher in self.each for path, why in watcher.tracker.passed_over.items()}
+        return {path: why for watcher in self.each for path, why in watcher.tracker.listing.passed_over.items()}
 
     @property
     def unreadable(self) -> dict[Path, Fault]:
         """Directory that can't be read → why: mostly who lacks which right, and the command."""
-        return {path: fault for watcher in self.each for path, fault in watcher.tracker.unreadable.items()}
+        return {path: fault for watcher in self.each for path, fault in watcher.tracker.listing.unreadable.items()}
 
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip

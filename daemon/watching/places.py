@@ -1,8 +1,8 @@
 """Where a checkpoint's export goes: a folder that is nobody else's, in nobody else's, and reached through no link.
 
 Called by `daemon.watching.intake` when a job is entered. The names come from `output.naming`; what they would make equal, or put one into
-the other, is told apart by a digest. The journal and the output are asked; `daemon.publishing.beneath` makes sure of it again when the
-export is published, since the output may be changed by others meanwhile.
+the other, is told apart by a digest. The journal and the output are asked; `daemon.publishing.exchange.beneath` makes sure of it again when
+the export is published, since the output may be changed by others meanwhile.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Watcher:
         self._hints: Hints = queue.SimpleQueue()
         self._hands = Hands(lambda path: self._hints.put(Hint(Kind.WORKED, str(path))))
         self.tracker = Tracker(self._settings, intake, taken, elsewhere, self._hands)
-        self._observers = Observers(self._settings, self._hints, self.tracker.say_once, elsewhere)
+        self._observers = Observers(self._settings, self._hints, self.tracker.listing.say_once, elsewhere)
         self._rescan_at = self._poll_at = self._check_at = 0.0
         self._stopping = threading.Event()
         self._working_since: float | None = None
@@ -183,15 +183,15 @@ class Watcher:
     def _scan(self, roots: Iterable[Path], now: float) -> None:
         for root in roots:
             self._working_since = time.monotonic()
-            if self._observers.roots[root] is None and self.tracker.is_closed(root):
+            if self._observers.roots[root] is None and self.tracker.listing.is_closed(root):
                 continue
             if self._observers.roots[root] is None:
-                self.tracker.say_once(
+                self.tracker.listing.say_once(
                     f"root:{root}",
                     Event.ROOT_MISSING,
                     f"The watched root {root} does not exist yet; it is taken up as soon as it does. "
                     "If the path is wrong, correct watch.roots.",
                 )
                 continue
-            self.tracker.unsay(f"root:{root}")
+            self.tracker.listing.unsay(f"root:{root}")
             self.tracker.scan(root, now)

@@ -110,13 +110,13 @@ def test_a_checkpoint_that_is_refused_is_said_once_listed_and_delays_no_other(
         bench.pass_time(600, rescan=5)
     assert [job.checkpoint.step for job in bench.jobs()] == [sound]
     said = [one for one in logs if one.get("code") == "bad-adapter-config"]
-    assert len(said) == len(WRONG) == len(bench.tracker.passed_over)
+    assert len(said) == len(WRONG) == len(bench.tracker.listing.passed_over)
     assert not [one for one in logs if "exc_info" in one or "Traceback" in str(one)]
     bench.restart()
     with capture_logs() as logs:
         bench.pass_time(60)
     assert logs == []
-    assert len(bench.tracker.passed_over) == len(WRONG)
+    assert len(bench.tracker.listing.passed_over) == len(WRONG)
     mended = bench.root / "run" / "checkpoint-1"
     shutil.copy(sources["adapter"] / "adapter_config.json", mended)
     bench.pass_time(60)

@@ -172,10 +172,10 @@ class Box:
         """What became of a directory, by what `ckptd status` and `ckptd list` show."""
         rows = self.journal.database.read("SELECT verdict FROM seen WHERE path = ?", str(path))
         verdict = str(rows[0][0]) if rows else ""
-        if path in self.tracker.passed_over:
-            return Told("refused" if verdict == "skipped" else "passed over", self.tracker.passed_over[path])
-        if path in self.tracker.incomplete:
-            return Told("incomplete", "; ".join(self.tracker.incomplete[path].missing))
+        if path in self.tracker.listing.passed_over:
+            return Told("refused" if verdict == "skipped" else "passed over", self.tracker.listing.passed_over[path])
+        if path in self.tracker.listing.incomplete:
+            return Told("incomplete", "; ".join(self.tracker.listing.incomplete[path].missing))
         return Told({"known": "taken", "damaged": "incomplete"}.get(verdict, verdict))
 
     def explained(self, path: Path) -> Told:

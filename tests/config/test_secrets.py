@@ -173,7 +173,7 @@ def test_no_verb_shows_or_keeps_a_secret_of_a_configuration(
     state = tmp_path / "state"
     config = write(f'{text}[state]\ndirectory = "{state}"\n' if "directory = " not in text else text)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr("daemon.publishing.sender.LIMIT_SECONDS", 3.0)
+    monkeypatch.setattr("daemon.publishing.telling.sender.LIMIT_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
     for words in VERBS:
         if words in (("demo",), ("init",), ("run",), ("bench",)):

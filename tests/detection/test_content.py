@@ -141,12 +141,12 @@ def test_what_is_seen_and_not_watched_is_said_once_and_stands_in_the_trackers_li
     make(bench.root, {"models/base": MODEL})
     for number in range(3):
         bench.tracker.scan(bench.root, time.monotonic() + number)
-    (why,) = bench.tracker.passed_over.values()
-    assert list(bench.tracker.passed_over) == [bench.root / "models" / "base"]
+    (why,) = bench.tracker.listing.passed_over.values()
+    assert list(bench.tracker.listing.passed_over) == [bench.root / "models" / "base"]
     assert 'set watch.models = "all"' in why
     make(bench.root, {"models/base": ("trainer_state.json",)})
     bench.tracker.scan(bench.root, time.monotonic())
-    assert bench.tracker.passed_over == {}
+    assert bench.tracker.listing.passed_over == {}
 
 
 def test_a_refused_layout_that_is_gone_is_listed_no_longer(bench: Bench) -> None:
@@ -155,25 +155,25 @@ def test_a_refused_layout_that_is_gone_is_listed_no_longer(bench: Bench) -> None
     for seconds in range(0, 40, 4):
         bench.tracker.scan(bench.root, now + seconds)
         bench.tracker.look_at_due(now + seconds)
-    (why,) = bench.tracker.passed_over.values()
+    (why,) = bench.tracker.listing.passed_over.values()
     assert "litgpt" in why
     shutil.rmtree(bench.root / "run" / "step-10")
     bench.tracker.scan(bench.root, now + 60)
-    assert bench.tracker.passed_over == {}
+    assert bench.tracker.listing.passed_over == {}
 
 
 def test_a_refused_layout_is_listed_again_by_the_first_scan_after_a_start_and_not_said_again(bench: Bench) -> None:
     make(bench.root, {"run/step-10": ("lit_model.pth",)})
     bench.pass_time(60)
-    (listed,) = bench.tracker.passed_over.items()
+    (listed,) = bench.tracker.listing.passed_over.items()
     bench.restart()
     with capture_logs() as logs:
         bench.pass_time(10)
-    assert list(bench.tracker.passed_over.items()) == [listed]
+    assert list(bench.tracker.listing.passed_over.items()) == [listed]
     assert logs == []
     shutil.rmtree(bench.root / "run" / "step-10")
     bench.pass_time(5)
-    assert bench.tracker.passed_over == {}
+    assert bench.tracker.listing.passed_over == {}
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def test_an_error_that_lasts_at_one_checkpoint_is_listed_said_once_and_keeps_no_
     with capture_logs() as logs:
         bench.pass_time(30)
     assert [job.checkpoint.run for job in bench.jobs()] == ["b"] and good.is_dir()
-    assert bad in bench.tracker.unreadable or bad in bench.tracker.passed_over
+    assert bad in bench.tracker.listing.unreadable or bad in bench.tracker.listing.passed_over
     said = [one for one in logs if one["log_level"] in ("warning", "error")]
     assert len(said) == 1, said
     monkeypatch.undo()
     bench.pass_time(30)
     assert [job.checkpoint.run for job in bench.jobs()] == ["b", "a"]
-    assert not bench.tracker.unreadable and not bench.tracker.passed_over
+    assert not bench.tracker.listing.unreadable and not bench.tracker.listing.passed_over
 
 
 def test_a_directory_that_can_not_be_listed_is_told_while_that_lasts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +77,12 @@ def test_a_directory_that_can_not_be_listed_is_told_while_that_lasts(bench: Benc
     for _ in range(2):  # said anew when it comes again
         with capture_logs() as logs:
             bench.pass_time(20)
-        assert list(bench.tracker.unreadable) == [bad] and "Stale file handle" in bench.tracker.unreadable[bad].sentence()
+        assert list(bench.tracker.listing.unreadable) == [bad] and "Stale file handle" in bench.tracker.listing.unreadable[bad].sentence()
         assert [one["event"] for one in logs] == [f"Cannot read {bad} (Stale file handle); it is passed over until that changes"]
         with monkeypatch.context() as inner:
             inner.setattr(os, "scandir", real)
             bench.pass_time(20)
-            assert not bench.tracker.unreadable
+            assert not bench.tracker.listing.unreadable
 
 
 def test_where_no_thread_can_be_had_a_question_fails_and_the_next_one_is_put(monkeypatch: pytest.MonkeyPatch) -> None:

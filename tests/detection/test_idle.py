@@ -51,7 +51,7 @@ def test_an_incomplete_directory_that_stays_as_it_is_is_looked_through_now_and_t
     before = looks["checkpoint-4"]
     bench.pass_time(3600.0, RESCAN)
     assert before >= 2 and 3600 / LOOK_AGAIN_SECONDS / 2 <= looks["checkpoint-4"] - before <= 2 * 3600 / LOOK_AGAIN_SECONDS + 1
-    assert [path.name for path in bench.tracker.incomplete] == ["checkpoint-4"]
+    assert [path.name for path in bench.tracker.listing.incomplete] == ["checkpoint-4"]
 
 
 CHANGES = {
@@ -122,7 +122,7 @@ def test_it_is_reported_when_it_has_been_incomplete_for_long_and_taken_when_its_
 ) -> None:
     folder = incomplete(bench, pico_checkpoint, 4)
     bench.pass_time(1000.0, RESCAN)
-    assert bench.tracker.incomplete[folder].reported
+    assert bench.tracker.listing.incomplete[folder].reported
     (folder / "trainer_state.json").write_text('{"global_step": 4}')
     bench.pass_time(2 * RESCAN, RESCAN)
     assert [job.checkpoint.step for job in bench.jobs()] == [4]
@@ -147,7 +147,7 @@ def test_a_scan_that_passes_over_what_is_at_rest_decides_as_one_that_looks_at_ev
             bench.pass_time(2 * RESCAN, RESCAN)
             for folder in folders:
                 truth: Any = inspect(folder)
-                listed = bench.tracker.incomplete.get(folder)
+                listed = bench.tracker.listing.incomplete.get(folder)
                 assert (listed is None) if truth.complete else (listed is not None and listed.missing == truth.missing)
     bench.pass_time(2 * RESCAN, RESCAN)
 

@@ -118,7 +118,7 @@ def test_what_is_written_through_a_mapping_gives_no_event_and_is_found_by_a_scan
     os.rename(last.parent, here.root / "checkpoint-4")
     target = here.root / "checkpoint-4"
     with open(target / WRITTEN_LAST, "r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapping:
-        here.wait(lambda: target in here.watcher.tracker.incomplete, "the file of zeros was found wanting")
+        here.wait(lambda: target in here.watcher.tracker.listing.incomplete, "the file of zeros was found wanting")
         before = wakeups(reader())
         mapping[:] = content
         mapping.flush()

@@ -61,7 +61,7 @@ def test_a_run_whose_adapter_s_configuration_is_there_from_the_start_is_not_inco
     shutil.copy(pico_run / "checkpoint-2" / "adapter_config.json", run)  # as axolotl does
     with capture_logs() as logs:
         bench.pass_time(2 * 24 * 3600.0, rescan=600.0)
-        assert run not in bench.tracker.incomplete
+        assert run not in bench.tracker.listing.incomplete
         assert [row for row in logs if row["log_level"] == "warning"] == []
         shutil.copy(pico_run / "checkpoint-4" / "adapter_model.safetensors", run)
         bench.pass_time(PATIENCE_SECONDS + 10)
@@ -97,7 +97,7 @@ def test_a_refused_layout_is_said_once_and_remembered_as_skipped(bench: Bench) -
     assert [(line["log_level"], line["code"]) for line in logs] == [("warning", "litgpt-checkpoint")]
     assert f"litgpt merge_lora {folder}" in logs[0]["event"]
     assert bench.jobs() == []
-    assert bench.tracker.incomplete == {}
+    assert bench.tracker.listing.incomplete == {}
     assert bench.journal.sightings.fingerprint(str(folder)) is not None
 
 
@@ -121,4 +121,4 @@ def test_half_a_checkpoint_beside_a_trainers_own_is_no_plain_adapter(bench: Benc
     half = plain_adapter(pico_checkpoint, bench.root / "run" / "checkpoint-8")
     bench.pass_time(3 * PATIENCE_SECONDS)
     assert [job.checkpoint.step for job in bench.jobs()] == [4]
-    assert any("trainer_state.json" in missing for missing in bench.tracker.incomplete[half].missing)
+    assert any("trainer_state.json" in missing for missing in bench.tracker.listing.incomplete[half].missing)

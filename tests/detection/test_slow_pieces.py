@@ -82,13 +82,13 @@ def test_what_is_written_slowly_is_incomplete_until_its_last_piece(form: str, se
             assert bench.jobs() == []
             told = name not in ("pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")
             bench.pass_time(40.0 if told else 20.0)  # whether Trainer goes on there only time can tell
-            assert bench.tracker.passed_over == {}
-            for path, entry in bench.tracker.incomplete.items():
+            assert bench.tracker.listing.passed_over == {}
+            for path, entry in bench.tracker.listing.incomplete.items():
                 assert path == target
                 missing |= set(entry.missing)
     (job,) = bench.jobs()
     assert (job.checkpoint.path, job.checkpoint.step, job.target.name) == (str(target), 12, "step-12")
-    assert bench.tracker.incomplete == {}
+    assert bench.tracker.listing.incomplete == {}
     assert [record for record in said if record["log_level"] in ("warning", "error")] == []
     assert missing and not any("no known sharded form" in one or one == NO_ADAPTER_YET for one in missing), missing
 

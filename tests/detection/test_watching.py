@@ -222,13 +222,16 @@ def test_a_checkpoint_that_is_only_unfinished_becomes_no_job_and_is_shown_as_inc
     here = station(watch={"stale_seconds": 0.6})
     target = here.root / "run" / "checkpoint-4"
     shutil.copytree(pico_checkpoint, target, ignore=shutil.ignore_patterns(WRITTEN_LAST))
-    here.wait(lambda: target in here.watcher.tracker.incomplete and here.watcher.tracker.incomplete[target].reported, "it is reported")
+    here.wait(
+        lambda: target in here.watcher.tracker.listing.incomplete and here.watcher.tracker.listing.incomplete[target].reported,
+        "it is reported",
+    )
     assert here.jobs() == []
-    assert here.watcher.tracker.incomplete[target].missing == (f"{WRITTEN_LAST}, which the trainer writes last, is not there yet",)
+    assert here.watcher.tracker.listing.incomplete[target].missing == (f"{WRITTEN_LAST}, which the trainer writes last, is not there yet",)
     shutil.copy(pico_checkpoint / WRITTEN_LAST, target)
     here.wait_for_jobs(1)
     # The journal has the job an instant before the list loses the directory.
-    here.wait(lambda: not here.watcher.tracker.incomplete, "it is no longer shown as incomplete")
+    here.wait(lambda: not here.watcher.tracker.listing.incomplete, "it is no longer shown as incomplete")
 
 
 def test_events_find_no_checkpoint_that_a_scan_would_not_find(station: Stations, pico_checkpoint: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.files import sweep_temporaries
-from daemon.publishing.swap import complete_swaps
+from daemon.publishing.exchange.swap import complete_swaps
 from tests.fsck.world import STAGES, World
 from tests.sampling import some
 
@@ -30,14 +30,14 @@ CASES = [
 PROGRAM = """
 import errno, sys
 from pathlib import Path
-import daemon.publishing.swap
+import daemon.publishing.exchange.swap
 from tests.fsck.world import World
 
 def refuse(first, second):
     raise OSError(errno.EINVAL, "Invalid argument")
 
 if sys.argv[2] == "two renames":
-    daemon.publishing.swap.exchange = refuse
+    daemon.publishing.exchange.swap.exchange = refuse
 World(Path(sys.argv[1])).finish("job-4")
 """
 

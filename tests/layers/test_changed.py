@@ -37,7 +37,7 @@ def test_an_edit_brings_the_tests_of_its_room_and_no_others(changed: str, first:
 
 
 def test_a_module_that_a_helper_of_tests_imports_brings_the_tests_that_use_the_helper() -> None:
-    assert "tests/publish/test_owners.py" in chosen({"daemon/publishing/owners.py"})
+    assert "tests/publish/test_owners.py" in chosen({"daemon/publishing/exchange/owners.py"})
     assert Path(ROOT, "tests/simulation/owners.py").is_file() and "tests/simulation/test_owners.py" in chosen(
         {"daemon/publishing/retention.py"}
     )

@@ -25,7 +25,7 @@ HEAVY = (
         "daemon.cli.export",
         "daemon.cli.views.tables",
         "daemon.operating.diagnosis.doctor",
-        "daemon.publishing.notifier",
+        "daemon.publishing.telling.notifier",
     ],
 )
 def test_the_daemons_modules_load_nothing_heavy(module: str) -> None:

@@ -32,11 +32,11 @@ from daemon.journal.database import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import TargetState, overview
 from daemon.journal.rows import Message
-from daemon.publishing import notifier as notify
-from daemon.publishing import sender as senders
-from daemon.publishing import sending, untold
-from daemon.publishing.notifier import Notifier, pause_after
-from daemon.publishing.sending import Outcome, without_secrets
+from daemon.publishing.telling import notifier as notify
+from daemon.publishing.telling import sender as senders
+from daemon.publishing.telling import sending, untold
+from daemon.publishing.telling.notifier import Notifier, pause_after
+from daemon.publishing.telling.sending import Outcome, without_secrets
 from tests.journal.conftest import enter, reference
 from tests.service import Service as Daemon
 
@@ -432,7 +432,7 @@ SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
 import subprocess, sys, time
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing.sender import Sender
+from daemon.publishing.telling.sender import Sender
 from daemon.running.workers.containment import Enclosure, adopt_orphans
 
 adopt_orphans()

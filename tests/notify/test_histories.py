@@ -23,9 +23,9 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.rows import Message
-from daemon.publishing import notifier as notify
-from daemon.publishing.notifier import Notifier
-from daemon.publishing.sending import LIMIT_SECONDS, Outcome
+from daemon.publishing.telling import notifier as notify
+from daemon.publishing.telling.notifier import Notifier
+from daemon.publishing.telling.sending import LIMIT_SECONDS, Outcome
 
 SERVICES = 4
 NAMES = [f"json://host-{number}/S3CRET-{number}" for number in range(SERVICES)]

@@ -12,9 +12,9 @@ import pytest
 
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing import sender as senders
-from daemon.publishing.sender import Sender
-from daemon.publishing.sending import Attempt, Outcome
+from daemon.publishing.telling import sender as senders
+from daemon.publishing.telling.sender import Sender
+from daemon.publishing.telling.sending import Attempt, Outcome
 
 WAIT = 60.0
 

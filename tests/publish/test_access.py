@@ -19,7 +19,7 @@ from daemon.config.settings import OutputSettings
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.rows import JobRow
 from daemon.publishing.access import Access, access_of, folder_mode, narrowed
-from daemon.publishing.beneath import held_below
+from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.publication import assemble, put_in, swap_in
 from daemon.publishing.verification import verify
 from daemon.system.private import private_files

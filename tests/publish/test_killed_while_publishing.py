@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.publishing.swap import complete_swaps
+from daemon.publishing.exchange.swap import complete_swaps
 from tests.publish.parts import expected, listing, publish, put_in_the_way, set_aside, version_of
 from tests.sampling import some
 
@@ -53,7 +53,7 @@ CASES = [_case(before, point) for before, points in SEQUENCES.items() for point 
 PROGRAM = """
 import errno, os, sys
 from pathlib import Path
-import daemon.publishing.swap
+import daemon.publishing.exchange.swap
 from tests.publish.parts import publish
 
 home, target, before = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -67,7 +67,7 @@ def rename(first, second, genuine=os.rename):
     genuine(first, second)
 
 if before.endswith("no exchange"):
-    daemon.publishing.swap.exchange = refuse
+    daemon.publishing.exchange.swap.exchange = refuse
 if before.endswith("other file system"):
     os.rename = rename
 publish(home, 2, target)

@@ -17,10 +17,11 @@ import pytest
 from daemon.contract.export_layout import MANIFEST, README
 from daemon.contract.files import FileEntry, files_below, seal, sha256_file
 from daemon.contract.jobs.messages import Outcome, StageResult
-from daemon.publishing import lending, swap
+from daemon.publishing import lending
+from daemon.publishing.exchange import swap
+from daemon.publishing.exchange.swap import complete_swaps
 from daemon.publishing.lending import is_as_lent, lend_others, lend_staged, take_all_back
 from daemon.publishing.publication import ExportPart, assemble, swap_in
-from daemon.publishing.swap import complete_swaps
 from daemon.running.output_cache import OutputCache, is_whole
 from tests.sampling import some
 
@@ -68,7 +69,7 @@ class Job:
         return {name: is_whole(folder, self.files(name)) for name, folder in self.outputs.items()}
 
     def publish(self) -> None:
-        """As `daemon.publishing.closing` does it."""
+        """As `daemon.publishing.export_folder` does it."""
         places = {"pytorch": "pytorch", "onnx": "onnx", "report": ""}
         parts = [ExportPart(place, self.outputs[name], self.files(name)) for name, place in places.items()]
         assemble(parts, self.staging / "publish", {}, replaced=self.target)

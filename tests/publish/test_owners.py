@@ -18,10 +18,11 @@ from daemon.config.output_owners import RECORD, owner_of, record_of
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import manifest_of
 from daemon.operating.monitoring.status import snapshot
-from daemon.publishing import owners
-from daemon.publishing.beneath import held_below
-from daemon.publishing.closing import refuse_early, tidy_job
-from daemon.publishing.owners import owned
+from daemon.publishing.closing import refuse_early
+from daemon.publishing.exchange import owners
+from daemon.publishing.exchange.beneath import held_below
+from daemon.publishing.exchange.owners import owned
+from daemon.publishing.tidying import tidy_job
 from daemon.publishing.verification import verify
 from tests.publish.two import Daemon
 

@@ -21,7 +21,7 @@ from daemon.config.settings import RetentionSettings
 from daemon.contract.errors import UsageError
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import sha256_file
-from daemon.publishing import ours
+from daemon.publishing.exchange import ours
 from daemon.publishing.retention import prune
 from daemon.publishing.verification import verify
 from daemon.running.recovery import tidy_up

@@ -29,8 +29,8 @@ from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service
-from daemon.publishing import notifier, untold
-from daemon.publishing.sending import Outcome
+from daemon.publishing.telling import notifier, untold
+from daemon.publishing.telling.sending import Outcome
 from daemon.running import children, runner, starter
 from daemon.running.executor import Order
 from daemon.system import threads

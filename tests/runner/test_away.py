@@ -37,7 +37,7 @@ def test_what_is_away_is_waited_for_and_the_export_goes_on_by_itself(world: Worl
             begin(world)
         elif moment is Moment.BEFORE:
             begin(world)
-            world.desk.runner._start_job(world.desk.journal.jobs.first_of(world.desk.journal.jobs.lanes(set())[0], set()))  # type: ignore[arg-type]
+            world.desk.runner.queue.start(world.desk.journal.jobs.first_of(world.desk.journal.jobs.lanes(set())[0], set()))  # type: ignore[arg-type]
             leave(path, way)
         else:
             _break_during(world, path, way)

@@ -14,10 +14,10 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.journal.rows import JobRow
-from daemon.publishing import closing
+from daemon.publishing import tidying
 from daemon.running import recovery
 from daemon.running.output_cache import OutputCache
-from daemon.running.runner import Runner
+from daemon.running.queue import Queue
 from daemon.system import episodes
 from tests.runner.desk import Desks, done
 
@@ -48,14 +48,14 @@ def test_an_error_of_one_job_keeps_no_other_from_its_turn(make_desk: Desks, monk
     desk.script = lambda context: None
     bad = [desk.add("one", step) for step in range(1, 7)]
     desk.add("two", 7)
-    start = Runner._start_job
+    start = Queue.start
 
-    def broken(self: Runner, job: JobRow) -> JobRow | None:
+    def broken(self: Queue, job: JobRow) -> JobRow | None:
         if job.id in bad:
             raise Permanent(FaultCode.OS_ERROR, "begin it", "it is broken", "mend it")
         return start(self, job)
 
-    monkeypatch.setattr(Runner, "_start_job", broken)
+    monkeypatch.setattr(Queue, "start", broken)
     desk.tick(3)
     assert desk.started == ["two-7 merge"] and {desk.runner.waits.of[one].fault.cause for one in bad} == {"it is broken"}
 
@@ -74,7 +74,7 @@ def test_what_can_not_be_cleared_away_is_said_once_and_keeps_nothing_from_its_tu
         remove_tree(path)
 
     with capture_logs() as logs, monkeypatch.context() as inner:
-        inner.setattr(closing, "remove_tree", remove)
+        inner.setattr(tidying, "remove_tree", remove)
         desk.tick(1)
         if state == "cancelled":
             desk.journal.controls.cancel(bad, "by hand")
@@ -85,7 +85,7 @@ def test_what_can_not_be_cleared_away_is_said_once_and_keeps_nothing_from_its_tu
         assert len(said) == 1, logs
         assert len(desk.runner.waits) == 0
     desk.tick(3)
-    assert not (desk.runner.paths.pins / bad).exists() and not desk.runner._left and not desk.runner._stays
+    assert not (desk.runner.paths.pins / bad).exists() and not desk.runner.endings.left and not desk.runner.endings._stays
 
 
 def test_what_can_not_be_removed_at_the_start_is_said_and_keeps_the_daemon_from_nothing(

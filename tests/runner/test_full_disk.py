@@ -23,9 +23,9 @@ from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
+from daemon.operating.engine import engine
 from daemon.operating.monitoring.live import LiveFile, write_live
-from daemon.operating.service import engine
-from daemon.publishing import closing, lending
+from daemon.publishing import export_folder, lending
 from daemon.running import output_cache
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
@@ -209,7 +209,7 @@ def test_a_publication_that_a_full_disk_cut_off_costs_no_finished_stage_even_whe
     desk = make_desk()
     job = desk.add("run", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(closing, "put_in", full)
+        patched.setattr(export_folder, "put_in", full)
         patched.setattr(lending.os, "link", full_when_taken_back)
         desk.tick(20)
         assert desk.state(job) == "running"

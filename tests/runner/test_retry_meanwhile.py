@@ -15,7 +15,7 @@ from daemon.cli import export
 from daemon.contract.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
-from daemon.publishing.closing import tidy_job
+from daemon.publishing.tidying import tidy_job
 from daemon.running import recovery
 from daemon.running.recovery import collect_orphans
 from tests.runner.desk import Desk, Desks
@@ -117,7 +117,7 @@ def test_a_retry_that_takes_long_holds_up_neither_a_round_nor_a_start(failed: De
     assert row is not None
     row.pin.mkdir(parents=True)
     with held(failed.runner.paths.pins_lock):
-        failed.runner._left["job"] = row
+        failed.runner.endings.left["job"] = row
         began = time.monotonic()
         failed.tick()
         assert time.monotonic() - began < 5 and row.pin.is_dir()
@@ -127,7 +127,7 @@ def test_a_retry_that_takes_long_holds_up_neither_a_round_nor_a_start(failed: De
         finally:
             recovery.PATIENCE = patience
     failed.tick()
-    assert not row.pin.exists() and not failed.runner._left
+    assert not row.pin.exists() and not failed.runner.endings.left
 
 
 @pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])

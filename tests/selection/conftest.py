@@ -81,7 +81,7 @@ class Desk:
 
     def clear(self) -> None:
         """What the runner does about superseded jobs, without starting anything."""
-        self.runner._clear_ended()
+        self.runner.endings.clear_ended()
 
     def seen_as(self, checkpoint: Path) -> str:
         """The journal's verdict on a directory."""

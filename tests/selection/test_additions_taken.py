@@ -198,7 +198,7 @@ def test_a_journal_that_is_rebuilt_knows_what_a_job_is_merged_with(whole: bool, 
         shutil.rmtree(before.pin / ADDITIONS)
     here.journal.close()
     here.runner.paths.journal.write_bytes(b"garbage" * 999)
-    here.journal = here.runner.journal = open_journal(here.runner.paths)
+    here.journal = here.runner.journal = here.runner.parts.journal = open_journal(here.runner.paths)
     assert [job.checkpoint for job in here.jobs()] == ([before.checkpoint] if whole else [])
     reload(here, style)
     here.clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.views.status import print_status
-from daemon.watching import tracker
+from daemon.watching import tracker, undecided
 from tests.detection.helpers import change_weights
 from tests.selection.conftest import Desks
 
@@ -68,10 +68,10 @@ def test_an_incomplete_one_that_goes_without_an_event_is_noticed_by_the_next_sca
     checkpoint = add(here, 4)
     (checkpoint / "trainer_state.json").unlink()
     here.look()
-    assert list(here.tracker.incomplete) == [checkpoint]
+    assert list(here.tracker.listing.incomplete) == [checkpoint]
     shutil.rmtree(checkpoint)
     here.look(seconds=0.5)
-    assert here.tracker.incomplete == {}
+    assert here.tracker.listing.incomplete == {}
     assert [row.path for row in here.status().lost] == [str(checkpoint)]
 
 
@@ -83,13 +83,14 @@ def test_one_that_is_renamed_when_it_is_finished_is_no_loss(
 ) -> None:  # fmt: skip
     if not births:
         monkeypatch.setattr(tracker, "identity_of", lambda _: None)
+        monkeypatch.setattr(undecided, "identity_of", lambda _: None)
     here = desk()
     checkpoint = add(here, 4)
     incoming = here.root / name
     incoming.parent.mkdir(exist_ok=True)
     checkpoint.rename(incoming)
     here.look(seconds=seconds)
-    assert list(here.tracker._sighted) == [incoming]
+    assert list(here.tracker.undecided.sighted) == [incoming]
     incoming.rename(checkpoint)
     here.look()
     assert (here.steps(), here.status().lost, here.told("The checkpoint")) == ([4], (), [])
@@ -116,6 +117,7 @@ def test_with_the_inodes_of_the_one_before_a_new_one_is_no_renaming(desk: Desks,
     for births in (True, False):
         if not births:
             monkeypatch.setattr(tracker, "identity_of", lambda _: None)
+            monkeypatch.setattr(undecided, "identity_of", lambda _: None)
         checkpoint = add(here, 4 + births)
         here.look(seconds=1.0)
         shutil.rmtree(checkpoint)

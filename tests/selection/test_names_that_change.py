@@ -130,12 +130,12 @@ def test_a_link_in_the_place_of_a_checkpoint_is_told_where_nothing_else_finds_it
     here.look()
     link = checkpoint.parent / "checkpoint-8"
     assert here.steps() == [4, 12]
-    assert list(here.tracker.passed_over) == [link]
+    assert list(here.tracker.listing.passed_over) == [link]
     explained = explain(here.settings, link)
-    assert isinstance(explained, CheckpointExplanation) and explained.unwatched == here.tracker.passed_over[link]
+    assert isinstance(explained, CheckpointExplanation) and explained.unwatched == here.tracker.listing.passed_over[link]
     assert "is a link, which scans don't follow; put its target into watch.roots" in explained.unwatched
     assert len(here.told("Seen, not watched")) == 1
     link.unlink()
     elsewhere.rename(link)
     here.look()
-    assert here.steps() == [4, 8, 12] and here.tracker.passed_over == {}
+    assert here.steps() == [4, 8, 12] and here.tracker.listing.passed_over == {}

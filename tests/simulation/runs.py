@@ -22,7 +22,7 @@ from daemon.contract.files import remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.closing import publish_job
+from daemon.publishing.export_folder import publish_job
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import open_jobs
@@ -244,10 +244,10 @@ class Box:
             f"{len(found)} checkpoints share {target.relative_to(self.paths.output)}" for target, found in targets.items() if len(found) > 1
         ]
         for path in self.untaken:
-            if path not in self.tracker.passed_over:
+            if path not in self.tracker.listing.passed_over:
                 said.append(f"{self._short(path)} is not taken, and that is not said")
         said += [f"{self._short(path)} is called not watched, and it is a training's"
-                 for path in self.tracker.passed_over if path not in self.untaken]  # fmt: skip
+                 for path in self.tracker.listing.passed_over if path not in self.untaken]  # fmt: skip
         for one in self.trainings:
             said += self._check_latest(one)
         return said

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.publishing import closing, ours, owners, swap
-from daemon.publishing.ours import Looked, marks_below
+from daemon.publishing import export_folder
+from daemon.publishing.exchange import ours, owners, swap
+from daemon.publishing.exchange.ours import Looked, marks_below
 from tests.simulation.owners import Output
 from tests.simulation.play import RAM
 from tests.simulation.test_simulation import SEED, seeds
@@ -62,7 +63,7 @@ def violations(first: int = 0, count: int = 6) -> str:
 
 
 def test_an_output_without_owners_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "owned", lambda *_: nullcontext())
+    monkeypatch.setattr(export_folder, "owned", lambda *_: nullcontext())
     assert "had published" in violations()
 
 
@@ -74,7 +75,7 @@ def test_a_publication_that_deletes_whatever_was_there_is_found_out(monkeypatch:
 
 @pytest.mark.slow
 def test_a_publication_that_takes_all_for_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "look", lambda place, name, records: _all_is_ours(place))
+    monkeypatch.setattr(export_folder, "look", lambda place, name, records: _all_is_ours(place))
     assert "notes are left" in violations()
 
 

@@ -146,7 +146,7 @@ class History:
         """The daemon is killed with its children, and starts again."""
         self.restarts += 1
         self._waited.clear()  # the next one is patient anew
-        self.runner._resumption.close()
+        self.runner.parts.resumption.close()
         self.runner = Runner(self.runner.settings, self.journal, self._paths, FakeExecutor(self._start))
         self.desk.runner = self.runner
         self.runner.recover()

@@ -27,7 +27,7 @@ from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.monitoring.live import read_live
-from daemon.publishing.sending import fault_of
+from daemon.publishing.telling.sending import fault_of
 from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, human, memory
 from daemon.system.disks import nearest_existing, short_of_room

@@ -27,7 +27,7 @@ from daemon.contract.values import Json
 from daemon.journal.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find, holds_files
-from daemon.publishing.closing import FAILED_SUFFIX
+from daemon.publishing.export_folder import FAILED_SUFFIX
 from daemon.publishing.publication import same_files
 
 log = structlog.get_logger("journal")

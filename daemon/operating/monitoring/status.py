@@ -52,7 +52,7 @@ from daemon.operating.monitoring.live import (
     read_live,
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
-from daemon.publishing.closing import target_of
+from daemon.publishing.export_folder import target_of
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready
 from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room

@@ -77,7 +77,7 @@ class Watch:
             self._still.pop(name, None)
             return
         since = max(self._still.setdefault(name, world.now), world.up_since)
-        why, addition = world.tracker.passed_over.get(save.thing.path, ""), world.things.get("addition")
+        why, addition = world.tracker.listing.passed_over.get(save.thing.path, ""), world.things.get("addition")
         if addition is not None and str(addition.path) in why and "limits.away_hours" in why:
             world.waited.add(addition.name)
         if world.now - since < BOUND or (addition and addition.away_in(world.now - BOUND, world.now) and str(addition.path) in why):
@@ -141,7 +141,7 @@ def _missed(world: World, jobs: list[JobRow]) -> Iterator[str]:
         gone = save.thing.is_away or world.things[save.root].is_away or not save.done
         if job is None:
             if not gone and not _said_of(world, save.thing.path, lasting):
-                yield f"{save.thing.name} was missed: {world.tracker.passed_over.get(save.thing.path)}"
+                yield f"{save.thing.name} was missed: {world.tracker.listing.passed_over.get(save.thing.path)}"
         elif job.state == "succeeded":
             world.counts["published"] += 1
             yield from _not_there(world, job)
@@ -153,7 +153,7 @@ def _missed(world: World, jobs: list[JobRow]) -> Iterator[str]:
 
 def _said_of(world: World, path: Path, lasting: list[Thing]) -> bool:
     assert world.tracker is not None
-    why = world.tracker.passed_over.get(path, "")
+    why = world.tracker.listing.passed_over.get(path, "")
     return any(str(thing.path) in why for thing in lasting)
 
 

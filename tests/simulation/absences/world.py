@@ -139,7 +139,7 @@ class World:
         self.counts["deaths"] += 1
         self._note("the daemon died")
         if self.runner is not None:
-            self.runner._resumption.close()
+            self.runner.parts.resumption.close()
             self.runner = self.tracker = None
             self.journal.close()
         self.attempts.clear()
@@ -300,6 +300,6 @@ class World:
                 with suppress(OSError):
                     thing.come_back(self.now)
         if self.runner is not None:
-            self.runner._resumption.close()
+            self.runner.parts.resumption.close()
             self.journal.close()
         shutil.rmtree(self.folder)

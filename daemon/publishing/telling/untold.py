@@ -16,7 +16,7 @@ import structlog
 from daemon.contract.events import Event
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Attempt, Outcome
+from daemon.publishing.telling.sending import Attempt, Outcome
 
 log = structlog.get_logger("notify")
 

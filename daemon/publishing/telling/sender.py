@@ -22,7 +22,7 @@ from typing import IO
 
 from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
-from daemon.publishing.sending import LIMIT_SECONDS, Attempt, Outcome
+from daemon.publishing.telling.sending import LIMIT_SECONDS, Attempt, Outcome
 
 IDLE_SECONDS = 30.0
 """The process waits so long for another message."""
@@ -90,8 +90,9 @@ class _Process:
         self._numbers, self._read = itertools.count(1), b""
         # In our session: a child of ours that leads one counts as left behind by an attempt, and is ended with it.
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "daemon.publishing.sending"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            process_group=0, cwd="/", env={key: value for key, value in os.environ.items() if _ENVIRONMENT.fullmatch(key)},
+            [sys.executable, "-m", "daemon.publishing.telling.sending"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0, cwd="/",
+            env={key: value for key, value in os.environ.items() if _ENVIRONMENT.fullmatch(key)},
         )  # fmt: skip
         assert self._child.stdin is not None and self._child.stdout is not None
         self._orders, self._answers = self._child.stdin, self._child.stdout

@@ -1,10 +1,10 @@
 """Replaces a folder by another: by one exchange of names if the file system supports it, else by two renames with a record.
 
 Called by `daemon.publishing.publication`; `complete_swaps` at a start after a crash, before orphaned staging is removed. What is replaced
-must be what was looked at (`daemon.publishing.ours.look`): it is compared when it has left its place, and put back if it is something
-else, since another ckptd or a person may have been there meanwhile. Before anything leaves its place, a record lies beside the staged
-folder (`FOLDER.swap`), so that a start finds it without searching the output and knows what of it is ours; until the swap is completed,
-readers may find nothing at the target.
+must be what was looked at (`daemon.publishing.exchange.ours.look`): it is compared when it has left its place, and put back if it is
+something else, since another ckptd or a person may have been there meanwhile. Before anything leaves its place, a record lies beside the
+staged folder (`FOLDER.swap`), so that a start finds it without searching the output and knows what of it is ours; until the swap is
+completed, readers may find nothing at the target.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from daemon.contract.files import (
     walk,
 )
 from daemon.contract.placing import copy_access, duplicate
-from daemon.publishing.beneath import Held, Spot, held_below
-from daemon.publishing.ours import Looked, retire, set_aside
-from daemon.publishing.swap_record import GONE, NEW, OLD, RECORD, SwapRecord, inode_of, read_record, record_of, write_record
+from daemon.publishing.exchange.beneath import Held, Spot, held_below
+from daemon.publishing.exchange.ours import Looked, retire, set_aside
+from daemon.publishing.exchange.swap_record import GONE, NEW, OLD, RECORD, SwapRecord, inode_of, read_record, record_of, write_record
 
 log = structlog.get_logger("publish")
 

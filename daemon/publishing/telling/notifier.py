@@ -1,8 +1,8 @@
 """Delivers the outbox: each message to each service of `notify.urls`, in order, at least once, with retries that survive restarts.
 
 One thread; the journal holds what is left to do, for each service by itself, so that one that fails or hangs delays no other and no
-service is told again because of another. Messages are sent by another process (`daemon.publishing.sender`), the end of each is recorded
-afterwards: where the daemon is killed in between, that service is told once more, after each such kill.
+service is told again because of another. Messages are sent by another process (`daemon.publishing.telling.sender`), the end of each is
+recorded afterwards: where the daemon is killed in between, that service is told once more, after each such kill.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from daemon.contract.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
-from daemon.publishing.sender import Sender
-from daemon.publishing.sending import Attempt, Outcome
-from daemon.publishing.untold import Untold
+from daemon.publishing.telling.sender import Sender
+from daemon.publishing.telling.sending import Attempt, Outcome
+from daemon.publishing.telling.untold import Untold
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
 

@@ -1,8 +1,8 @@
-"""Notifications to services, by Apprise in a process of its own: `python -m daemon.publishing.sending`.
+"""Notifications to services, by Apprise in a process of its own: `python -m daemon.publishing.telling.sending`.
 
-Run by `daemon.publishing.sender`. Apprise does not bound its time: a service that sends its answer byte by byte holds a call for ever,
-and a process can be ended. It costs about 40 MB, which the daemon would keep. URLs and messages come by standard input, a JSON object a
-line, so that neither is in the list of processes, and each is sent in a thread of its own; how that ended is a line of standard output.
+Run by `daemon.publishing.telling.sender`. Apprise does not bound its time: a service that sends its answer byte by byte holds a call for
+ever, and a process can be ended. It costs about 40 MB, which the daemon would keep. URLs and messages come by standard input, a JSON object
+a line, so that neither is in the list of processes, and each is sent in a thread of its own; how that ended is a line of standard output.
 What services say comes back without any part of the URLs, since those hold secrets.
 """
 

@@ -1,6 +1,6 @@
 """What a start must know of a replacement or a removal that was cut off: a record beside the staged folder, `FOLDER.swap`.
 
-Used by `daemon.publishing.swap` alone.
+Used by `daemon.publishing.exchange.swap` alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from daemon.contract.events import Event
 from daemon.contract.files import write_atomic
 from daemon.contract.values import Frozen
-from daemon.publishing.ours import Mark
+from daemon.publishing.exchange.ours import Mark
 
 log = structlog.get_logger("publish")
 

@@ -28,7 +28,7 @@ from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST, read_manifest
 from daemon.contract.files import fsync_directory, make_folders, rename_new, write_atomic
 from daemon.contract.values import Frozen, digest_of
-from daemon.publishing.beneath import Spot
+from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.verification import verify
 
 log = structlog.get_logger("publish")

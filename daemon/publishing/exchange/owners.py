@@ -10,7 +10,7 @@ on the same machine with another journal in the same state directory; else a per
 
 The lock. Who publishes holds a lock on the record (fcntl's byte-range lock, of the open file: NFS has it, and flock(2) of a server's own
 processes would not meet that of its clients), so that a daemon and a `ckptd export` of the same state don't publish the same run at once.
-Where a file system has no locks, the exchange that compares (`daemon.publishing.swap`) remains.
+Where a file system has no locks, the exchange that compares (`daemon.publishing.exchange.swap`) remains.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.publishing.beneath import Held
+from daemon.publishing.exchange.beneath import Held
 
 log = structlog.get_logger("publish")
 

@@ -1,0 +1,119 @@
+"""The jobs that wait for their turn: which one starts next, whether its base is there, and what of it is refused at its start.
+
+A part of the runner, used by its thread alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from daemon.checkpoints.base_models import config_of
+from daemon.config.sources import as_asked
+from daemon.contract.errors import Fault
+from daemon.contract.events import Event
+from daemon.contract.jobs.plan import effective_variants, spec_of
+from daemon.contract.values import Json
+from daemon.journal.rows import JobRow
+from daemon.publishing.closing import refuse_early
+from daemon.running.gate import FOR_SOURCES
+from daemon.running.parts import Parts
+from daemon.running.rules.ready import next_lane
+from daemon.running.rules.suitable import unsuited, useless
+
+log = structlog.get_logger("runner")
+
+NEW_LOOKS = 20
+"""Jobs that wait for their turn and whose base is looked for, in one round."""
+SPARE_JOBS = 3
+"""Jobs beyond `limits.jobs` that may be started while others wait for memory, a retry or a window."""
+
+
+class Queue:
+    """Pending jobs."""
+
+    def __init__(self, parts: Parts, refused: Callable[[JobRow], None]) -> None:
+        """`refused` is called with a job that ended at its start, and has to be cleared away."""
+        self._parts, self._refused = parts, refused
+        self._looked = 0
+        """Up to where in the journal the bases of pending jobs were looked for."""
+        self._unsearched: set[str] = set()
+        """Pending jobs whose base is still to be looked for."""
+
+    def search_again(self) -> None:
+        """Look again for what jobs wait for, since the configuration is another one."""
+        self._unsearched |= {job for job, waiting in self._parts.waits.of.items() if waiting.fault.code in FOR_SOURCES}
+
+    def next(self, jobs: list[JobRow], tried: set[str]) -> JobRow | None:
+        """Return the pending job to start now, if there is room for another beside the running `jobs`: none of those `tried` in this round,
+        and none that waits."""
+        journal, waits, limit = self._parts.journal, self._parts.waits, self._parts.settings.limits.jobs
+        awake = [job for job in jobs if not job.paused]
+        if len([job for job in awake if not waits.leaves_room(job.id)]) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
+            return None
+        but = tried | {job for job in waits.of if not waits.may_move(job)}
+        preferred = journal.jobs.preferred(but)
+        lane = None if preferred else next_lane(journal.jobs.lanes(but))
+        return preferred or (journal.jobs.first_of(lane, but) if lane else None)
+
+    def look_at_new(self) -> None:
+        """Find out at once whether the base of a job that waits for its turn is there, so that it is said before that has come."""
+        journal, waits = self._parts.journal, self._parts.waits
+        entered, self._looked = journal.jobs.pending_after(self._looked, NEW_LOOKS)
+        self._unsearched |= {*entered}
+        due = [job for job, waiting in waits.of.items() if waiting.fault.code in FOR_SOURCES and waits.may_move(job)]
+        due.sort(key=lambda job: waits.of[job].until)
+        for job in [*dict.fromkeys([*sorted(self._unsearched), *due])][:NEW_LOOKS]:
+            row = journal.jobs.get(job)
+            if row is not None and row.state == "pending":
+                with structlog.contextvars.bound_contextvars(job=job, run=row.checkpoint.run, step=row.checkpoint.step):
+                    seen = self._parts.gate.find_base(row)
+                if seen is not None:
+                    waits.end(job)
+                elif job not in waits:
+                    continue  # its file system has not answered yet
+            self._unsearched.discard(job)
+
+    def start(self, job: JobRow) -> JobRow | None:
+        """pending → running; None where it waits for its base, or was superseded meanwhile.
+
+        A base that is damaged fails the first stage, as does one that was waited for long enough; a model that variants can't be made of
+        fails these. The report says so.
+        """
+        parts, journal = self._parts, self._parts.journal
+        seen = parts.gate.find_base(job)
+        if seen is None:
+            return None
+        folder, fault = seen.base, seen.fault
+        if not journal.jobs.start(job.id, folder):
+            return None
+        if refuse_early(job, journal, parts.paths, parts.settings):
+            self._refused(job)
+            return None
+        log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
+        stages = journal.stages.of(job.id)
+        waiting = [stage.name for stage in stages.values() if stage.state == "waiting"]
+        first = next(iter(stages))
+        if fault:
+            self._fail({first: fault} if first in waiting else {}, job)
+        else:
+            self._refuse(job, waiting, config_of(folder or job.pin))
+        parts.changed()
+        return journal.jobs.get(job.id)
+
+    def _refuse(self, job: JobRow, waiting: Sequence[str], config: Json) -> None:
+        """Fail the waiting stages that can't be made of the model; where none of the variants can, there is nothing to do but report."""
+        export = job.work.export
+        refused = unsuited(map(spec_of, waiting), config, as_asked("export.variants"))
+        self._fail(refused, job)
+        if refused and refused.keys() >= {*effective_variants(export.variants, export.quantization)}:
+            for name in waiting:
+                if name != "report" and name not in refused:
+                    self._parts.journal.stages.end(job.id, name, "skipped", useless(name))
+
+    def _fail(self, faults: Mapping[str, Fault], job: JobRow) -> None:
+        """Fail stages of a job before a child makes sense."""
+        for name, fault in faults.items():
+            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=name, code=fault.code)
+            self._parts.journal.stages.end(job.id, name, "failed", fault)
