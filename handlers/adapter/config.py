@@ -64,10 +64,10 @@ def _defaults(method: str) -> Json:
 
     if method not in PeftType.__members__:
         return {}
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for field in dataclasses.fields(PEFT_TYPE_TO_CONFIG_MAPPING[PeftType[method]]):
         if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
+            defaults[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found
+            defaults[field.name] = field.default_factory()
+    return defaults

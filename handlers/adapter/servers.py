@@ -27,14 +27,14 @@ _TGI_MODULES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "
 
 def unsuited(adapter: Adapter, kind: Kind | None) -> dict[str, list[str]]:
     """Server → why it can't use the adapter, as clauses; servers that can are left out. `kind`: of the merged model."""
-    found = {"vLLM": list(_vllm(adapter)), "TGI and LoRAX": list(_tgi(adapter, kind))}
-    return {name: reasons for name, reasons in found.items() if reasons}
+    by_server = {"vLLM": list(_vllm(adapter)), "TGI and LoRAX": list(_tgi(adapter, kind))}
+    return {name: reasons for name, reasons in by_server.items() if reasons}
 
 
 def max_lora_rank(adapter: Adapter) -> int | None:
     """What vLLM's --max-lora-rank must be; None where its default is enough, or where none is."""
     rank = max(_ranks(adapter), default=0)
-    return None if rank <= VLLM_DEFAULT else next((one for one in VLLM_RANKS if one >= rank), None)
+    return None if rank <= VLLM_DEFAULT else next((choice for choice in VLLM_RANKS if choice >= rank), None)
 
 
 def _vllm(adapter: Adapter) -> Iterator[str]:

@@ -41,7 +41,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             path=context.checkpoint.path,
         )
     if context.checkpoint.mixture:
-        names = ", ".join(one.name for _, one in context.additions)
+        names = ", ".join(addition.name for _, addition in context.additions)
         what = (
             f"the export merges {names} together with it"
             if names
@@ -64,8 +64,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.5, "naming the base")
     named = hub.name_of(adapter.config.get("base_model_name_or_path"), Path(context.base))
     digest = base_digest(model, Path(context.cache), _alive(reporter))
-    told = base.written(named, adapter.config, digest, taken(context))
-    _write(staging / base.FILE, told)
+    content = base.written(named, adapter.config, digest, taken(context))
+    _write(staging / base.FILE, content)
     reporter.progress(0.8, "writing adapter_config.json")
     published = config.cleaned(adapter.config, named.name)
     _write(staging / "adapter_config.json", published)
@@ -79,7 +79,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             "method": adapter.method,
             "base": named.name,
             "base_digest": digest,
-            "base_values": told["values"],
+            "base_values": content["values"],
             "tokenizer": copied.source is not None,
             "chat_template": copied.chat_template,
             "dropped_keys": config.dropped(adapter.config, published),
@@ -107,13 +107,13 @@ def _own_tokenizer(pin: Path, folder: Path, staging: Path) -> TokenizerCopy:
 
 def _differences(model: ModelFolder, merged: ModelFolder, adapter: Adapter) -> Json:
     """What has to be said to transformers when the base is loaded for this adapter: another vocabulary, labels of a head."""
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     if (rows := merged.setting("vocab_size")) != model.setting("vocab_size"):
-        found["vocabulary"] = rows
+        differences["vocabulary"] = rows
     labels = merged.config.get("id2label")
     if isinstance(labels, dict) and adapter.config.get("modules_to_save") and labels != model.config.get("id2label"):
-        found["labels"] = len(labels)
-    return found
+        differences["labels"] = len(labels)
+    return differences
 
 
 def _alive(reporter: Reporter) -> Callable[[int], None]:

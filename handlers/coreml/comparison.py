@@ -63,8 +63,8 @@ def difference(folder: Path, merged: Path) -> str | None:
     try:
         for graph in graphset.read(folder).graphs:
             for weight in weights_of(package.read(folder / graph.file)):
-                if told := _compared(weight, model):
-                    faults.append(told)
+                if fault := _compared(weight, model):
+                    faults.append(fault)
     except Unreadable as error:
         return f"its weights are not those of the merge: {error}"
     if not faults:
@@ -75,20 +75,20 @@ def difference(folder: Path, merged: Path) -> str | None:
 
 def weights_of(program: package.Program) -> Iterator[Weight]:
     """The weights of a program, one after the other, whose names say that they were parameters of the model. Raises Unreadable."""
-    types = {name: kind.dtype for one in program.operators for name, kind in one.outputs}
-    inside = {bound for one in program.operators if one.kind.startswith(PREFIX) for bounds in one.inputs.values() for bound in bounds
-              if isinstance(bound, str)}  # fmt: skip
+    types = {name: kind.dtype for operator in program.operators for name, kind in operator.outputs}
+    inside = {bound for operator in program.operators if operator.kind.startswith(PREFIX) for bounds in operator.inputs.values()
+              for bound in bounds if isinstance(bound, str)}  # fmt: skip
     small: dict[str, Any] = {}
-    for one in program.operators:
-        if one.kind != "const" and not one.kind.startswith(PREFIX):
+    for operator in program.operators:
+        if operator.kind != "const" and not operator.kind.startswith(PREFIX):
             continue
-        name, kind = one.outputs[0]
+        name, kind = operator.outputs[0]
         if name in inside:
-            small[name] = constant(one, small)
+            small[name] = constant(operator, small)
         elif name.startswith(_MARK):
-            stored = stored_as(one.inputs[STORED[one.kind]][0], types) if one.kind in STORED else kind.dtype
-            values = np.asarray(constant(one, small)).astype(np.float32)
-            scales = one.inputs["scale"][0] if "scale" in one.inputs else None
+            stored = stored_as(operator.inputs[STORED[operator.kind]][0], types) if operator.kind in STORED else kind.dtype
+            values = np.asarray(constant(operator, small)).astype(np.float32)
+            scales = operator.inputs["scale"][0] if "scale" in operator.inputs else None
             block = 0 if scales is None else values.shape[-1] // _columns(scales, small)
             yield Weight(name, stored, kind.dtype == "float16", values, block)
 
@@ -141,7 +141,7 @@ def _compared(weight: Weight, model: _Merged) -> str | None:
         return None  # the experts of a mixture are one tensor here and several in the merge; what they give is compared
     # A head that is the table of tokens has the name of either. What has no tensor of its sizes was made by the model's own code.
     alike = model.alike(weight.values.shape)
-    if not alike or any(_beyond(weight, model.values(one)) is None for one in alike):
+    if not alike or any(_beyond(weight, model.values(other)) is None for other in alike):
         return None
     return f"{weight.name.removeprefix(_MARK)} is no tensor of the merge"
 
@@ -152,7 +152,7 @@ def _beyond(weight: Weight, exact: np.ndarray | None) -> str | None:
         return None
     # GPT-2's linear layers have their weights the other way round, which a square one does not show by its sizes.
     ways = [exact, exact.T] if exact.ndim == 2 else [exact]
-    faults = [_apart(weight, one) for one in ways if one.shape == weight.values.shape]
+    faults = [_apart(weight, way) for way in ways if way.shape == weight.values.shape]
     if not faults:
         return f"has the shape {list(weight.values.shape)} instead of {list(exact.shape)}"
     return None if None in faults else faults[0]
@@ -160,12 +160,12 @@ def _beyond(weight: Weight, exact: np.ndarray | None) -> str | None:
 
 def _apart(weight: Weight, exact: np.ndarray) -> str | None:
     """See `_beyond`, for a tensor of the same sizes."""
-    found = weight.values
+    values = weight.values
     if weight.stored.startswith("float"):
         with np.errstate(over="ignore"):
             wanted = exact.astype(np.float16).astype(np.float32) if weight.half else exact
-        return None if np.array_equal(found, wanted) else "is not that of the merge"
-    rows, wanted = found.reshape(-1, found.shape[-1]), exact.reshape(-1, found.shape[-1])
+        return None if np.array_equal(values, wanted) else "is not that of the merge"
+    rows, wanted = values.reshape(-1, values.shape[-1]), exact.reshape(-1, values.shape[-1])
     beyond = _off_the_grid(weight, rows, wanted) if weight.block else _far(rows, wanted)
     return f"is not that of the merge from row {int(np.argmax(beyond))} of {len(rows)} on" if beyond.any() else None
 

@@ -71,14 +71,14 @@ def weights(path: Path) -> dict[str, int]:
     """Type → weights of more than one dimension that a package stores so."""
     counts: Counter[str] = Counter()
     operators = package.read(path).operators
-    types = {name: kind.dtype for one in operators for name, kind in one.outputs}
-    inside = {bound for one in operators if one.kind.startswith(PREFIX) for bounds in one.inputs.values() for bound in bounds
-              if isinstance(bound, str)}  # fmt: skip
-    for one in operators:
-        if not (one.kind in STORED or (one.kind == "const" and one.outputs[0][0] not in inside)):
+    types = {name: kind.dtype for operator in operators for name, kind in operator.outputs}
+    inside = {bound for operator in operators if operator.kind.startswith(PREFIX) for bounds in operator.inputs.values()
+              for bound in bounds if isinstance(bound, str)}  # fmt: skip
+    for operator in operators:
+        if not (operator.kind in STORED or (operator.kind == "const" and operator.outputs[0][0] not in inside)):
             continue
-        name, kind = one.outputs[0]
-        stored = kind.dtype if one.kind == "const" else stored_as(one.inputs[STORED[one.kind]][0], types)
+        name, kind = operator.outputs[0]
+        stored = kind.dtype if operator.kind == "const" else stored_as(operator.inputs[STORED[operator.kind]][0], types)
         if len(kind.shape) > 1 and kind.dtype.startswith("float") and f"_{TABLE}_" not in name:
             counts[stored] += int(np.prod([size or 0 for size in kind.shape]))
     return dict(counts)
@@ -97,31 +97,31 @@ def _quantize(source: Path, target: Path, everywhere: Any, chosen: Mapping[str, 
 
 def _matrices(program: Program) -> dict[str, tuple[int, ...]]:
     """Name → sizes of the weights that may be made smaller."""
-    found = {}
-    for one in program.operators:
-        if one.kind != "const":
+    shapes = {}
+    for operator in program.operators:
+        if operator.kind != "const":
             continue
-        name, kind = one.outputs[0]
+        name, kind = operator.outputs[0]
         shape = tuple(size or 0 for size in kind.shape)
         if kind.dtype.startswith("float") and len(shape) > 1 and np.prod(shape) >= LEAST and f"_{TABLE}_" not in name:
-            found[name] = shape
-    return found
+            shapes[name] = shape
+    return shapes
 
 
 def _outer(program: Program) -> set[str]:
     """The weights of tables that tokens are looked up in, and of products whose outcome is an output."""
-    matrices, made = _matrices(program), {name: one for one in program.operators for name, _ in one.outputs}
-    looked_up = {_first(one, "x") for one in program.operators if one.kind == "gather"}
-    last = {_first(one, "weight") for name in program.outputs if (one := _product(made, name)) is not None}
+    matrices, made = _matrices(program), {name: operator for operator in program.operators for name, _ in operator.outputs}
+    looked_up = {_first(operator, "x") for operator in program.operators if operator.kind == "gather"}
+    last = {_first(product, "weight") for name in program.outputs if (product := _product(made, name)) is not None}
     return (looked_up | last) & set(matrices)
 
 
 def _product(made: Mapping[str, Operator], name: str) -> Operator | None:
     """The product behind an output, or behind its cast."""
-    one = made.get(name)
-    while one is not None and one.kind in ("cast", "identity"):
-        one = made.get(_first(one, "x"))
-    return one if one is not None and one.kind == "linear" else None
+    operator = made.get(name)
+    while operator is not None and operator.kind in ("cast", "identity"):
+        operator = made.get(_first(operator, "x"))
+    return operator if operator is not None and operator.kind == "linear" else None
 
 
 def _first(operator: Operator, name: str) -> str:

@@ -75,14 +75,14 @@ class AppleSession(Session):
 
     def run(self, state: Any, feeds: Feeds) -> tuple[dict[str, np.ndarray], Any]:
         given = {conversion.legal(name): np.ascontiguousarray(array, _dtype(array)) for name, array in feeds.items()}
-        found = self._model.predict(given) if state is None else self._model.predict(given, state)
-        return {self._outside[name]: np.asarray(array, np.float32) for name, array in found.items()}, state
+        answers = self._model.predict(given) if state is None else self._model.predict(given, state)
+        return {self._outside[name]: np.asarray(array, np.float32) for name, array in answers.items()}, state
 
 
 def _dotted(name: str) -> str:
     """The name that keys and values have outside of a package, whose own names have no dots."""
-    found = _CACHE.fullmatch(name)
-    return name if found is None else f"present.{found[1]}.{found[2]}.{found[3]}"
+    match = _CACHE.fullmatch(name)
+    return name if match is None else f"present.{match[1]}.{match[2]}.{match[3]}"
 
 
 def _dtype(array: np.ndarray) -> type[np.generic]:

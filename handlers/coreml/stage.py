@@ -76,16 +76,16 @@ def _converted(context: StageContext, reporter: Reporter, precision: str) -> tup
     """The output, and why half precision is not enough for it, if so."""
     source, staging = Path(context.inputs["static-programs"]), Path(context.staging)
     known = graphset.read(source)
-    length, made, sizes, found = int(known.extra[LENGTH]), list[Graph](), dict[str, list[int]](), Counter[str]()
+    length, made, sizes, rewritten = int(known.extra[LENGTH]), list[Graph](), dict[str, list[int]](), Counter[str]()
     for number, graph in enumerate(known.graphs):
         reporter.progress(0.05 + 0.6 * number / len(known.graphs), f"converting {graph.file}")
         chosen = conversion.sizes_of(graph.role, length, tuple(known.extra["bounds"][graph.role]))
         target = conversion.described(graph, f"{Path(graph.file).stem}{conversion.SUFFIX}")
         with refusing(context, "Core ML Tools do not convert it"):
-            found.update(conversion.convert(source / graph.file, graph, length, chosen, staging / target.file, half=precision == _HALF))
+            rewritten.update(conversion.convert(source / graph.file, graph, length, chosen, staging / target.file, half=precision == _HALF))
         sizes[graph.role] = sorted({shape[1] for shape in package.read(staging / target.file).shapes["input_ids"]})
         made.append(target)
-    print(f"rewritten: {rewriting.patterns(found)}", flush=True)
+    print(f"rewritten: {rewriting.patterns(rewritten)}", flush=True)
     described = known.model_copy(update={"graphs": tuple(made), "dtype": precision, "extra": {LENGTH: length, SIZES: sizes}})
     if not (staging / "config.json").exists():  # a second time, everything but the packages is there
         graphset.copy_beside(source, staging, known)
@@ -118,7 +118,7 @@ def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> tupl
         overflows = overflows or ("" if finite else f"{graph.file} gives numbers that are not finite in half precision")
         weights.update(compression.weights(path))
     files = [path for graph in made.graphs for path in (staging / graph.file).rglob("*") if path.is_file()]
-    sizes = {LENGTH: int(made.extra[LENGTH]), SIZES: made.extra[SIZES], "graphs": {one.role: one.file for one in made.graphs}}
+    sizes = {LENGTH: int(made.extra[LENGTH]), SIZES: made.extra[SIZES], "graphs": {graph.role: graph.file for graph in made.graphs}}
     return {**sizes, "graph_bytes": sum(path.stat().st_size for path in files), "weights": dict(weights)}, overflows
 
 

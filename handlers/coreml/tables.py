@@ -21,8 +21,8 @@ def of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ordered = np.sort(flat)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     quantiles = np.quantile(ordered, (np.arange(ENTRIES) + 0.5) / ENTRIES)
-    found = [_settled(start, ordered, sums) for start in (quantiles, np.linspace(ordered[0], ordered[-1], ENTRIES))]
-    table = max(found, key=lambda pair: pair[1])[0].astype(values.dtype)
+    candidates = [_settled(start, ordered, sums) for start in (quantiles, np.linspace(ordered[0], ordered[-1], ENTRIES))]
+    table = max(candidates, key=lambda pair: pair[1])[0].astype(values.dtype)
     middle = (table[1:].astype(np.float64) + table[:-1].astype(np.float64)) / 2
     return table, np.searchsorted(middle, flat).astype(np.uint8)
 

@@ -36,15 +36,15 @@ def begins(folder: Path, scratch: Path, room: int, ends: tuple[int, ...]) -> int
     except use.ToolchainFailedError as error:
         raise Unlike(f"it fails ({str(error)[:200]})") from error
     wanted = {text: len(reader.encode(text)) for text in said.counts}
-    told = next((place for place in (0, 1) if all(said.counts[text][place] == wanted[text] for text in wanted)), None)
-    if told is None:
+    count = next((place for place in (0, 1) if all(said.counts[text][place] == wanted[text] for text in wanted)), None)
+    if count is None:
         text = next(text for text in wanted if said.counts[text][0] != wanted[text])
         raise Unlike(f"it makes {said.counts[text][0]} tokens of {text!r} instead of {wanted[text]}")
-    ours, theirs = reader.decode(_written(folder, reader.encode(PROMPT), room, ends)).strip(), said.texts[told].strip()
+    ours, theirs = reader.decode(_written(folder, reader.encode(PROMPT), room, ends)).strip(), said.texts[count].strip()
     both = min(len(ours), len(theirs))
     if ours[:both] != theirs[:both]:
         raise Unlike(f"after {PROMPT!r} it writes {theirs!r} instead of {ours!r}")
-    return told
+    return count
 
 
 def _written(folder: Path, tokens: list[int], room: int, ends: tuple[int, ...]) -> list[int]:

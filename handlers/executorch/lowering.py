@@ -41,10 +41,10 @@ class Cached(torch.nn.Module):
         """ids (1, tokens) and start (1), both int64."""
         positions = (start + torch.arange(ids.shape[1]))[None]
         caches = [getattr(self, name) for name in self._names]
-        found = self.program(ids.to(torch.int32), positions.to(torch.int32), *others, *caches)
-        for cache, new in zip(caches, found[len(found) - len(caches) :], strict=True):
+        results = self.program(ids.to(torch.int32), positions.to(torch.int32), *others, *caches)
+        for cache, new in zip(caches, results[len(results) - len(caches) :], strict=True):
             cache.copy_(new)
-        return tuple(found[: len(found) - len(caches)])
+        return tuple(results[: len(results) - len(caches)])
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ def lowered(program: ExportedProgram, constants: Mapping[str, Any]) -> Lowered:
         )
     module = manager.exported_program().graph_module
     inner = [part.original_module.graph_module for part in module.children() if hasattr(part, "original_module")]
-    found = Lowered(manager, len(inner), _counts(*inner), _counts(module))
-    missing = sorted(set(found.portable) - _known())
+    outcome = Lowered(manager, len(inner), _counts(*inner), _counts(module))
+    missing = sorted(set(outcome.portable) - _known())
     if missing:
         raise NotPossible(f"ExecuTorch's runtime has no kernel for {', '.join(missing)}")
-    return found
+    return outcome
 
 
 def _compiler() -> tuple[Any, Any]:

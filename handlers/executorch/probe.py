@@ -42,8 +42,8 @@ def probe(options: argparse.Namespace) -> Probed:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "probe.pte")
             path.write_bytes(made.manager.buffer)
-            found = bindings().Runtime.get().load_program(path).load_method("forward").execute([example])[0]
-    error = float((found - wanted).abs().max())
+            actual = bindings().Runtime.get().load_program(path).load_method("forward").execute([example])[0]
+    error = float((actual - wanted).abs().max())
     if not 0 < error < 0.5 * float(wanted.std()) or not made.delegates:
         raise RuntimeError(f"a product with 4-bit weights differs by {error} from the one in fp32; XNNPACK took {made.delegates} parts")
     return Probed(inside.versions(("executorch", "torch", "torchao", "tokenizers")), sum(made.delegated.values()), error)

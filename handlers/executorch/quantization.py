@@ -51,7 +51,7 @@ def quantize(program: GraphModule, group: int, head: int | None) -> dict[str, in
             kind, config = "int8", Product(weight_dtype=torch.int8, weight_granularity=by_row)
         else:
             kind, config = "int4", Product(weight_dtype=FOUR, weight_granularity=PerGroup(group))
-        quantize_(module, config, filter_fn=lambda one, _, module=module: one is module)
+        quantize_(module, config, filter_fn=lambda other, _, module=module: other is module)
         rounded[kind] = rounded.get(kind, 0) + rows * columns
     program.delete_all_unused_submodules()
     return rounded
@@ -69,7 +69,7 @@ _PREFIX = "rounded_"
 def _modules(program: GraphModule) -> Iterator[torch.nn.Embedding | torch.nn.Linear]:
     """A module for each operator that has a weight of its own, in its place."""
     graph = program.graph
-    for number, node in enumerate([one for one in graph.nodes if one.target in _KINDS]):
+    for number, node in enumerate([call for call in graph.nodes if call.target in _KINDS]):
         weight, given = (node.args[place] for place in _KINDS[node.target])
         if not isinstance(weight, Node) or weight.op != "get_attr":
             continue
@@ -102,8 +102,8 @@ def _module(program: GraphModule, node: Node, weight: Node) -> torch.nn.Embeddin
 
 
 def _tensor(program: GraphModule, node: Node) -> torch.Tensor:
-    found: Any = program
+    value: Any = program
     for part in str(node.target).split("."):
-        found = getattr(found, part)
-    tensor: torch.Tensor = found.detach()
+        value = getattr(value, part)
+    tensor: torch.Tensor = value.detach()
     return tensor

@@ -48,7 +48,7 @@ def tried(options: argparse.Namespace) -> Said:
             stats: list[Any] = []
             for begin in (0, 1):
                 generate(text, begin, 1, stats_callback=stats.append)
-            counts[text] = [int(one.num_prompt_tokens) for one in stats]
+            counts[text] = [int(entry.num_prompt_tokens) for entry in stats]
     written: list[list[str]] = [[], []]
     for begin, pieces in enumerate(written):
         with contextlib.suppress(UnicodeDecodeError):  # its pieces are tokens, and those of some characters are several

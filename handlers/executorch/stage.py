@@ -91,8 +91,8 @@ class _Making:
         warnings = [] if group is None else warn_of_little(figures["small_share"], UNREACHED)
         if self.known.family == CAUSAL:
             self.reporter.progress(0.95, "trying ExecuTorch's runner for language models")
-            told, why = self._runner()
-            figures |= told
+            runner, why = self._runner()
+            figures |= runner
             warnings += [why] if why else []
         return StageOutput(figures=figures, warnings=warnings)
 

@@ -44,29 +44,29 @@ def difference(folder: Path, merged: Path) -> str | None:
     config = architectures.config_of(model)
     files = sorted(folder.glob("*.gguf"))
     try:
-        planned = list(architectures.plan(config, architectures.find(config), {name: one.shape for name, one in model.headers.items()}))
-        found = {tensor.name: tensor for tensor in stored.tensors(files[0], header.read(files[0]))}
+        planned = list(architectures.plan(config, architectures.find(config), {name: info.shape for name, info in model.headers.items()}))
+        by_name = {tensor.name: tensor for tensor in stored.tensors(files[0], header.read(files[0]))}
     except NotPossible:
         return None  # which the stage has said
     except (ValueError, IndexError, KeyError, OSError) as error:
         return f"its weights are not those of the merge: its file can't be read ({type(error).__name__}: {str(error)[:200]})"
     weights, faults = Weights(model), []
     for tensor in planned:
-        if told := _compared(tensor, found.get(tensor.name), weights):
-            faults.append(told)
-    faults += [f"{name} is there, which the merge does not give" for name in found.keys() - {tensor.name for tensor in planned}]
+        if fault := _compared(tensor, by_name.get(tensor.name), weights):
+            faults.append(fault)
+    faults += [f"{name} is there, which the merge does not give" for name in by_name.keys() - {tensor.name for tensor in planned}]
     if not faults:
         return None
     more = f", and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return f"its weights are not those of the merge: {'; '.join(faults[:NAMED])}{more}. So it is damaged, or of another checkpoint"
 
 
-def _compared(tensor: Planned, found: StoredTensor | None, weights: Weights) -> str | None:
-    if found is None:
+def _compared(tensor: Planned, actual: StoredTensor | None, weights: Weights) -> str | None:
+    if actual is None:
         return f"{tensor.name} is missing"
-    if found.shape != tensor.shape:
-        return f"{tensor.name} has the shape {list(found.shape)} instead of {list(tensor.shape)}"
-    kind, row, rows = found.kind, 0, found.rows
+    if actual.shape != tensor.shape:
+        return f"{tensor.name} has the shape {list(actual.shape)} instead of {list(tensor.shape)}"
+    kind, row, rows = actual.kind, 0, actual.rows
     for block in writing.values(tensor, weights):
         exact = np.ascontiguousarray(block).reshape(-1, tensor.shape[-1])
         mine = rows[row : row + len(exact)]
@@ -82,10 +82,10 @@ def _beyond(exact: np.ndarray, rows: np.ndarray, kind: Any) -> np.ndarray:
     if kind.name in ("F32", "F16", "BF16"):
         wanted = gguf.quants.quantize(exact, kind)
         return np.asarray((wanted.view(np.uint8) != np.ascontiguousarray(rows)).any(-1))
-    found = gguf.quants.dequantize(np.ascontiguousarray(rows), kind).reshape(exact.shape)
+    values = gguf.quants.dequantize(np.ascontiguousarray(rows), kind).reshape(exact.shape)
     worst = np.zeros(len(exact), bool)
     for at, block in _blocks(exact):
-        lost = np.sqrt(np.square(found[:, at : at + block.shape[1]] - block, dtype=np.float64).mean(-1))
+        lost = np.sqrt(np.square(values[:, at : at + block.shape[1]] - block, dtype=np.float64).mean(-1))
         size = np.sqrt(np.square(block, dtype=np.float64).mean(-1))
         worst |= ~(lost <= LIMITS.get(kind.name, 0.0) * size + NOTHING * (kind.name in LIMITS))
     return worst

@@ -96,11 +96,11 @@ class GgufEngine:
             cache = self._wider(cache, rows * (new + ROOM))
         real = attention_mask[:, attention_mask.shape[1] - new :].astype(bool)
         places = [(row, at) for row in range(rows) for at in range(new) if real[row, at]]
-        found = cache.context.run([(int(input_ids[row, at]), int(position_ids[row, at]), row) for row, at in places])
+        answers = cache.context.run([(int(input_ids[row, at]), int(position_ids[row, at]), row) for row, at in places])
         for row, at in places:
             cache.rows[row].append((int(input_ids[row, at]), int(position_ids[row, at])))
-        logits = np.zeros((rows, new, found.shape[1]), np.float32)
-        logits[tuple(np.array(places).T)] = found
+        logits = np.zeros((rows, new, answers.shape[1]), np.float32)
+        logits[tuple(np.array(places).T)] = answers
         return logits, cache
 
     def _context(self, room: int, rows: int) -> library.Context:

@@ -83,11 +83,11 @@ def _value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
     if inner in _SCALARS:
         code = f"<{size}{_SCALARS[inner]}"
         return list(struct.unpack_from(code, data, at)), at + struct.calcsize(code)
-    found = []
+    items = []
     for _ in range(size):
-        one, at = _value(data, at, inner)
-        found.append(one)
-    return found, at
+        item, at = _value(data, at, inner)
+        items.append(item)
+    return items, at
 
 
 def _text(data: mmap.mmap, at: int) -> tuple[str, int]:

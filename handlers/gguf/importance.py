@@ -45,11 +45,11 @@ class Gathered:
 
     def means(self) -> dict[str, np.ndarray]:
         """Mean squares (experts × columns), fp32; ones for an expert that no text has reached."""
-        found = {}
+        means = {}
         for name, sums in self.sums.items():
             counts = self.counts[name][:, None]
-            found[name] = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0).astype(np.float32).reshape(-1)
-        return found
+            means[name] = np.where(counts > 0, sums / np.maximum(counts, 1), 1.0).astype(np.float32).reshape(-1)
+        return means
 
     def add(self, name: str, experts: int, chosen: np.ndarray, rows: np.ndarray) -> None:
         """Rows (n, columns) that went to the expert of the same place in `chosen` (n,)."""

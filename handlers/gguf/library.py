@@ -105,10 +105,10 @@ class Model:
         library, data = llama(), text.encode()
         room = len(data) + 16
         while True:
-            found = (library.llama_token * room)()
-            count = library.llama_tokenize(self.vocabulary, data, len(data), found, room, special, True)
+            tokens = (library.llama_token * room)()
+            count = library.llama_tokenize(self.vocabulary, data, len(data), tokens, room, special, True)
             if count >= 0:
-                return list(found[:count])
+                return list(tokens[:count])
             room = -count
 
     def decode(self, ids: Sequence[int]) -> str:

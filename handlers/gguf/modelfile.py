@@ -47,20 +47,20 @@ class Frame:
 def frame(template: chat.ChatTemplate) -> Frame | None:
     """What a template puts around messages; None where that depends on more than their roles."""
     try:
-        found = _found(template)
+        candidate = _derive(template)
         tried = [
             [Turn("user", "How are you?")],
             [Turn("user", "a"), Turn("assistant", "b c"), Turn("user", "d")],
             [Turn("user", "1"), Turn("assistant", "2"), Turn("user", "3"), Turn("assistant", "4"), Turn("user", "5 6")],
         ]
-        if "system" in found.around:
+        if "system" in candidate.around:
             tried += [[Turn("system", "Be short."), *turns] for turns in tried]
-        return found if all(found.filled(turns) == template.render(turns, answer=True) for turns in tried) else None
+        return candidate if all(candidate.filled(turns) == template.render(turns, answer=True) for turns in tried) else None
     except (RowRefused, ValueError):
         return None
 
 
-def _found(template: chat.ChatTemplate) -> Frame:
+def _derive(template: chat.ChatTemplate) -> Frame:
     marks = [_MARK.format(number) for number in range(5)]
     turns = [Turn(role, mark) for role, mark in zip(("user", "assistant", "user", "assistant", "user"), marks, strict=True)]
     text = template.render(turns, answer=True)
@@ -94,13 +94,13 @@ def _found(template: chat.ChatTemplate) -> Frame:
 
 def _gaps(text: str, marks: Sequence[str]) -> list[str]:
     """What stands before, between and behind the marks. ValueError where one is not there exactly once, or not in this order."""
-    found, at = [], 0
+    gaps, at = [], 0
     for mark in marks:
         if text.count(mark) != 1 or (place := text.index(mark)) < at:
             raise ValueError("a message is not written once and in its place")
-        found.append(text[at:place])
+        gaps.append(text[at:place])
         at = place + len(mark)
-    return [*found, text[at:]]
+    return [*gaps, text[at:]]
 
 
 def write(folder: Path, file: str, source: Path, context: int, stops: Sequence[str], start: str) -> bool | None:
@@ -110,18 +110,18 @@ def write(folder: Path, file: str, source: Path, context: int, stops: Sequence[s
     """
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {min(context, LENGTH)}"]
     lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in dict.fromkeys(stops)]
-    template, told = chat.read([source], source), None
+    template, templated = chat.read([source], source), None
     if template is not None:
-        found = frame(template)
-        told = (
-            found is not None
-            and found.start in ("", start)
-            and '"""' not in found.template()
-            and "{{" not in "".join((found.answer, *(text for pair in found.around.values() for text in pair)))
+        framed = frame(template)
+        templated = (
+            framed is not None
+            and framed.start in ("", start)
+            and '"""' not in framed.template()
+            and "{{" not in "".join((framed.answer, *(text for pair in framed.around.values() for text in pair)))
         )
-        if told and found is not None:
-            lines.append(f'TEMPLATE """{found.template()}"""')
+        if templated and framed is not None:
+            lines.append(f'TEMPLATE """{framed.template()}"""')
     else:
         lines.append('TEMPLATE """{{ .Prompt }}"""')
     (folder / NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return told
+    return templated

@@ -74,7 +74,7 @@ class _Making:
         self.reporter.progress(0.02, "proving the tokenizer")
         figures: dict[str, Any] = {
             "length": model.length, "file": self.target.name, "library": importlib.metadata.version("llama_cpp_python"),
-            "architecture": model.found.kind.name.lower(), "pre_tokenizer": model.words.pre,
+            "architecture": model.architecture.kind.name.lower(), "pre_tokenizer": model.words.pre,
         }  # fmt: skip
         if self.kind in writing.FILE_TYPES:
             counts = model.write(self.kind, self.target, self._said(0.05, 0.9, f"writing {self.target.name}"))
@@ -114,9 +114,9 @@ class _Making:
             raise NotPossible(f"llama.cpp would not end a text at its token {words.tokens[lost[0]]!r}")
         start = "" if words.first is None else words.tokens[words.first]
         stops = [words.tokens[token] for token in known]
-        told = modelfile.write(self.staging, self.target.name, self.model.source, self.model.length, stops, start)
+        templated = modelfile.write(self.staging, self.target.name, self.model.source, self.model.length, stops, start)
         warnings = []
-        if told is False:
+        if templated is False:
             warnings.append("the Modelfile has no TEMPLATE, since the chat template can't be said in Ollama's language; Ollama guesses one")
         if (window := architectures.window(self.model.config)) is not None:
             warnings.append(f"llama.cpp knows no sliding window for it, so the file says that the model knows {window:,} positions")
@@ -136,10 +136,10 @@ def _otherwise(kind: str, counts: Mapping[str, int]) -> list[str]:
     asked = sum(count for name, count in counts.items() if name.startswith(_AS_ASKED[kind]))
     if asked >= MOSTLY * whole:
         return []
-    others = ", ".join(f"{count / whole:.0%} {name}" for name, count in sorted(counts.items(), key=lambda one: -one[1]))
-    told = f"only {asked / whole:.0%} of the weights have {kind[1]} bits" if asked else f"no weight has {kind[1]} bits"
+    others = ", ".join(f"{count / whole:.0%} {name}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    few = f"only {asked / whole:.0%} of the weights have {kind[1]} bits" if asked else f"no weight has {kind[1]} bits"
     return [
-        f"{told}: llama.cpp gives a matrix another type if its rows do not divide into blocks, and tables of tokens more bits ({others})"
+        f"{few}: llama.cpp gives a matrix another type if its rows do not divide into blocks, and tables of tokens more bits ({others})"
     ]
 
 

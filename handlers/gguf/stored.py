@@ -26,13 +26,13 @@ class StoredTensor:
 
     def values(self, part: slice = slice(None)) -> np.ndarray:
         """Some rows in fp32."""
-        found: np.ndarray = gguf.quants.dequantize(np.ascontiguousarray(self.rows[part]), self.kind)
-        return found
+        values: np.ndarray = gguf.quants.dequantize(np.ascontiguousarray(self.rows[part]), self.kind)
+        return values
 
 
 def tensors(path: Path, known: header.Header) -> list[StoredTensor]:
     """All of a file, in its order. ValueError where one is of an unknown type or lies outside of the file."""
-    data, found = np.memmap(path, np.uint8, "r"), list[StoredTensor]()
+    data, tensors = np.memmap(path, np.uint8, "r"), list[StoredTensor]()
     for entry in known.entries:
         kind, shape = gguf.GGMLQuantizationType(entry.kind), tuple(reversed(entry.sizes))
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -40,5 +40,5 @@ def tensors(path: Path, known: header.Header) -> list[StoredTensor]:
         first = known.start + entry.at
         if first + rows * width > len(data):
             raise ValueError(f"{entry.name} goes beyond the end of the file")
-        found.append(StoredTensor(entry.name, shape, kind, data[first : first + rows * width].reshape(rows, width)))
-    return found
+        tensors.append(StoredTensor(entry.name, shape, kind, data[first : first + rows * width].reshape(rows, width)))
+    return tensors

@@ -47,18 +47,18 @@ def int4(source: Path, target: Path, block: int, head: int | None) -> Counter[in
 
     rules = _eight_bits()
     blocks: dict[int, int] = {}
-    for one in _products(source):
-        if one.rows == head or one.rows < FEW:
+    for product in _products(source):
+        if product.rows == head or product.rows < FEW:
             continue
-        size = next((size for size in (block, 128, 64, 32) if size <= block and one.width % size == 0), 0)
+        size = next((size for size in (block, 128, 64, 32) if size <= block and product.width % size == 0), 0)
         granularity = qtyping.QuantGranularity(f"BLOCKWISE_{size}" if size else "CHANNELWISE")
-        scope = f"^{re.escape(one.scope)}$"
+        scope = f"^{re.escape(product.scope)}$"
         # It cuts off the few largest weights where that lets the others be more exact.
         rules += recipe.dynamic_wi4c_afp32(
             regex=scope, operation_name=qtyping.TFLOperationName(_PRODUCT), granularity=granularity,
             algorithm_key=algorithm_manager.AlgorithmName.OCTAV,
         )  # fmt: skip
-        blocks[one.buffer] = size
+        blocks[product.buffer] = size
     _quantize(source, target, rules)
     return Counter(blocks.values())
 
@@ -67,12 +67,12 @@ def weights(path: Path) -> dict[str, int]:
     """Type → weights of more than one dimension that are stored so, those that signatures share counted once."""
     model, schema = _read(path)
     kinds = {value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)}
-    found = {
+    stored = {
         int(tensor.buffer): (kinds[tensor.type].lower(), int(np.prod(tensor.shape)))
         for graph in model.subgraphs for tensor in graph.tensors if _stored(model, tensor)
     }  # fmt: skip
     counts: Counter[str] = Counter()
-    for kind, count in found.values():
+    for kind, count in stored.values():
         counts[kind] += count
     return dict(counts)
 

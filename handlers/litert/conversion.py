@@ -70,8 +70,8 @@ def convert(source: Path, graph: Graph, wanted: tuple[Signature, ...], target: P
     shared = rewriting.share_heads(program)
     module = Named(program, graph)
     converter = litert_torch.Converter()
-    for one in wanted:
-        converter.add_signature(one.name, module, sample_kwargs=_example(graph, one))
+    for signature in wanted:
+        converter.add_signature(signature.name, module, sample_kwargs=_example(graph, signature))
     with torch.no_grad():
         converter.convert().export(str(target))
     del converter, module, program

@@ -45,9 +45,9 @@ def probe(options: argparse.Namespace) -> Probed:
         compression.int4(plain, small, 32, None)
         session = Session(small)
         wide = torch.nn.functional.pad(text, (0, session.sizes[0] - text.shape[1]))
-        found = session.run(session.start(), {"input_ids": wide.numpy()})[0]["logits"]
+        actual = session.run(session.start(), {"input_ids": wide.numpy()})[0]["logits"]
         wanted = product(wide).numpy()
-    error = float(abs(found - wanted).max())
+    error = float(abs(actual - wanted).max())
     if not 0 < error < 0.5 * float(wanted.std()):
         raise RuntimeError(f"a model with 4-bit weights differs by {error} from the one in fp32")
     return Probed(inside.versions(("litert-torch", "litert-converter", "ai-edge-litert", "ai-edge-quantizer", "torch")), error)

@@ -41,8 +41,8 @@ def _share(graph: torch.fx.Graph, product: Node) -> bool:
     with graph.inserting_before(product):
         rows = graph.call_function(_aten.reshape.default, (product.args[0], [1, groups, -1, width]))
         other = graph.call_function(_aten.transpose.int, (shared, 2, 3)) if turned else shared
-        found = graph.call_function(_aten.matmul.default, (rows, other))
-        made = graph.call_function(_aten.reshape.default, (found, [1, heads, -1, columns]))
+        grouped = graph.call_function(_aten.matmul.default, (rows, other))
+        made = graph.call_function(_aten.reshape.default, (grouped, [1, heads, -1, columns]))
     made.meta = dict(product.meta)
     product.replace_all_uses_with(made)
     return True

@@ -45,7 +45,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
         wanted = conversion.signatures(graph, bounds[graph.role], length)
         with refusing(context, "litert-torch does not convert it"):
             shared += conversion.convert(source / graph.file, graph, wanted, staging / target.file)
-        signatures[graph.role] = {one.name: dict(one.axes) for one in wanted}
+        signatures[graph.role] = {signature.name: dict(signature.axes) for signature in wanted}
         graphs.append(target)
     made = known.model_copy(update={"graphs": tuple(graphs), "extra": {**known.extra, SIGNATURES: signatures}})
     graphset.copy_beside(source, staging, known)
@@ -91,7 +91,7 @@ def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> dict
             _try(Session(staging / graph.file, graph.role, context.limits.threads), graph, made.extra[SIGNATURES][graph.role])
         weights.update(compression.weights(staging / graph.file))
     return {
-        "runtime": importlib.metadata.version("ai-edge-litert"), "graphs": {one.role: one.file for one in made.graphs},
+        "runtime": importlib.metadata.version("ai-edge-litert"), "graphs": {graph.role: graph.file for graph in made.graphs},
         LENGTH: int(made.extra[LENGTH]), SIGNATURES: made.extra[SIGNATURES], "graph_bytes": made.size(staging), "weights": dict(weights),
     }  # fmt: skip
 

@@ -32,30 +32,30 @@ def difference(folder: Path, merged: Path) -> str | None:
     except NotPossible:
         return None  # which the stage has said
     if wanted.config.get("quantization", {}) != said:
-        return _told(["config.json says other bits of its layers than its form has"])
+        return _describe(["config.json says other bits of its layers than its form has"])
     try:
-        found = {name: info for path in sorted(folder.glob("model*.safetensors")) for name, info in parse_header(path).items()}
+        headers = {name: info for path in sorted(folder.glob("model*.safetensors")) for name, info in parse_header(path).items()}
     except (ValueError, OSError) as error:
         return f"its weights are not those of the merge: a file of them can't be read ({str(error)[:200]})"
-    known = {part.name for one in wanted.tensors for part in one.parts}
+    known = {part.name for planned in wanted.tensors for part in planned.parts}
     faults = []
     while wanted.tensors:
-        one = wanted.tensors.pop(0)  # what was computed of it is let go
-        if fault := next(_faults(one, folder, found), None):
+        planned = wanted.tensors.pop(0)  # what was computed of it is let go
+        if fault := next(_faults(planned, folder, headers), None):
             faults.append(fault)
-    faults += [f"{name} is there, which the merge does not give" for name in sorted(found.keys() - known)]
-    return _told(faults) if faults else None
+    faults += [f"{name} is there, which the merge does not give" for name in sorted(headers.keys() - known)]
+    return _describe(faults) if faults else None
 
 
-def _told(faults: list[str]) -> str:
+def _describe(faults: list[str]) -> str:
     more = f", and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
     return f"its weights are not those of the merge: {'; '.join(faults[:NAMED])}{more}. So it is damaged, or of another checkpoint"
 
 
-def _faults(one: Planned, folder: Path, found: dict[str, TensorInfo]) -> Iterator[str]:
+def _faults(planned: Planned, folder: Path, headers: dict[str, TensorInfo]) -> Iterator[str]:
     stored = []
-    for part in one.parts:
-        info = found.get(part.name)
+    for part in planned.parts:
+        info = headers.get(part.name)
         if info is None:
             yield f"{part.name} is missing"
             return
@@ -64,8 +64,8 @@ def _faults(one: Planned, folder: Path, found: dict[str, TensorInfo]) -> Iterato
             return
         stored.append((folder / info.file, info.start))
     at = [0] * len(stored)
-    for block in one.blocks():
-        for place, (part, rows) in enumerate(zip(one.parts, block, strict=True)):
+    for block in planned.blocks():
+        for place, (part, rows) in enumerate(zip(planned.parts, block, strict=True)):
             wanted = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
             path, start = stored[place]
             mine = np.fromfile(path, np.uint8, wanted.size, offset=start + at[place])

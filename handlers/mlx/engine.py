@@ -66,7 +66,7 @@ class MlxEngine:
         rows, new = input_ids.shape
         cache = cache or Cache([Row(make_prompt_cache(self._model)) for _ in range(rows)])
         real = attention_mask[:, attention_mask.shape[1] - new :].astype(bool)
-        found: np.ndarray | None = None
+        answers: np.ndarray | None = None
         for place, row in enumerate(cache.rows):
             ids, positions = input_ids[place, real[place]], position_ids[place, real[place]]
             if not len(ids):
@@ -76,15 +76,15 @@ class MlxEngine:
                 raise Permanent(FaultCode.FORM_NOT_POSSIBLE, "run the MLX model", cause, "leave the variant out")
             logits = np.array(self._model(mx.array(ids[None].astype(np.int32)), cache=row.cache)[0].astype(mx.float32))
             row.tokens += len(ids)
-            if found is None:
-                found = np.zeros((rows, new, logits.shape[-1]), np.float32)
-            found[place, real[place]] = logits
-        assert found is not None, "a step has a token"
-        return found, cache
+            if answers is None:
+                answers = np.zeros((rows, new, logits.shape[-1]), np.float32)
+            answers[place, real[place]] = logits
+        assert answers is not None, "a step has a token"
+        return answers, cache
 
     def encode(self, text: str) -> list[int]:
         """See `Loaded.encode`; by the tokenizer that mlx-lm loads."""
-        return [int(one) for one in self._tokenizer.encode(text)]
+        return [int(token) for token in self._tokenizer.encode(text)]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         raise Permanent(FaultCode.NO_PAIRS, "run the MLX model", "a language model takes no pairs of texts", "leave the variant out")

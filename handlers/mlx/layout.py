@@ -102,14 +102,14 @@ class Planned:
                 yield (np.asarray(block) if self.computed is None else _raw(block),)
                 continue
             weights = mx.array(block).view(_DTYPES[self.dtype]) if self.computed is None else block
-            yield tuple(_raw(one) for one in mx.quantize(weights, group_size=self.packing.group, bits=self.packing.bits))
+            yield tuple(_raw(part) for part in mx.quantize(weights, group_size=self.packing.group, bits=self.packing.bits))
 
     def _read(self, start: int, rows: int, columns: int) -> np.ndarray:
         """Rows of the file; not by a mapping, whose pages would count as this process's memory."""
         assert self.file is not None and self.info is not None
         kind, _ = _RAW[_width(self.dtype)]
-        found = np.fromfile(self.file, kind, rows * columns, offset=self.info.start + start * columns * np.dtype(kind).itemsize)
-        return found.reshape(rows, columns)
+        values = np.fromfile(self.file, kind, rows * columns, offset=self.info.start + start * columns * np.dtype(kind).itemsize)
+        return values.reshape(rows, columns)
 
 
 @dataclass
@@ -131,9 +131,9 @@ def of(source: ModelFolder, bits: int | None) -> Layout:
     packings = {} if bits is None else _packings(model, bits)
     if bits is not None:
         config = {**config, **_quantization(packings, bits)}
-    for one in tensors:
-        if one.name.endswith(".weight"):
-            one.packing = packings.get(one.name.removesuffix(".weight"))
+    for planned in tensors:
+        if planned.name.endswith(".weight"):
+            planned.packing = packings.get(planned.name.removesuffix(".weight"))
     kept = [] if bits is None else [path for path, module in _packable(model) if path not in packings]
     return Layout(dict(sorted(config.items())), tensors, _lost_window(model, config), kept)
 
@@ -180,7 +180,7 @@ def _model(source: ModelFolder) -> tuple[Any, Json, list[Planned]]:
         model_class, arguments = utils._get_classes(config=dict(source.config))
     except ValueError as error:
         raise NotPossible(f"{library()} has no model of the type {kind!r} among its {len(known_types())}") from error
-    config = config_of(source, {one.name for one in dataclasses.fields(arguments)})
+    config = config_of(source, {field.name for field in dataclasses.fields(arguments)})
     try:
         model = model_class(arguments.from_dict(dict(config)))
         weights = _renamed(_loaded(source), config)
@@ -207,16 +207,16 @@ def known_types() -> list[str]:
 
     from mlx_lm import models
 
-    names = {one.name for one in pkgutil.iter_modules(models.__path__)}
+    names = {module.name for module in pkgutil.iter_modules(models.__path__)}
     return sorted({name for name in names if (Path(models.__path__[0]) / f"{name}.py").read_text("utf-8").count("class ModelArgs")})
 
 
 def _loaded(source: ModelFolder) -> dict[str, Any]:
     """Lazy arrays of all weights."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name in source.files.names:
-        found |= mx.load(str(source.path / name))
-    return found
+        arrays |= mx.load(str(source.path / name))
+    return arrays
 
 
 def _stripped(name: str, config: Json) -> str:
@@ -234,16 +234,16 @@ def _renamed(weights: dict[str, Any], config: Json) -> dict[str, Any]:
 def _packings(model: Any, bits: int) -> dict[str, Packing]:
     """Path of a layer → how it is packed: what `mlx_lm.convert -q` decides."""
     predicate = getattr(model, "quant_predicate", None)
-    found = {}
+    packings = {}
     for path, module in _packable(model):
         if module.weight.shape[-1] % GROUP:
             continue
         answer = True if predicate is None else predicate(path, module)
         if isinstance(answer, dict):
-            found[path] = Packing(int(answer["bits"]), int(answer["group_size"]), named=True)
+            packings[path] = Packing(int(answer["bits"]), int(answer["group_size"]), named=True)
         elif answer:
-            found[path] = Packing(bits)
-    return found
+            packings[path] = Packing(bits)
+    return packings
 
 
 def _packable(model: Any) -> list[tuple[str, Any]]:
@@ -252,7 +252,7 @@ def _packable(model: Any) -> list[tuple[str, Any]]:
 
 
 def _quantization(packings: dict[str, Packing], bits: int) -> Json:
-    others = {path: {"group_size": one.group, "bits": one.bits} for path, one in packings.items() if one.named}
+    others = {path: {"group_size": packing.group, "bits": packing.bits} for path, packing in packings.items() if packing.named}
     said = {"group_size": GROUP, "bits": bits, "mode": "affine", **others}
     return {"quantization": said, "quantization_config": said}
 
@@ -264,7 +264,7 @@ def _lost_window(model: Any, config: Json) -> int | None:
     slides = config.get("use_sliding_window", True) and "sliding_attention" in config.get("layer_types", ["sliding_attention"])
     if not isinstance(window, int) or not slides or window >= int(config.get("max_position_embeddings") or 0):
         return None
-    return None if any(hasattr(one, "max_size") for one in make_prompt_cache(model)) else window
+    return None if any(hasattr(cache, "max_size") for cache in make_prompt_cache(model)) else window
 
 
 def _dtype_of(array: Any) -> str:

@@ -38,7 +38,7 @@ def _made(context: StageContext, reporter: Reporter, bits: int | None) -> StageO
     reporter.progress(0.02, "asking mlx-lm how it stores the model")
     planned = layout.of(source, bits)
     counts = _counts(planned)
-    kinds = sorted({one.dtype for one in planned.tensors})
+    kinds = sorted({tensor.dtype for tensor in planned.tensors})
     written = writing.write(planned.tensors, staging, lambda done: reporter.progress(0.05 + 0.85 * done, "writing weights"))
     (staging / "config.json").write_text(json.dumps(planned.config, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
     copy_generation(source.path, staging)
@@ -61,9 +61,9 @@ def _made(context: StageContext, reporter: Reporter, bits: int | None) -> StageO
 def _counts(planned: layout.Layout) -> dict[str, int]:
     """Bits, or dtype → weights stored in them."""
     counts: dict[str, int] = {}
-    for one in planned.tensors:
-        kind = f"{one.packing.bits} bits" if one.packing else one.dtype
-        counts[kind] = counts.get(kind, 0) + math.prod(one.shape)
+    for tensor in planned.tensors:
+        kind = f"{tensor.packing.bits} bits" if tensor.packing else tensor.dtype
+        counts[kind] = counts.get(kind, 0) + math.prod(tensor.shape)
     return counts
 
 

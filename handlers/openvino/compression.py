@@ -34,7 +34,7 @@ def int4(model: Any, group: int, rows: Sequence[Sequence[int]]) -> Any:
     narrower = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
     calibrated: dict[str, Any] = {}
     if rows:
-        names = {one.get_any_name() for one in model.inputs}
+        names = {port.get_any_name() for port in model.inputs}
         given = [{name: array for name, array in feeds(row).items() if name in names} for row in rows]
         calibrated = {"dataset": nncf.Dataset(given), "scale_estimation": True, "subset_size": len(given)}
     mode = nncf.CompressWeightsMode.INT4_ASYM

@@ -73,8 +73,8 @@ def described(graph: Graph, data: str, *, stateful: bool) -> Graph:
     if not stateful:
         return graph.model_copy(update={"file": file_of(graph), "data": (data,), "nodes": 0})
     inputs = (
-        *(one for one in graph.inputs if not one.name.startswith("past_key_values.")),
+        *(port for port in graph.inputs if not port.name.startswith("past_key_values.")),
         Port(name=BEAM, dtype="int32", shape=("batch",)),
     )
-    outputs = tuple(one for one in graph.outputs if not one.name.startswith("present."))
+    outputs = tuple(port for port in graph.outputs if not port.name.startswith("present."))
     return graph.model_copy(update={"file": file_of(graph), "data": (data,), "nodes": 0, "inputs": inputs, "outputs": outputs})

@@ -35,7 +35,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
     source, staging = Path(context.inputs["onnx"]), Path(context.staging)
     known = graphset.read(source)
     stateful = known.family == CAUSAL
-    graphs = tuple(one for one in known.graphs if one.role != MERGED)  # the two decoders that it is made of are there
+    graphs = tuple(graph for graph in known.graphs if graph.role != MERGED)  # the two decoders that it is made of are there
     _check(context, known, graphs)
     made = []
     for number, graph in enumerate(graphs):
@@ -43,11 +43,11 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
         try:
             model = conversion.convert(source / graph.file)
             if stateful:
-                conversion.make_stateful(model, [one.name for one in graph.inputs if one.name.startswith("past_key_values.")])
+                conversion.make_stateful(model, [port.name for port in graph.inputs if port.name.startswith("past_key_values.")])
         except (OSError, MemoryError):
             raise
         except Exception as error:  # its frontend raises types of its own, all of them about what it does not know
-            raise not_possible(context, _told(error), source) from error
+            raise not_possible(context, _describe(error), source) from error
         made.append(_saved(model, graph, staging, stateful=stateful))
         del model
     known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
@@ -55,7 +55,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
     graphset.copy_beside(source, staging, known, {examples.NAME})
     if not stateful:
         opening.place(known.task, staging, SESSION, "openvino")
-    figures: dict[str, Any] = {"library": importlib.metadata.version("openvino"), "graphs": {one.role: one.file for one in made}}
+    figures: dict[str, Any] = {"library": importlib.metadata.version("openvino"), "graphs": {graph.role: graph.file for graph in made}}
     warnings = []
     if stateful:
         reporter.progress(0.75, "converting the tokenizer")
@@ -103,7 +103,7 @@ def _check(context: StageContext, known: graphset.GraphSet, graphs: tuple[graphs
     if known.family != CAUSAL:
         return
     cause = ""
-    if not any(one.name.startswith("past_key_values.") for one in graphs[0].inputs):
+    if not any(port.name.startswith("past_key_values.") for port in graphs[0].inputs):
         cause = "its ONNX graph has no cache, which OpenVINO would keep for it"
     elif len(graphs) > 1:
         cause = "its ONNX form is a chain of graphs, and OpenVINO takes a language model in one piece"
@@ -118,10 +118,10 @@ def _saved(model: Any, graph: graphset.Graph, staging: Path, *, stateful: bool) 
 
 
 def _sizes(staging: Path, made: list[graphset.Graph]) -> dict[str, Any]:
-    files = {staging / name for one in made for name in (one.file, *one.data)}
+    files = {staging / name for graph in made for name in (graph.file, *graph.data)}
     weights: dict[str, int] = {}
-    for one in made:
-        for kind, count in compression.bits(staging / one.file).items():
+    for graph in made:
+        for kind, count in compression.bits(staging / graph.file).items():
             weights[kind] = weights.get(kind, 0) + count
     return {"graph_bytes": sum(path.stat().st_size for path in files), "weights": weights}
 
@@ -142,11 +142,11 @@ def _genai(context: StageContext) -> str:
         pipeline = genai.LLMPipeline(context.staging, "CPU", INFERENCE_NUM_THREADS=str(context.limits.threads))
         pipeline.generate("a b", max_new_tokens=TRIAL_TOKENS, do_sample=False, apply_chat_template=False)
     except (RuntimeError, ImportError) as error:
-        return _told(error)
+        return _describe(error)
     return ""
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """What an error of OpenVINO's comes to: its summary where it has one, else its last line."""
     lines = [line.strip(" -") for line in str(error).partition("\nSummary:")[2].splitlines() or str(error).splitlines() if line.strip(" -")]
     said = "; ".join(lines) if "\nSummary:" in str(error) else (lines[-1] if lines else type(error).__name__)

@@ -42,10 +42,10 @@ def place(folder: Path) -> None:
         lines = str(error).strip().splitlines()
         raise Unlike(f"openvino_tokenizers does not convert it ({lines[0][:200] if lines else type(error).__name__})") from error
     for text in (*TEXTS, *map(str, ours.get_added_vocab())):
-        wanted, found = plain.encode(text), pair.encode(text)
-        if wanted != found or pair.decode(wanted) != plain.decode(wanted):
+        wanted, actual = plain.encode(text), pair.encode(text)
+        if wanted != actual or pair.decode(wanted) != plain.decode(wanted):
             remove(folder)
-            raise Unlike(f"openvino_tokenizers reads {text!r} otherwise: {found[:12]} instead of {wanted[:12]}")
+            raise Unlike(f"openvino_tokenizers reads {text!r} otherwise: {actual[:12]} instead of {wanted[:12]}")
 
 
 def remove(folder: Path) -> None:
@@ -65,8 +65,8 @@ class Pair:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens as the tokenizer's own default has them."""
-        found: Any = self._encoder([text])["input_ids"]
-        return [int(token) for token in found[0]]
+        ids: Any = self._encoder([text])["input_ids"]
+        return [int(token) for token in ids[0]]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, without special tokens."""

@@ -43,13 +43,13 @@ def render(value: Bench) -> str:
             many=len(value.threads) > 1,
             spread=spread,
             ratio=ratio,
-            problems=[(one.variant, point) for one in value.variants for point in one.points if point.problem],
+            problems=[(entry.variant, point) for entry in value.variants for point in entry.points if point.problem],
             speeds=[(said(value, place), rows) for place in places if (rows := _bars(value, place, rate_of, peer_rate_of, units.number))],
             firsts=[
                 (said(value, place), rows) for place in places if (rows := _bars(value, place, first_of, peer_first_of, units.duration))
             ],
-            starts=_start_bars(value, lambda one: one.start_seconds, units.duration),
-            memory=_start_bars(value, lambda one: one.peak_rss_bytes, units.size),
+            starts=_start_bars(value, lambda start: start.start_seconds, units.duration),
+            memory=_start_bars(value, lambda start: start.peak_rss_bytes, units.size),
         )
     )
 
@@ -58,16 +58,19 @@ def shown_places(value: Bench) -> list[Place]:
     """The places that have charts, of those that were measured: the shortest and the longest rows, and the longest with most rows and with
     most threads."""
     there = {
-        (point.threads, point.batch, point.length) for one in value.variants for point in one.points if point.prefill_seconds is not None
+        (point.threads, point.batch, point.length)
+        for entry in value.variants
+        for point in entry.points
+        if point.prefill_seconds is not None
     }
     if not there:
         return []
     threads, batches, lengths = (sorted({place[number] for place in there}) for number in range(3))
-    found = [
+    places = [
         (threads[0], batches[0], lengths[0]), (threads[0], batches[0], lengths[-1]), (threads[0], batches[-1], lengths[-1]),
         (threads[-1], batches[0], lengths[-1]),
     ]  # fmt: skip
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(places))
 
 
 def said(value: Bench, place: Place) -> str:
@@ -103,11 +106,11 @@ Figure = Callable[[BenchPoint], Spread | None]
 def _bars(value: Bench, place: Place, own: Figure, peer: Figure, say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
     """A bar for each variant, those with PyTorch beside them first."""
     rows = []
-    for one in value.variants:
-        point = next((point for point in one.points if (point.threads, point.batch, point.length) == place), None)
+    for entry in value.variants:
+        point = next((point for point in entry.points if (point.threads, point.batch, point.length) == place), None)
         if point is not None and (mine := own(point)) is not None:
             other = peer(point)
-            rows.append((one.variant, mine.median, None if other is None else other.median))
+            rows.append((entry.variant, mine.median, None if other is None else other.median))
     rows.sort(key=lambda row: row[2] is None)
     largest = max((figure for _, mine, other in rows for figure in (mine, other or 0)), default=0)
     return tuple(
@@ -122,7 +125,7 @@ def _bars(value: Bench, place: Place, own: Figure, peer: Figure, say: Callable[[
 
 def _start_bars(value: Bench, figure: Callable[..., float], say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
     """A bar for each variant's process with the first number of threads."""
-    rows = [(one.variant, figure(start)) for one in value.variants for start in one.starts if start.threads == value.threads[0]]
+    rows = [(entry.variant, figure(start)) for entry in value.variants for start in entry.starts if start.threads == value.threads[0]]
     largest = max((number for _, number in rows), default=0)
     return tuple(charts.Bar(name, say(number), charts.share(number, largest), "measured") for name, number in rows)
 

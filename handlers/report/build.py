@@ -66,7 +66,10 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     checks = verdicts.judge(facts)
     status = verdicts.status_that_follows(facts)
     faults = _faults(facts, context.stage)
-    merge, found = stage_figures(facts, "merge", MergeFigures), stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures()
+    merge, reference = (
+        stage_figures(facts, "merge", MergeFigures),
+        stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures(),
+    )
     base = _base(facts, context.base, merge)
     stories = replaced(facts, checks, base.size_bytes)
     artifacts = tuple(_artifact(check, facts, base.size_bytes) for check in checks)
@@ -91,22 +94,22 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         reference=_as_written(facts, "reference"),
         checked_on=verdicts.checked_on(facts),
         bases=_as_written(facts, "bases"),
-        texts=_texts(facts, found),
+        texts=_texts(facts, reference),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
-        samples=samples.collect(found, artifacts),
-        comparison=comparison.collect(found, artifacts),
+        samples=samples.collect(reference, artifacts),
+        comparison=comparison.collect(reference, artifacts),
         artifacts=artifacts,
         failures=_failures(facts, checks, faults, stories),
         replaced=stories,
         not_verified=not_verified(facts, checks),
-        warnings=_warnings(facts, found.reference),
+        warnings=_warnings(facts, reference.reference),
     )
     notes: list[str] = []
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    told = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
-    return cleaned.model_copy(update=told)
+    advice = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
+    return cleaned.model_copy(update=advice)
 
 
 def _as_written(facts: JobFacts, name: str) -> Json:
@@ -116,11 +119,11 @@ def _as_written(facts: JobFacts, name: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _texts(facts: JobFacts, found: ReferenceFigures) -> Json:
+def _texts(facts: JobFacts, reference: ReferenceFigures) -> Json:
     """What the texts for comparison and for calibration are like; {} where nothing is known of them."""
     results = {entry.name: entry.result.figures.get("calibration") for entry in facts.stages if entry.result}
     calibration = {name: known.written() for name, value in results.items() if value and (known := figures_of(value, TextsFigures))}
-    comparison = {"comparison": found.texts.written()} if found.texts else {}
+    comparison = {"comparison": reference.texts.written()} if reference.texts else {}
     return {**comparison, **({"calibration": calibration} if calibration else {})}
 
 
@@ -133,15 +136,15 @@ def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Ba
     place = facts.base or folder
     repository = hub.name_of(facts.checkpoint.base_name, Path(place or "")).repository
     # Only where the merge has read the base: of one that can't be read, or that does not answer, a report is written all the same.
-    found = hub.license_of(Path(place), repository) if place and merge else None
+    terms = hub.license_of(Path(place), repository) if place and merge else None
     return Base(
         name=facts.checkpoint.base_name,
         revision=facts.checkpoint.base_revision,
         folder=place,
         repository=repository,
-        license=found.license if found else None,
-        license_name=found.license_name if found else None,
-        license_link=found.license_link if found else None,
+        license=terms.license if terms else None,
+        license_name=terms.license_name if terms else None,
+        license_link=terms.license_link if terms else None,
         digest=merge.base_digest if merge else None,
         size_bytes=merge.base_bytes if merge else None,
         parameters=merge.parameters if merge else None,
@@ -151,12 +154,12 @@ def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Ba
 
 def _versions(facts: JobFacts) -> dict[str, str]:
     """Versions that the stages loaded; a library of which two versions took part shows both."""
-    found: dict[str, list[str]] = {"ckptd": [__version__]}
+    loaded: dict[str, list[str]] = {"ckptd": [__version__]}
     for stage in facts.stages:
         for name, version in (stage.result.versions if stage.result else {}).items():
-            if version not in found.setdefault(name, []):
-                found[name].append(version)
-    return {name: " and ".join(versions) for name, versions in sorted(found.items())}
+            if version not in loaded.setdefault(name, []):
+                loaded[name].append(version)
+    return {name: " and ".join(versions) for name, versions in sorted(loaded.items())}
 
 
 def _cpu_seconds(facts: JobFacts) -> tuple[float | None, float | None]:
@@ -231,8 +234,8 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
 
 def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
     """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
-    found = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
-    return [(name, fault) for name, fault in found if fault.code != FaultCode.SKIPPED] or found
+    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
+    return [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
 
 
 def _failures(
@@ -295,14 +298,14 @@ def _what_failed(fault: Fault) -> str:
 
 
 def _warnings(facts: JobFacts, live: LiveFigures | None) -> tuple[Warned, ...]:
-    found = [Warned(source="job", text=text) for text in facts.warnings]
+    warnings = [Warned(source="job", text=text) for text in facts.warnings]
     adapter = live.adapter if live else None
     if blind := blindness(adapter, verdicts.asked_variants(facts), facts.work.validation.thresholds):
-        found.append(Warned(source="reference", text=blind))
+        warnings.append(Warned(source="reference", text=blind))
     for stage in facts.stages:
-        found += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
-        found += [Warned(source=stage.name, text=text) for text in _damaged(stage)]
-    return tuple(found)
+        warnings += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
+        warnings += [Warned(source=stage.name, text=text) for text in _damaged(stage)]
+    return tuple(warnings)
 
 
 def _damaged(stage: StageFacts) -> Iterator[str]:
@@ -314,14 +317,14 @@ def _damaged(stage: StageFacts) -> Iterator[str]:
         names += [f"{check.variant}.{name}" for name in unreadable(check.figures, ArtifactFigures)]
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        told = ", ".join(name.strip(".") or "all" for name in names[:MOST_NAMES])
-        yield f"Figures that can't be read count as missing: {told}{more}. Nothing else is affected."
+        shown = ", ".join(name.strip(".") or "all" for name in names[:MOST_NAMES])
+        yield f"Figures that can't be read count as missing: {shown}{more}. Nothing else is affected."
 
 
 def _worked(facts: JobFacts, now: datetime) -> float | None:
     """Seconds from the first attempt to `now`, without pauses: before it was tried again, for example."""
     total = _between(facts.started or facts.created, now.isoformat())
-    spans = [(one.started, one.ended or now.isoformat()) for stage in facts.stages for one in stage.attempts]
+    spans = [(attempt.started, attempt.ended or now.isoformat()) for stage in facts.stages for attempt in stage.attempts]
     try:
         parts = sorted((_moment(start), _moment(end)) for start, end in spans)
     except ValueError:

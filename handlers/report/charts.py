@@ -122,13 +122,17 @@ def run_lines(report: Report) -> tuple[Lines, ...]:
     run = report.run_so_far
     if run is None:
         return ()
-    found = [_lines(run, "Divergence by step", "KL divergence from the live model, nats per token", lambda one: one.kl, logarithmic=True)]
+    charts = [
+        _lines(
+            run, "Divergence by step", "KL divergence from the live model, nats per token", lambda artifact: artifact.kl, logarithmic=True
+        )
+    ]
     if metric := run.metric:
         name = metric.replace("_", " ")
         on = "on the texts of the comparison" if metric == "perplexity" else "by the data's labels"
         about = f"of the artifact itself, {on}"
-        found.append(_lines(run, f"{name[:1].upper()}{name[1:]} by step", about, lambda one: one.quality.get(metric)))
-    return tuple(one for one in found if one is not None)
+        charts.append(_lines(run, f"{name[:1].upper()}{name[1:]} by step", about, lambda artifact: artifact.quality.get(metric)))
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def _lines(
@@ -136,8 +140,8 @@ def _lines(
 ) -> Lines | None:
     rows: dict[str, list[tuple[int, float]]] = {}
     for point in run.points:
-        for variant, one in point.artifacts.items():
-            if (value := read(one)) is not None and one.published:
+        for variant, artifact in point.artifacts.items():
+            if (value := read(artifact)) is not None and artifact.published:
                 rows.setdefault(variant, []).append((point.step, value))
     rows = dict([(variant, pairs) for variant, pairs in rows.items() if len(pairs) > 1][:MOST_LINES])
     values = [value for pairs in rows.values() for _, value in pairs]
@@ -161,11 +165,13 @@ def _lines(
             for step, value in pairs
         )  # fmt: skip
         series.append(Series(variant, " ".join(f"{x},{y}" for x, y, _ in dots), dots))
-    told = "; ".join(f"{one.label} from {units.number(rows[one.label][0][1])} to {units.number(rows[one.label][-1][1])}" for one in series)
+    changes = "; ".join(
+        f"{line.label} from {units.number(rows[line.label][0][1])} to {units.number(rows[line.label][-1][1])}" for line in series
+    )
     return Lines(
         title=title, about=f"{about}{', logarithmic' if by_decade else ''}", series=tuple(series), low=units.number(min(values)),
         high=units.number(max(values)), first=f"step {units.number(steps[0])}", last=f"step {units.number(steps[-1])}",
-        text=f"{title}: {told}",
+        text=f"{title}: {changes}",
     )  # fmt: skip
 
 

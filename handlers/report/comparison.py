@@ -23,9 +23,9 @@ _FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.mode
 _OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
 
 
-def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
+def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
     """The rows, the base first; none where no check measured intervals."""
-    live = found.reference or LiveFigures()
+    live = reference.reference or LiveFigures()
     checked = [artifact for artifact in artifacts if artifact.measured.texts is not None]
     if not checked:
         return Comparison()
@@ -43,7 +43,7 @@ def _row(name: str, figures: Likeness, names: tuple[str, ...]) -> Compared:
 
 
 def _finite(value: Any) -> bool:
-    return value is not None and all(math.isfinite(one) for one in (value if isinstance(value, tuple) else (value,)))
+    return value is not None and all(math.isfinite(number) for number in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(frozen=True)
@@ -143,27 +143,27 @@ class Parting:
 def partings(report: Report) -> tuple[Parting, ...]:
     """One for each artifact that has such a position; artifacts that part at the same place alike stand together. Where an artifact chooses
     the same with almost the same probability, there is nothing to look at."""
-    found: dict[tuple[int, int, str | None], list[Artifact]] = {}
+    alike: dict[tuple[int, int, str | None], list[Artifact]] = {}
     for artifact in report.artifacts:
         worst = artifact.measured.worst
         if worst is None or worst.live is None or worst.artifact is None:
             continue
         if worst.live != worst.artifact or (worst.position_kl or 0.0) >= LEAST:
-            found.setdefault((worst.number, worst.position, worst.artifact), []).append(artifact)
-    return tuple(_parting(those) for those in found.values())
+            alike.setdefault((worst.number, worst.position, worst.artifact), []).append(artifact)
+    return tuple(_parting(those) for those in alike.values())
 
 
 def _parting(artifacts: list[Artifact]) -> Parting:
     worst = artifacts[0].measured.worst
     assert worst is not None
-    divergences = [one.measured.worst.position_kl for one in artifacts if one.measured.worst]
-    told = " and ".join(dict.fromkeys(units.number(value) for value in divergences))
+    divergences = [artifact.measured.worst.position_kl for artifact in artifacts if artifact.measured.worst]
+    nats = " and ".join(dict.fromkeys(units.number(value) for value in divergences))
     one_answer = worst.before is None  # of a whole text, which then stands below
-    place = f"KL {told} nats" if one_answer else f"prompt {worst.number}, position {worst.position + 1}: KL {told} nats"
+    place = f"KL {nats} nats" if one_answer else f"prompt {worst.number}, position {worst.position + 1}: KL {nats} nats"
     same = ", the same choice with another probability" if worst.live == worst.artifact else ""
     before = f"{worst.prompt} → " if one_answer else worst.before or ""
     return Parting(
-        names=tuple(one.variant for one in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
+        names=tuple(artifact.variant for artifact in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
         artifact=visible(worst.artifact or ""),
     )  # fmt: skip
 
@@ -180,17 +180,17 @@ class ScoreTable:
 
 def scores(report: Report) -> ScoreTable | None:
     """None where nothing was scored."""
-    told: list[tuple[str, dict[str, str]]] = []
-    for name, found, marked in report.scored:
-        values = {title: units.number(getattr(found, key)) for title, key in _SCORES if found and getattr(found, key) is not None}
+    scored: list[tuple[str, dict[str, str]]] = []
+    for name, figures, marked in report.scored:
+        values = {title: units.number(getattr(figures, key)) for title, key in _SCORES if figures and getattr(figures, key) is not None}
         if marked and marked.agreement is not None:
             values["Answers: agreement"] = units.percent(marked.agreement)
         if marked and marked.kl is not None:
             values["Answers: KL"] = units.number(marked.kl)
-        told.append((name, values))
-    columns = [title for title in (*(title for title, _ in _SCORES), *_ANSWERS) if any(title in values for _, values in told)]
+        scored.append((name, values))
+    columns = [title for title in (*(title for title, _ in _SCORES), *_ANSWERS) if any(title in values for _, values in scored)]
     if not columns:
         return None
-    texts = max((found.texts or 0 for _, found, _ in report.scored if found), default=0)
-    rows = tuple((name, tuple(values.get(title, "–") for title in columns)) for name, values in told)
+    texts = max((figures.texts or 0 for _, figures, _ in report.scored if figures), default=0)
+    rows = tuple((name, tuple(values.get(title, "–") for title in columns)) for name, values in scored)
     return ScoreTable(tuple(columns), rows, texts if texts < FEW_TEXTS else 0)

@@ -30,17 +30,17 @@ def text(known: Catalog, figures: Json | None = None) -> str:
     """The page. `figures`: what the benchmark wrote, by default that of the repository."""
     if figures is None:
         figures = json.loads(FIGURES.read_bytes()) if FIGURES.is_file() else {}
-    published = [one for one in known.formats if one.variants]
-    return "\n".join([INTRO, *_families(known), *_targets(known, figures), *(line for one in published for line in _format(one))])
+    published = [declared for declared in known.formats if declared.variants]
+    return "\n".join([INTRO, *_families(known), *_targets(known, figures), *(line for declared in published for line in _format(declared))])
 
 
 def _families(known: Catalog) -> Iterator[str]:
-    names = list(dict.fromkeys(family for one in known.formats for family in one.families))
+    names = list(dict.fromkeys(family for declared in known.formats for family in declared.families))
     yield "## What was verified\n"
     yield f"| format | {' | '.join(names)} |"
     yield f"| --- |{' --- |' * len(names)}"
-    for one in filter(lambda declared: declared.variants, known.formats):
-        yield f"| [{one.name}](#{one.name}) | {' | '.join(one.families.get(name, 'not verified') for name in names)} |"
+    for declared in filter(lambda declared: declared.variants, known.formats):
+        yield f"| [{declared.name}](#{declared.name}) | {' | '.join(declared.families.get(name, 'not verified') for name in names)} |"
     yield ""
 
 
@@ -78,19 +78,19 @@ def _choice(target: Target, known: Catalog, figures: Json) -> Iterator[str]:
         return
     yield "| variant | runs with | size | × PyTorch's speed | divergence (KL) | made in | peak memory |"
     yield f"|{' --- |' * 7}"
-    formats = {spec.name: one for one in known.formats for spec in one.variants}
-    for spec in (*made, *(one for one in others if one not in made)):
+    formats = {spec.name: declared for declared in known.formats for spec in declared.variants}
+    for spec in (*made, *(other for other in others if other not in made)):
         name = f"**`{spec.name}`**" if spec in made else f"`{spec.name}`"
-        found = (figures["figures"]["made"] if figures else {}).get(spec.name, {})
-        cells = (name, ", ".join(formats[spec.name].runtimes), *_figures(found))
+        measured = (figures["figures"]["made"] if figures else {}).get(spec.name, {})
+        cells = (name, ", ".join(formats[spec.name].runtimes), *_figures(measured))
         yield f"| {' | '.join(cells)} |"
 
 
-def _figures(found: Json) -> tuple[str, ...]:
+def _figures(measured: Json) -> tuple[str, ...]:
     """Cells of what was measured of a variant."""
 
     def cell(name: str, form: str) -> str:
-        return "" if found.get(name) is None else form.format(found[name])
+        return "" if measured.get(name) is None else form.format(measured[name])
 
     return (
         cell("size_mb", "{:.3g} MB"), cell("speed_over_eager", "{:.1f}"), cell("kl", "{:.1g}"), cell("seconds", "{:.2g} s"),
@@ -112,8 +112,8 @@ def _format(declared: Format) -> Iterator[str]:
     where: dict[str, list[str]] = {}
     for spec in filter(lambda spec: spec.elsewhere, declared.variants):
         where.setdefault(spec.elsewhere, []).append(f"`{spec.name}`")
-    for told, names in where.items():
-        yield f"\n{', '.join(names)}: {told}."
+    for elsewhere, names in where.items():
+        yield f"\n{', '.join(names)}: {elsewhere}."
     if declared.notes is not None:
         yield f"\n{declared.notes.read_text('utf-8').rstrip()}"
     yield ""

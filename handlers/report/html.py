@@ -63,9 +63,9 @@ def render(report: Report) -> str:
 def speed_note(report: Report) -> str:
     """Why an artifact with more tokens a second than another has the lower factor over PyTorch; "" where none has."""
     known = [
-        (one.variant, speed, factor)
-        for one in report.artifacts
-        if (speed := one.measured.tokens_per_second) is not None and (factor := one.measured.speed_over_pytorch) is not None
+        (artifact.variant, speed, factor)
+        for artifact in report.artifacts
+        if (speed := artifact.measured.tokens_per_second) is not None and (factor := artifact.measured.speed_over_pytorch) is not None
     ]
     for name, speed, factor in known:
         for other, lower, higher in known:
@@ -95,11 +95,11 @@ def roots(report: Report) -> tuple[Root, ...]:
         grouped.setdefault((failure.code, failure.cause or failure.sentence, failure.remedy), []).append(failure)
     return tuple(
         Root(
-            names=tuple(dict.fromkeys(one.variant or one.source for one in found)),
-            first=found[0],
-            also=tuple(dict.fromkeys(_without_cause(one) for one in found[1:] if one.sentence != found[0].sentence)),
+            names=tuple(dict.fromkeys(failure.variant or failure.source for failure in failures)),
+            first=failures[0],
+            also=tuple(dict.fromkeys(_without_cause(failure) for failure in failures[1:] if failure.sentence != failures[0].sentence)),
         )
-        for found in grouped.values()
+        for failures in grouped.values()
     )
 
 
@@ -109,12 +109,12 @@ def _without_cause(failure: Failure) -> str:
 
 def gaps(report: Report) -> dict[str, list[str]]:
     """What was not verified, by the reason; a failure that has an entry of its own is only named."""
-    said = {"; ".join(one.reasons): one.failed_stage for one in report.artifacts if one.failed_stage}
-    found: dict[str, list[str]] = {}
+    said = {"; ".join(artifact.reasons): artifact.failed_stage for artifact in report.artifacts if artifact.failed_stage}
+    by_reason: dict[str, list[str]] = {}
     for gap in report.not_verified:
         why = f"{said[gap.why]} failed, see above" if gap.why in said else gap.why
-        found.setdefault(why, []).append(gap.what)
-    return found
+        by_reason.setdefault(why, []).append(gap.what)
+    return by_reason
 
 
 def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:

@@ -15,9 +15,9 @@ def sentences(report: Report) -> list[str]:
     names: dict[str, list[str]] = {}
     for artifact in report.artifacts:
         long = artifact.measured.long
-        if artifact.verdict is Verdict.PASSED and long is not None and (told := sentence(long)):
-            names.setdefault(told, []).append(artifact.variant)
-    return [f"{', '.join(those)}: {told}." for told, those in names.items()]
+        if artifact.verdict is Verdict.PASSED and long is not None and (clause := sentence(long)):
+            names.setdefault(clause, []).append(artifact.variant)
+    return [f"{', '.join(those)}: {clause}." for clause, those in names.items()]
 
 
 def sentence(long: LongFigures) -> str:
@@ -25,6 +25,6 @@ def sentence(long: LongFigures) -> str:
     if long.tokens is None:
         return ""
     edges = ((long.window, "window"), (long.original, "original length"))
-    told = [f"{name} {edge:,} {'passed' if edge < long.tokens else 'not reached'}" for edge, name in edges if edge]
+    reached = [f"{name} {edge:,} {'passed' if edge < long.tokens else 'not reached'}" for edge, name in edges if edge]
     why = [f"no further, because {long.why}"] if long.why else []
-    return "; ".join([", ".join([f"verified up to {long.tokens:,} tokens", *told]), *why])
+    return "; ".join([", ".join([f"verified up to {long.tokens:,} tokens", *reached]), *why])

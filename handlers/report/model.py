@@ -483,7 +483,7 @@ class Report(ReportPart):
         none was scored."""
         live = self.live
         rows: list[tuple[str, Scores | None, Likeness | None]] = [("base", live.base_scores, None), ("live", live.scores, None)]
-        rows += [(one.variant, one.measured.scores, one.measured.completion) for one in self.artifacts]
+        rows += [(artifact.variant, artifact.measured.scores, artifact.measured.completion) for artifact in self.artifacts]
         return tuple(row for row in rows if row[1] or row[2])
 
     @property

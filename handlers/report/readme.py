@@ -67,10 +67,10 @@ def _of_artifact(report: Report, artifact: Artifact) -> str:
     )  # fmt: skip
 
 
-def _filled(name: str, report: Report, usage: Usage, **told: object) -> str:
+def _filled(name: str, report: Report, usage: Usage, **values: object) -> str:
     made = html.environment().overlay()
     made.filters = made.filters | {"md": usage.prose, "usage": usage.text, "last": lambda path: PurePosixPath(path).name}
-    return made.get_template(name).render(report=report, metadata=metadata(report), based=_base_in_words(report), **told)
+    return made.get_template(name).render(report=report, metadata=metadata(report), based=_base_in_words(report), **values)
 
 
 def front_matter(keys: Mapping[str, Any]) -> str:

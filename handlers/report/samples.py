@@ -24,10 +24,13 @@ ENDS = "(ends here)"
 MISSING = "(…)"
 
 
-def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> tuple[Sample, ...]:
+def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> tuple[Sample, ...]:
     """The prompts with all answers."""
-    rows = [one for one in found.samples if one.prompt is not None]
-    answers = {artifact.variant: {one.prompt: one for one in artifact.measured.samples if one.prompt is not None} for artifact in artifacts}
+    rows = [sample for sample in reference.samples if sample.prompt is not None]
+    answers = {
+        artifact.variant: {sample.prompt: sample for sample in artifact.measured.samples if sample.prompt is not None}
+        for artifact in artifacts
+    }
     return tuple(
         Sample(
             prompt=row.prompt or "",
@@ -62,10 +65,10 @@ def cells(sample: Sample) -> tuple[Cell, ...]:
     for variant, text in sample.artifacts.items():
         if text is not None:
             groups.setdefault(text, []).append(variant)
-    found = [] if sample.base is None else [_cell("base, without fine-tuning", live, sample.base)]
+    shown = [] if sample.base is None else [_cell("base, without fine-tuning", live, sample.base)]
     same = groups.pop(live, [])
-    found.append(Cell("live model, fine-tuned", f"the same: {', '.join(same)}" if same else "", ((_cut(live), False),)))
-    return (*found, *(_cell(", ".join(names), live, text) for text, names in groups.items()))
+    shown.append(Cell("live model, fine-tuned", f"the same: {', '.join(same)}" if same else "", ((_cut(live), False),)))
+    return (*shown, *(_cell(", ".join(names), live, text) for text, names in groups.items()))
 
 
 def _cell(title: str, live: str, text: str) -> Cell:
@@ -78,7 +81,7 @@ def visible(text: str) -> str:
     if text and not text.strip():
         breaks = text.count("\n")
         return f"({breaks} line break{'s' if breaks > 1 else ''})" if breaks else f"({len(text)} space{'s' if len(text) > 1 else ''})"
-    return _BREAKS.sub(lambda found: f"\n({found[0].count(chr(10))} line breaks)" + "\n" * (found.end() < len(text)), text)
+    return _BREAKS.sub(lambda match: f"\n({match[0].count(chr(10))} line breaks)" + "\n" * (match.end() < len(text)), text)
 
 
 def _cut(text: str) -> str:
@@ -89,12 +92,12 @@ def _cut(text: str) -> str:
 def parts(live: str, text: str) -> tuple[tuple[str, bool], ...]:
     """`text` in pieces, with a mark on each word that the live model does not write there, and on the place of words that it lacks."""
     mine, theirs = _WORDS.findall(live), _WORDS.findall(text)
-    found: list[tuple[str, bool]] = []
+    pieces: list[tuple[str, bool]] = []
     for kind, _, _, start, end in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         piece = "".join(theirs[start:end])
         if kind == "delete":
             piece = ENDS if end == len(theirs) else MISSING
-        if found and found[-1][1] == (kind != "equal"):
-            piece = found.pop()[0] + piece
-        found.append((piece, kind != "equal"))
-    return tuple(found)
+        if pieces and pieces[-1][1] == (kind != "equal"):
+            piece = pieces.pop()[0] + piece
+        pieces.append((piece, kind != "equal"))
+    return tuple(pieces)

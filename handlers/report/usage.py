@@ -54,8 +54,8 @@ class Usage:
         made.filters.update(units.FILTERS, md=self.prose, literal=literal, word=word)
         try:
             template = made.from_string(variant.usage.read_text(encoding="utf-8"))
-            told = {"files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
-            return template.render(variant=name, folder="." if self._within else name, about=about, **told, **self._facts).strip()
+            own = {"files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
+            return template.render(variant=name, folder="." if self._within else name, about=about, **own, **self._facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {self.prose(f'{type(error).__name__}: {error}')}"
 
@@ -104,7 +104,7 @@ def local_paths(report: Report) -> tuple[str, ...]:
     """Folders of this box that a report names, longest first: they mean nothing to whoever reads a model card."""
     checkpoint, base = report.checkpoint, report.base
     named = {
-        checkpoint.root, checkpoint.path, base.folder, base.name, *(one.path for one in checkpoint.additions),
+        checkpoint.root, checkpoint.path, base.folder, base.name, *(addition.path for addition in checkpoint.additions),
         *(failure.log for failure in report.failures), *(fault.path for stage in report.stages if (fault := stage.fault)),
     }  # fmt: skip
     return tuple(sorted((path for path in named if path and path.startswith("/") and len(path) > 1), key=len, reverse=True))

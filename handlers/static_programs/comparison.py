@@ -31,10 +31,10 @@ def worst(sessions: Sessions, described: Described, reference: Any, pad: int) ->
         errors = _encoder(sessions["model"], described, reference, pad)
     else:
         errors = _seq2seq(sessions, described.length, reference, pad)
-    found = list(errors)
-    if not found:
+    largest = list(errors)
+    if not largest:
         raise GraphMismatchError(f"no prompt of the comparison fits into {described.length} tokens")
-    return max(found)
+    return max(largest)
 
 
 def _causal(session: Any, length: int, reference: CausalReference) -> Iterator[float]:
@@ -60,11 +60,11 @@ def _encoder(session: Any, described: Described, reference: EncoderReference, pa
             continue
         for row in range(len(mask)):
             feeds = {name: array[row : row + 1] for name, array in case.feeds.items()}
-            for name, found in one_pass(session, feeds, pad, axes).items():
+            for name, actual in one_pass(session, feeds, pad, axes).items():
                 wanted = case.answers[name][row : row + 1]
                 if name in axes:
-                    found, wanted = found[:, mask[row]], wanted[:, mask[row]]
-                yield largest_relative(found, wanted, name)
+                    actual, wanted = actual[:, mask[row]], wanted[:, mask[row]]
+                yield largest_relative(actual, wanted, name)
 
 
 def _seq2seq(sessions: Sessions, length: int, reference: Seq2SeqReference, pad: int) -> Iterator[float]:

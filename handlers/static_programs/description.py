@@ -26,10 +26,10 @@ class Described:
 
     def graph(self, role: str) -> Graph:
         """The program with a role. Raises KeyError."""
-        found = self.known.graph(role)
-        if found is None:
+        graph = self.known.graph(role)
+        if graph is None:
             raise KeyError(role)
-        return found
+        return graph
 
     def axes(self, role: str) -> Mapping[str, int]:
         """Output → its axis of tokens."""

@@ -138,12 +138,12 @@ class StaticEncoder(StaticFolder):
 
 def _rows(texts: Sequence[Text], tokens: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Logits (rows, tokens, vocabulary) in float32 of what each text is fed with."""
-    found: list[np.ndarray | None] = [
+    answers: list[np.ndarray | None] = [
         text.feed(row[kept].tolist()) if kept.any() else None for text, row, kept in zip(texts, tokens, real, strict=True)
     ]
-    width = next(rows.shape[1] for rows in found if rows is not None)
+    width = next(rows.shape[1] for rows in answers if rows is not None)
     logits = np.zeros((*tokens.shape, width), np.float32)
-    for row, rows in enumerate(found):
+    for row, rows in enumerate(answers):
         if rows is not None:
             logits[row, real[row]] = rows
     return logits

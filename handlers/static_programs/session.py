@@ -33,7 +33,7 @@ class ProgramSession:
         """See `feeding`."""
         given = {**{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()}, **state}
         with torch.inference_mode():
-            found = self._run(*(given[port.name] for port in self._graph.inputs))
-        outputs = dict(zip((port.name for port in self._graph.outputs), found, strict=True))
+            results = self._run(*(given[port.name] for port in self._graph.inputs))
+        outputs = dict(zip((port.name for port in self._graph.outputs), results, strict=True))
         past = {name: outputs.pop(name.replace("past_key_values.", "present.", 1)) for name in self._past}
         return {name: tensor.numpy() for name, tensor in outputs.items()}, past

@@ -97,7 +97,7 @@ def _written(
     error = comparison.worst(sessions, described, reference, int(config.get("pad_token_id") or 0))
     return {
         "architecture": architecture(source), "task": family.task.name, LENGTH: length, "relative_error": error,
-        "export_seconds": round(seconds, 3), "graphs": {one.role: one.file for one in graphs}, "graph_bytes": known.size(staging),
+        "export_seconds": round(seconds, 3), "graphs": {graph.role: graph.file for graph in graphs}, "graph_bytes": known.size(staging),
     }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def export(part: FixedPart, path: Path) -> None:
     shapes = tuple({place: axes[axis] for place, axis in part.free.get(name, {}).items()} or None for name in part.example)
     gathers = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in _parameters(part.module))
     # All that a module takes as *past is one argument for torch.export.
-    named = len([one for one in _parameters(part.module) if one.kind is not one.VAR_POSITIONAL])
+    named = len([parameter for parameter in _parameters(part.module) if parameter.kind is not parameter.VAR_POSITIONAL])
     dynamic = (*shapes[:named], shapes[named:]) if gathers else shapes
     with torch.no_grad():
         program = torch.export.export(part.module.eval(), tuple(part.example.values()), dynamic_shapes=dynamic, strict=False)
@@ -123,10 +123,10 @@ def _parameters(module: torch.nn.Module) -> list[Any]:
 
 def _described(part: FixedPart) -> Graph:
     with torch.no_grad():
-        found = part.module(*part.example.values())
+        outputs = part.module(*part.example.values())
     return Graph(
         role=part.role, file=part.file, inputs=tuple(_port(part, name, tensor) for name, tensor in part.example.items()),
-        outputs=tuple(_port(part, name, tensor) for name, tensor in zip(part.outputs, found, strict=True)),
+        outputs=tuple(_port(part, name, tensor) for name, tensor in zip(part.outputs, outputs, strict=True)),
     )  # fmt: skip
 
 

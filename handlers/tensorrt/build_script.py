@@ -87,17 +87,17 @@ def script(known: Json) -> str:
     head = _HEAD.replace("@HALVES@", _FLAGS if plain else _TYPED)
     for mark, text in (("@PRECISIONS@", "|".join(words)), ("@WORDS@", " ".join(words)), ("@DEFAULT@", words[0])):
         head = head.replace(mark, text)
-    builds = [" \\\n  ".join([f"build {shlex.quote(one['file'])} {shlex.quote(one['engine'])}", *flags(one["profiles"])])
-              for one in known["graphs"]]  # fmt: skip
+    builds = [" \\\n  ".join([f"build {shlex.quote(graph['file'])} {shlex.quote(graph['engine'])}", *flags(graph["profiles"])])
+              for graph in known["graphs"]]  # fmt: skip
     return head + "\n".join(builds) + "\n" + _TAIL
 
 
 def flags(profiles: Sequence[Json]) -> list[str]:
     """trtexec's flags for the profiles of a graph, each as a word of a shell."""
-    found = []
+    words = []
     for number, profile in enumerate(profiles):
-        found.append(f"--profile={number}")
+        words.append(f"--profile={number}")
         for key in ("min", "opt", "max"):
             shapes = ",".join(f"{name}:{'x'.join(map(str, sizes[key]))}" for name, sizes in profile["inputs"].items())
-            found.append(shlex.quote(f"--{key}Shapes={shapes}"))
-    return found
+            words.append(shlex.quote(f"--{key}Shapes={shapes}"))
+    return words

@@ -111,7 +111,7 @@ class DeviceGraph(OtherGraph):
 
     def _most_rows(self) -> int:
         known = json.loads((self.path.parents[1] / PROFILES).read_text(encoding="utf-8"))
-        shapes = [one["max"] for graph in known["graphs"] for profile in graph["profiles"] for one in profile["inputs"].values()]
+        shapes = [bounds["max"] for graph in known["graphs"] for profile in graph["profiles"] for bounds in profile["inputs"].values()]
         return min((shape[0] for shape in shapes), default=1)
 
 
@@ -136,7 +136,7 @@ def longest(folder: Path) -> int | None:
     """Tokens of the longest text that a folder's profiles take; None where all sizes are fixed."""
     known = json.loads((folder / PROFILES).read_text(encoding="utf-8"))
     sizes = [
-        one["max"][-1] for graph in known["graphs"] for profile in graph["profiles"] for name, one in profile["inputs"].items()
+        bounds["max"][-1] for graph in known["graphs"] for profile in graph["profiles"] for name, bounds in profile["inputs"].items()
         if name.endswith(("input_ids", "attention_mask"))
     ]  # fmt: skip
     return max(sizes, default=None)

@@ -40,7 +40,7 @@ def classic(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _engines(context: StageContext, reporter: Reporter, name: str, capabilities: tuple[str, ...]) -> StageOutput:
     source, staging = (
-        next(Path(folder) for one, folder in context.inputs.items() if one.startswith("tensorrt-bundle")),
+        next(Path(folder) for stage, folder in context.inputs.items() if stage.startswith("tensorrt-bundle")),
         Path(context.staging),
     )
     known = graphset.read(source)
@@ -53,15 +53,16 @@ def _engines(context: StageContext, reporter: Reporter, name: str, capabilities:
         raise _not_possible(context, str(error).rstrip("."), source, device=isinstance(error, session.NoDeviceError)) from error
     except build.session.Refused as error:  # the builder has read session.py for itself
         raise _not_possible(context, str(error).rstrip("."), source) from error
-    for one in known.graphs:
-        _check_ports(context, one, made[one.role])
-    graphs = tuple(one.model_copy(update={"file": _file(one), "data": (), "nodes": made[one.role].layers}) for one in known.graphs)
+    for graph in known.graphs:
+        _check_ports(context, graph, made[graph.role])
+    graphs = tuple(graph.model_copy(update={"file": _file(graph), "data": (), "nodes": made[graph.role].layers}) for graph in known.graphs)
     known.model_copy(update={"graphs": graphs, "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
     reporter.progress(0.9, "copying configuration and tokenizer")
     _copy_beside(source, staging, known)
     figures: dict[str, Any] = {
-        "library": str(trt.__version__), "engines": [one.file for one in graphs], "layers": sum(one.layers for one in made.values()),
-        "graph_bytes": sum((staging / one.file).stat().st_size for one in graphs),
+        "library": str(trt.__version__), "engines": [graph.file for graph in graphs],
+        "layers": sum(engine.layers for engine in made.values()),
+        "graph_bytes": sum((staging / graph.file).stat().st_size for graph in graphs),
         "max_batch": context.work.options(TensorRtOptions).max_batch,
         "precision": session.built(staging / session.ENGINES)["precision"], **({"device": device} if device else {}),
     }  # fmt: skip
@@ -74,11 +75,11 @@ def _file(graph: Graph) -> str:
 
 def _check_ports(context: StageContext, graph: Graph, made: build.Made) -> None:
     """Raises Permanent where the parser's network has other inputs and outputs than the graph."""
-    for ports, found in ((graph.inputs, made.inputs), (graph.outputs, made.outputs)):
-        wanted = {one.name: tuple(-1 if isinstance(size, str) else size for size in one.shape) for one in ports}
-        same = wanted.keys() == found.keys() and all(
-            len(shape) == len(found[name])
-            and all(size in (-1, given) or given == -1 for size, given in zip(shape, found[name], strict=True))
+    for ports, shapes in ((graph.inputs, made.inputs), (graph.outputs, made.outputs)):
+        wanted = {port.name: tuple(-1 if isinstance(size, str) else size for size in port.shape) for port in ports}
+        same = wanted.keys() == shapes.keys() and all(
+            len(shape) == len(shapes[name])
+            and all(size in (-1, given) or given == -1 for size, given in zip(shape, shapes[name], strict=True))
             for name, shape in wanted.items()
         )
         if not same:

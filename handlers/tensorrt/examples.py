@@ -73,7 +73,7 @@ def write(folder: Path, known: GraphSet, options: TensorRtOptions, longest: int,
     made = makers[kind](texts.rows)
     target = folder / verify.CASES
     target.mkdir()
-    told = []
+    entries = []
     for number, case in enumerate(made, 1):
         name, arrays = f"example-{number}.npz", dict[str, np.ndarray]()
         for place, run in enumerate(case.runs):
@@ -81,9 +81,9 @@ def write(folder: Path, known: GraphSet, options: TensorRtOptions, longest: int,
             arrays |= {f"{place}:want:{key}": value for key, (_, value) in run.wants.items()}
             arrays |= {f"{place}:at:{key}": places for key, (places, _) in run.wants.items() if places is not None}
         np.savez_compressed(target / name, allow_pickle=False, **arrays)
-        told.append({"name": case.name, "file": name, "runs": [{"graphs": list(run.roles)} for run in case.runs]})
+        entries.append({"name": case.name, "file": name, "runs": [{"graphs": list(run.roles)} for run in case.runs]})
     limits = {**LIMITS, "onnxruntime": ON_CPU[known.dtype]}
-    content = {"version": 1, "unit": "standard deviations of what is expected", "limits": limits, "cases": told}
+    content = {"version": 1, "unit": "standard deviations of what is expected", "limits": limits, "cases": entries}
     (target / verify.FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return texts
 
@@ -104,8 +104,8 @@ class _Maker:
         self._known, self._batch = known, options.max_batch > 1
         self._start = playback._start_token(folder) or 0
         self._runner = verify.Runner(folder, "onnxruntime", threads)
-        self._roles = tuple(one.role for one in known.graphs)
-        self._cached = any(port.name.startswith("past_key_values.") for one in known.graphs for port in one.inputs)
+        self._roles = tuple(graph.role for graph in known.graphs)
+        self._cached = any(port.name.startswith("past_key_values.") for graph in known.graphs for port in graph.inputs)
         ports = (port for port in known.graphs[0].inputs if port.name == "input_ids")
         width = next((port.shape[1] for port in ports), SEQUENCE)
         self._width = width if isinstance(width, int) else None
@@ -114,10 +114,10 @@ class _Maker:
         """Prompts, cached steps, a chunk onto a cache, one token into an empty cache, and a batch that is padded on the left."""
         first, second = texts[0], texts[-1]
         if not self._cached:
-            found = [self._decoded(f"text {number}", [row], (len(row),)) for number, row in enumerate(texts, 1)]
+            decoded = [self._decoded(f"text {number}", [row], (len(row),)) for number, row in enumerate(texts, 1)]
             both = [first, second[: max(2, len(first) // 2)]]
             batch = self._batch and self._width is None
-            return [*found, *([self._decoded("a batch, padded on the left", both, (max(map(len, both)),))] if batch else [])]
+            return [*decoded, *([self._decoded("a batch, padded on the left", both, (max(map(len, both)),))] if batch else [])]
         made = [
             self._decoded("a text, then single tokens", [first], (len(first) - 3, 1, 1, 1)),
             self._decoded("one token into an empty cache", [second[:3]], (1, 1, 1)),
@@ -158,14 +158,14 @@ class _Maker:
 
     def _filled(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs that some graph takes; where a graph's window is fixed, filled up on the right."""
-        names = {port.name for one in self._known.graphs for port in one.inputs}
+        names = {port.name for graph in self._known.graphs for port in graph.inputs}
         missing = 0 if self._width is None else self._width - feeds["input_ids"].shape[1]
         return {name: np.pad(array, ((0, 0), (0, missing))) for name, array in feeds.items() if name in names}
 
     def encoder(self, texts: list[list[int]]) -> list[Case]:
         """Texts, and a batch that is padded on the right."""
-        found = [self._read(f"text {number}", [row]) for number, row in enumerate(texts, 1)]
-        return [*found, *([self._read("a batch, padded on the right", texts)] if self._batch else [])]
+        alone = [self._read(f"text {number}", [row]) for number, row in enumerate(texts, 1)]
+        return [*alone, *([self._read("a batch, padded on the right", texts)] if self._batch else [])]
 
     def _read(self, name: str, rows: list[list[int]]) -> Case:
         alone = [self._alone(row) for row in rows]
@@ -176,7 +176,7 @@ class _Maker:
             if len(port.shape) > 1 and (port.shape[1] == SEQUENCE or (self._width is not None and port.shape[1] == self._width)):
                 wants[port.name] = places, np.stack([alone[row][port.name][0, token] for row, token in places])
             else:
-                wants[port.name] = None, np.concatenate([one[port.name] for one in alone[: len(ids)]])
+                wants[port.name] = None, np.concatenate([outputs[port.name] for outputs in alone[: len(ids)]])
         return Case(name, [Run(self._roles, self._filled(feeds), wants)])
 
     def _most(self, rows: list[list[int]]) -> int:
@@ -184,9 +184,9 @@ class _Maker:
 
     def seq2seq(self, texts: list[list[int]]) -> list[Case]:
         """Sources with the first tokens of a target, then single tokens; alone and in a batch that is padded on the right."""
-        found = [self._written(f"text {number}", [row]) for number, row in enumerate(texts[:2], 1)]
+        alone = [self._written(f"text {number}", [row]) for number, row in enumerate(texts[:2], 1)]
         return [
-            *found,
+            *alone,
             *([self._written("a batch, padded on the right", [texts[0], texts[-1][: len(texts[0]) // 2 + 1]])] if self._batch else []),
         ]
 
@@ -216,7 +216,7 @@ class _Maker:
         return case
 
     def _target(self, row: Sequence[int]) -> list[int]:
-        decoder = next(one for one in self._known.graphs if one.role == "decoder")
+        decoder = next(graph for graph in self._known.graphs if graph.role == "decoder")
         width = next(port.shape[-1] for port in decoder.outputs if port.name == "logits")
         return [token % width if isinstance(width, int) else token for token in (self._start, *row[: TARGET - 1])]
 

@@ -53,7 +53,7 @@ def lowered(model: onnx.ModelProto, newest: int, name: str) -> int | None:
 
     Raises NotTaken where an operator means something else there, or does not exist.
     """
-    known = next(one for one in model.opset_import if one.domain in STANDARD)
+    known = next(imported for imported in model.opset_import if imported.domain in STANDARD)
     before = int(known.version)
     if before <= newest:
         return None
@@ -83,7 +83,7 @@ def _same(node: onnx.NodeProto, before: int, after: int) -> bool:
         return False
     if old.since_version == new.since_version:
         return True
-    return node.op_type not in _OTHERS and {one.name for one in node.attribute} <= set(old.attributes)
+    return node.op_type not in _OTHERS and {attribute.name for attribute in node.attribute} <= set(old.attributes)
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

@@ -19,7 +19,7 @@ def _as_texts(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = (value,)
     if isinstance(value, list | tuple):
-        return tuple(f"{one:.1f}" if isinstance(one, int | float) and not isinstance(one, bool) else one for one in value)
+        return tuple(f"{item:.1f}" if isinstance(item, int | float) and not isinstance(item, bool) else item for item in value)
     return value
 
 

@@ -44,20 +44,20 @@ class Profile:
 
     def shape(self, port: Port, point: int) -> tuple[int, ...]:
         """The shape of an input at one of `POINTS`."""
-        return tuple(self.sizes[one][point] if isinstance(one, str) else one for one in port.shape)
+        return tuple(self.sizes[size][point] if isinstance(size, str) else size for size in port.shape)
 
     def facts(self, graph: Graph) -> Json:
         """As profiles.json has it: the inputs with dynamic sizes."""
-        dynamic = [one for one in graph.inputs if any(isinstance(size, str) for size in one.shape)]
+        dynamic = [port for port in graph.inputs if any(isinstance(size, str) for size in port.shape)]
         return {
             "name": self.name,
-            "inputs": {one.name: {key: list(self.shape(one, point)) for point, key in enumerate(POINTS)} for one in dynamic},
+            "inputs": {port.name: {key: list(self.shape(port, point)) for point, key in enumerate(POINTS)} for port in dynamic},
         }
 
 
 def made_for(graph: Graph, options: TensorRtOptions, longest: int | None) -> tuple[Profile, ...]:
     """The profiles of a graph; none where all its sizes are fixed. `longest`: positions of the model. Raises NoProfile."""
-    axes = {one for port in graph.inputs for one in port.shape if isinstance(one, str)}
+    axes = {axis for port in graph.inputs for axis in port.shape if isinstance(axis, str)}
     if strange := sorted(axes - {BATCH, SEQUENCE, PAST, TOTAL, SOURCE}):
         raise NoProfile(f"{graph.file} has an axis {strange[0]!r}, for which no range is known")
     most = min(options.max_tokens, longest or options.max_tokens)
@@ -95,20 +95,20 @@ def prove(folder: Path, graph: Graph, profiles: tuple[Profile, ...], threads: in
     opened, runs = session.OrtSession(folder / graph.file, threads), 0
     for profile in profiles:
         for point in _small(profile):
-            feeds = {one.name: np.zeros(profile.shape(one, point), one.dtype) for one in graph.inputs}
-            feeds |= {one.name: np.ones_like(feeds[one.name]) for one in graph.inputs if one.name.endswith("attention_mask")}
+            feeds = {port.name: np.zeros(profile.shape(port, point), port.dtype) for port in graph.inputs}
+            feeds |= {port.name: np.ones_like(feeds[port.name]) for port in graph.inputs if port.name.endswith("attention_mask")}
             if "position_ids" in feeds:
                 last = profile.sizes[TOTAL][point]
                 feeds["position_ids"] += np.arange(last - feeds["position_ids"].shape[1], last)
             where = f"{graph.file} at the {POINTS[point]} sizes of its profile {profile.name}"
             try:
-                found = opened.run(None, feeds)
+                outputs = opened.run(None, feeds)
             except Exception as error:  # onnxruntime has types of its own
                 raise NoProfile(f"{where} does not run: {' '.join(str(error).split())[:300]}") from error
             known = {name: size[point] for name, size in profile.sizes.items() if name != PAST}  # what comes out is longer than the past
-            for port, array in zip(graph.outputs, found, strict=True):
+            for port, array in zip(graph.outputs, outputs, strict=True):
                 pairs = zip(port.shape, array.shape, strict=True)
-                if any(known.get(one, size) != size for one, size in pairs if isinstance(one, str)):
+                if any(known.get(axis, size) != size for axis, size in pairs if isinstance(axis, str)):
                     raise NoProfile(f"{where} gives {port.name} in the shape {array.shape}, where {port.shape} belongs")
             runs += 1
     return runs
@@ -125,9 +125,9 @@ def written(known: GraphSet, profiles: Mapping[str, tuple[Profile, ...]], option
     """The content of profiles.json."""
     graphs: list[dict[str, Any]] = [
         {
-            "role": one.role, "file": one.file, "engine": f"{Path(one.file).stem}{session.ENDING}",
-            "profiles": [profile.facts(one) for profile in profiles[one.role]],
+            "role": graph.role, "file": graph.file, "engine": f"{Path(graph.file).stem}{session.ENDING}",
+            "profiles": [profile.facts(graph) for profile in profiles[graph.role]],
         }
-        for one in known.graphs
+        for graph in known.graphs
     ]  # fmt: skip
     return {"version": 1, "dtype": known.dtype, "opset": known.opset, "newest_opset": options.newest_opset, "graphs": graphs}

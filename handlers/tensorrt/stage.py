@@ -53,9 +53,9 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
     try:
         known, before = _graphs(source, staging, options)
         longest = context_length(read_json(staging / "config.json", "read the model's configuration"))
-        ranges = {one.role: profiles.made_for(one, options, longest) for one in known.graphs}
+        ranges = {graph.role: profiles.made_for(graph, options, longest) for graph in known.graphs}
         reporter.progress(0.3, "running the graphs at the sizes of their profiles")
-        runs = sum(profiles.prove(staging, one, ranges[one.role], threads) for one in known.graphs)
+        runs = sum(profiles.prove(staging, graph, ranges[graph.role], threads) for graph in known.graphs)
     except opset.NotTaken as error:
         raise not_possible(context, error.cause, source, remedy=error.remedy) from error
     except profiles.NoProfile as error:
@@ -77,17 +77,18 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
     if texts.why_random:
         output.fallbacks.append(Fallback(wanted="texts to verify engines with", taken="random tokens", reason=texts.why_random))
     reporter.progress(0.85, "running verify.py")
-    found = verify.verify(staging, "onnxruntime", threads=threads)
-    if found.verdict != "passed":
+    outcome = verify.verify(staging, "onnxruntime", threads=threads)
+    if outcome.verdict != "passed":
         raise Permanent(
-            FaultCode.INVALID_GRAPH, f"make the variant {context.stage}", f"a cache or a batch changes what the graphs say: {found.reason}",
+            FaultCode.INVALID_GRAPH, f"make the variant {context.stage}",
+            f"a cache or a batch changes what the graphs say: {outcome.reason}",
             "leave the variant out, and read the attempt's log", path=source,
         )  # fmt: skip
     output.figures = {
-        "opset": known.opset, "graphs": {one.role: one.file for one in known.graphs}, "graph_bytes": known.size(staging),
-        "dtype": known.dtype, "profiles": {role: [one.name for one in some] for role, some in ranges.items()}, "profile_runs": runs,
-        "max_batch": options.max_batch, "max_tokens": most, "examples": len(verify.cases(staging)["cases"]), "verify_error": found.error,
-        "engines": [one["engine"] for one in facts["graphs"]],
+        "opset": known.opset, "graphs": {graph.role: graph.file for graph in known.graphs}, "graph_bytes": known.size(staging),
+        "dtype": known.dtype, "profiles": {role: [profile.name for profile in some] for role, some in ranges.items()}, "profile_runs": runs,
+        "max_batch": options.max_batch, "max_tokens": most, "examples": len(verify.cases(staging)["cases"]), "verify_error": outcome.error,
+        "engines": [graph["engine"] for graph in facts["graphs"]],
     }  # fmt: skip
     return output
 
@@ -95,24 +96,24 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
 def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[GraphSet, int | None]:
     """Copy graphs and what lies beside them, the former as TensorRT's parser takes them; gives the opset that was lowered, if any."""
     known = graphset.read(source)
-    graphs = tuple(one for one in known.graphs if one.role != MERGED)  # its parser takes no input that chooses between branches
-    for name in {name for one in graphs for name in one.data}:
+    graphs = tuple(graph for graph in known.graphs if graph.role != MERGED)  # its parser takes no input that chooses between branches
+    for name in {name for graph in graphs for name in graph.data}:
         shutil.copyfile(source / name, staging / name)
     before: int | None = None
     spelt: set[str] = set()
-    for one in graphs:
-        stored = onnx.load(str(source / one.file), load_external_data=False)
+    for graph in graphs:
+        stored = onnx.load(str(source / graph.file), load_external_data=False)
         model = opset.with_older_attention(stored, options.newest_opset)
         if model is not stored:
-            spelt.add(one.role)
-        opset.check(model, one.file)
-        lowered = opset.lowered(model, options.newest_opset, one.file)
+            spelt.add(graph.role)
+        opset.check(model, graph.file)
+        lowered = opset.lowered(model, options.newest_opset, graph.file)
         before = lowered or before
         if lowered:
-            onnx.save(model, str(staging / one.file))
-            opset.checked(staging / one.file)
+            onnx.save(model, str(staging / graph.file))
+            opset.checked(staging / graph.file)
         else:
-            shutil.copyfile(source / one.file, staging / one.file)
+            shutil.copyfile(source / graph.file, staging / graph.file)
     changed = {"graphs": graphs, "opset": options.newest_opset if before else known.opset, "extra": marks.marked(known.extra)}
     made = known.model_copy(update=changed)
     made.write(staging)
@@ -129,23 +130,23 @@ def _same_as(source: Path, staging: Path, known: GraphSet, spelt: Collection[str
     """
     from handlers.tensorrt.box.session import OrtSession
 
-    for one in known.graphs:
+    for graph in known.graphs:
         random, sizes = np.random.default_rng(0), {"batch": 2, "sequence": 3, "past": 4, "total": 7, "encoder_sequence": 5}
         feeds = {}
-        for port in one.inputs:
+        for port in graph.inputs:
             shape = [sizes.get(size, 1) if isinstance(size, str) else size for size in port.shape]
             integers = port.dtype.startswith("int")
             feeds[port.name] = (random.integers(0, 2, shape) if integers else random.normal(size=shape)).astype(port.dtype)
-        outputs = [OrtSession(folder / one.file, 1).run(None, feeds) for folder in (source, staging)]
-        share = 1e-5 if one.role in spelt else 0.0
-        if not all(_equal(found, wanted, share) for found, wanted in zip(*outputs, strict=True)):
+        outputs = [OrtSession(folder / graph.file, 1).run(None, feeds) for folder in (source, staging)]
+        share = 1e-5 if graph.role in spelt else 0.0
+        if not all(_equal(actual, wanted, share) for actual, wanted in zip(*outputs, strict=True)):
             raise opset.NotTaken(
-                f"{one.file} gives other outputs once its opset is lowered to {known.opset}", f"set export.opset to {known.opset}"
+                f"{graph.file} gives other outputs once its opset is lowered to {known.opset}", f"set export.opset to {known.opset}"
             )
 
 
-def _equal(found: np.ndarray, wanted: np.ndarray, share: float) -> bool:
+def _equal(actual: np.ndarray, wanted: np.ndarray, share: float) -> bool:
     """Whether two arrays differ by no more than this share of the largest value."""
     if not share:
-        return bool(np.array_equal(found, wanted, equal_nan=True))
-    return bool(np.allclose(found, wanted, rtol=0, atol=share * float(np.abs(wanted).max(initial=0)), equal_nan=True))
+        return bool(np.array_equal(actual, wanted, equal_nan=True))
+    return bool(np.allclose(actual, wanted, rtol=0, atol=share * float(np.abs(wanted).max(initial=0)), equal_nan=True))

@@ -33,14 +33,14 @@ _NEEDED = re.compile(rb"\b(GLIBC|GLIBCXX)_(\d+(?:\.\d+)+)\0")
 def compiler(stage: str) -> str:
     """The C++ compiler of this box. Permanent where there is none."""
     spec = spec_of(stage)
-    found = spec.program()
-    if found is None:
+    program = spec.program()
+    if program is None:
         cause = f"it is compiled, and there is no C++ compiler here ({', '.join(spec.programs)})"
         raise Permanent(
             FaultCode.FORM_NOT_POSSIBLE, f"make the variant {stage}", cause,
             f"install one (Debian and Ubuntu: apt-get install g++) and run ckptd retry, or leave {stage} out of export.variants",
         )  # fmt: skip
-    return found
+    return program
 
 
 def write(program: torch.export.ExportedProgram, path: Path, cxx: str, scratch: Path) -> None:
@@ -93,8 +93,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def needed(path: Path) -> dict[str, str]:
     """Newest versions of the system's C and C++ libraries that a compiled program asks for: "GLIBC" → "2.34"."""
-    found: dict[str, tuple[int, ...]] = {}
+    newest: dict[str, tuple[int, ...]] = {}
     for name, version in _NEEDED.findall(path.read_bytes()):
         numbers = tuple(map(int, version.split(b".")))
-        found[name.decode()] = max(numbers, found.get(name.decode(), ()))
-    return {name: ".".join(map(str, numbers)) for name, numbers in sorted(found.items())}
+        newest[name.decode()] = max(numbers, newest.get(name.decode(), ()))
+    return {name: ".".join(map(str, numbers)) for name, numbers in sorted(newest.items())}

@@ -84,12 +84,12 @@ def compare(program: Program, signature: CausalSignature, vocabulary: int) -> in
     compared = 0
     for given, mask, most, ends in cases:
         wanted, closest = _outside(program, signature, given, mask, most, ends)
-        found = program.generate(given, mask, most, ends)
-        if np.array_equal(found, wanted):
+        actual = program.generate(given, mask, most, ends)
+        if np.array_equal(actual, wanted):
             compared += 1
         elif closest > TIE:
             raise GraphMismatchError(
-                f"the scripted loop writes {found.tolist()} instead of {wanted.tolist()} for {len(given)} rows of {given.shape[1]} tokens"
+                f"the scripted loop writes {actual.tolist()} instead of {wanted.tolist()} for {len(given)} rows of {given.shape[1]} tokens"
             )
     return compared
 

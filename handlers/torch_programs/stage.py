@@ -129,7 +129,7 @@ def _first_that_works(
             for path in (*staging.glob("*.pt*"), staging / "graphs.json"):
                 path.unlink(missing_ok=True)
             continue
-        fallbacks = [Fallback(wanted=one, taken=attention, reason=why) for one, why in failures.items()]
+        fallbacks = [Fallback(wanted=failed, taken=attention, reason=why) for failed, why in failures.items()]
         return figures, fallbacks, warnings
     causes = "; ".join(f"with {attention} attention: {why}" for attention, why in failures.items())
     raise not_possible(context, f"PyTorch makes no program of {architecture(source)} ({causes})", source)
@@ -172,7 +172,7 @@ def _written(
     more = _more_of_scripts(family, staging, reference, made) if ending == SCRIPT else {}
     figures = {
         "architecture": architecture(source), "task": family.task.name, "attention": attention, "relative_error": error,
-        "export_seconds": round(seconds, 3), "graphs": {one.role: one.file for one in graphs}, "graph_bytes": made.size(staging),
+        "export_seconds": round(seconds, 3), "graphs": {graph.role: graph.file for graph in graphs}, "graph_bytes": made.size(staging),
         "inputs": [port.name for port in graphs[0].inputs], "outputs": [port.name for port in graphs[0].outputs], **more,
     }  # fmt: skip
     return figures, reference

@@ -43,17 +43,17 @@ _NAMES = {"float32": "float", "float64": "double"}
 class _Port:
     """One input or output, in the manner of onnxruntime's sessions."""
 
-    def __init__(self, told: Json) -> None:
-        self.name, self.type = str(told["name"]), f"tensor({_NAMES.get(told['type'], told['type'])})"
-        self.shape = [size if isinstance(size, int) and size >= 0 else str(size) for size in told["shape"]]
+    def __init__(self, description: Json) -> None:
+        self.name, self.type = str(description["name"]), f"tensor({_NAMES.get(description['type'], description['type'])})"
+        self.shape = [size if isinstance(size, int) and size >= 0 else str(size) for size in description["shape"]]
 
 
 class _Session:
     """One session of the page."""
 
-    def __init__(self, page: Page, name: str, told: Json) -> None:
+    def __init__(self, page: Page, name: str, description: Json) -> None:
         self.page, self.name = page, name
-        self._inputs, self._outputs = [list(map(_Port, told[side])) for side in ("inputs", "outputs")]
+        self._inputs, self._outputs = [list(map(_Port, description[side])) for side in ("inputs", "outputs")]
 
     def get_inputs(self) -> list[_Port]:
         """In the graph's order."""
@@ -75,7 +75,7 @@ class PageGraph(OtherGraph):
         return self._given
 
     def run(self, outputs: list[str], feeds: dict[str, Any]) -> dict[str, Any]:
-        sent = {name: one.array if isinstance(one, Value) else one for name, one in feeds.items() if name in self.inputs}
+        sent = {name: value.array if isinstance(value, Value) else value for name, value in feeds.items() if name in self.inputs}
         kept = [name for name in outputs if name.startswith("present.") or name == "last_hidden_state"]
         return dict(self._given.page.run(self._given.name, sent, outputs, kept))
 
@@ -97,9 +97,9 @@ class _Folder(OnnxFolder):
             raise Permanent(FaultCode.ENGINE_MISSING, OPERATION, "the toolchain has no packages of npm", remedy, path=packages)
         self.page = Page(Path(spec.folder), packages)
         weakref.finalize(self, self.page.close)
-        told = self.page.ask("open", kind=BY_NAME[spec.task].auto)
-        self._sessions: dict[str, Json] = told["sessions"]
-        self.versions = {"transformers.js": str(told["library"]), "browser": self.page.browser.version}
+        opened = self.page.ask("open", kind=BY_NAME[spec.task].auto)
+        self._sessions: dict[str, Json] = opened["sessions"]
+        self.versions = {"transformers.js": str(opened["library"]), "browser": self.page.browser.version}
         super().__init__(spec)
 
     def _opened(self, path: Path, threads: int) -> LoadedGraph:
@@ -108,8 +108,8 @@ class _Folder(OnnxFolder):
         return PageGraph(path, _Session(self.page, name, self._sessions[name]))
 
     def encode(self, text: str) -> list[int]:
-        found: list[int] = self.page.ask("encode", texts=[text])[0]
-        return found
+        ids: list[int] = self.page.ask("encode", texts=[text])[0]
+        return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         ids, types = self.page.ask("pair", first=first, second=second)

@@ -63,13 +63,13 @@ def completed(config: Json, known: Known, graph: Graph) -> Json:
     """
     if not known.layers:
         return config
-    past = {one.name: one for one in graph.inputs if one.name.startswith("past_key_values.")}
+    past = {port.name: port for port in graph.inputs if port.name.startswith("past_key_values.")}
     first = next((past[name] for name in _FIRST if name in past), None)
     if first is None or len(first.shape) != 4:
         raise UnknownError("its decoder has no cache that transformers.js could feed")
     layers = len({name.split(".")[1] for name in past})
     _, heads, _, size = first.shape
-    if any(one.shape[1] != heads or one.shape[3] != size for one in past.values()):
+    if any(port.shape[1] != heads or port.shape[3] != size for port in past.values()):
         raise UnknownError("the layers of its cache differ in their sizes, and config.json has one number for all")
     wanted: dict[str, Any] = {known.layers: layers, known.heads: heads}
     attention = (config.get("num_attention_heads") or heads) if known.size else heads

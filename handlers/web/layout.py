@@ -65,7 +65,7 @@ def write(source: Path, graph: Graph, folder: Path, suffix: str) -> Made:
     (folder / FOLDER).mkdir(exist_ok=True)
     data = _copy_weights(proto, source, folder / FOLDER, f"{name}_data")
     (folder / FOLDER / name).write_bytes(proto.SerializeToString())
-    changed = {"file": f"{FOLDER}/{name}", "data": tuple(f"{FOLDER}/{one}" for one in data)}
+    changed = {"file": f"{FOLDER}/{name}", "data": tuple(f"{FOLDER}/{file}" for file in data)}
     ports = {
         "inputs": tuple(map(_renamed, graph.inputs, proto.graph.input)), "outputs": tuple(map(_renamed, graph.outputs, proto.graph.output))
     }  # fmt: skip
@@ -94,7 +94,7 @@ def _outside(proto: onnx.ModelProto) -> Iterator[tuple[Any, str, int, int]]:
     """Tensor, file, place and length of the weights that lie in files of their own."""
     for tensor in onnx.external_data_helper._get_all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entries = {one.key: one.value for one in tensor.external_data}
+            entries = {entry.key: entry.value for entry in tensor.external_data}
             length = entries.get("length") or str(_bytes_of(tensor))
             yield tensor, entries["location"], int(entries.get("offset", 0)), int(length)
 
@@ -135,6 +135,6 @@ def _copy_weights(proto: onnx.ModelProto, source: Path, folder: Path, name: str)
     finally:
         if target is not None:
             target.close()
-        for one in maps.values():
-            one.close()
+        for mapped in maps.values():
+            mapped.close()
     return tuple(files)

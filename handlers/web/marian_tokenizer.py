@@ -50,7 +50,7 @@ def made(folder: Path, own: FolderTokenizer) -> Json:
         reader = Tokenizer.from_str(json.dumps(written))
     except Exception as error:  # its own type, which has no name
         raise DiffersError(f"its SentencePiece model can't be written as a tokenizer.json ({error})") from error
-    known = {one["content"] for one in written["added_tokens"]}
+    known = {entry["content"] for entry in written["added_tokens"]}
     for text in (*TEXTS, *_strangers(written)):
         if text.startswith(">>") and text[: text.find("<<") + 2] not in known:
             continue  # see above
@@ -72,7 +72,7 @@ def _written(folder: Path) -> Json:
     ids: dict[str, int] = read_json(folder / "vocab.json", _OPERATION)
     if sorted(ids.values()) != list(range(len(ids))):
         raise DiffersError("the numbers of its vocab.json have gaps")
-    scores = {one.piece: float(one.score) for one in model.pieces if one.type == _NORMAL}
+    scores = {piece.piece: float(piece.score) for piece in model.pieces if piece.type == _NORMAL}
     if lost := [piece for piece in scores if piece not in ids]:
         raise DiffersError(f"its vocab.json has no number for {len(lost)} pieces of its source.spm, {lost[0]!r} for example")
     config = read_json(folder / "tokenizer_config.json", _OPERATION)
@@ -93,7 +93,7 @@ def _written(folder: Path) -> Json:
         "added_tokens": [
             {"id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
              "special": special}
-            for token, special in sorted(added, key=lambda one: ids[one[0]])
+            for token, special in sorted(added, key=lambda pair: ids[pair[0]])
         ],
         "normalizer": _normalizer(model.normalizer_spec, letters if strangers else None),
         "pre_tokenizer": _metaspace(model.normalizer_spec),
@@ -124,8 +124,8 @@ def _metaspace(spec: Any) -> Json:
 
 def _strangers(written: Json) -> list[str]:
     """Texts with characters that only the target knows, alone and side by side."""
-    found = [token for token, _ in written["model"]["vocab"] if len(token) == 1 and token.isalpha()]
-    return [f"a {one} b{one} {one}{two}. {two}" for one, two in itertools.pairwise(found)]
+    characters = [token for token, _ in written["model"]["vocab"] if len(token) == 1 and token.isalpha()]
+    return [f"a {first} b{first} {first}{second}. {second}" for first, second in itertools.pairwise(characters)]
 
 
 def _normalizer(spec: Any, letters: set[str] | None) -> Json:

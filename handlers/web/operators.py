@@ -18,7 +18,7 @@ LOOKUP = "GatherBlockQuantized"
 
 def replace_lookups(model: onnx.ModelProto) -> int:
     """Replace them all; gives their number. One of a form that is not ours stays."""
-    known = {one.name: one for graph in _graphs(model.graph) for one in graph.initializer}
+    known = {initializer.name: initializer for graph in _graphs(model.graph) for initializer in graph.initializer}
     return sum(_replace(graph, known) for graph in list(_graphs(model.graph)))
 
 
@@ -49,7 +49,7 @@ def _replace(graph: onnx.GraphProto, known: dict[str, TensorProto]) -> int:
 
 
 def _number(node: onnx.NodeProto, name: str, usual: int) -> int:
-    return next((int(one.i) for one in node.attribute if one.name == name), usual)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), usual)
 
 
 class _Lookup:
@@ -80,7 +80,7 @@ class _Lookup:
         base = self._constant("base", 16, np.float32)
         high = self._add("Floor", self._add("Div", numbers, base))
         low = self._add("Sub", numbers, self._add("Mul", high, base))
-        pair = [self._as(one, shape, [-1, 1]) for one in (low, high)]
+        pair = [self._as(half, shape, [-1, 1]) for half in (low, high)]
         return self._as(self._add("Concat", *pair, axis=-1), shape, [-1])
 
     def _as(self, value: str, shape: str, last: list[int], name: str = "") -> str:
@@ -97,6 +97,6 @@ class _Lookup:
 
     def _constant(self, name: str, value: int | list[int], dtype: type[np.generic] = np.int64) -> str:
         whole = f"{self._stem}.plain.{name}"
-        if not any(one.name == whole for one in self._graph.initializer):
+        if not any(initializer.name == whole for initializer in self._graph.initializer):
             self._graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), whole))
         return whole

@@ -43,16 +43,16 @@ def probe(options: argparse.Namespace) -> Probed:
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         page = Page(folder, packages)
         try:
-            told = page.ask("open", kind="AutoModel")
+            opened = page.ask("open", kind="AutoModel")
             made = page.run("model", {"input_ids": np.array([[2, 3]], np.int64)}, ["last_hidden_state"])["last_hidden_state"].numpy()
             browser = page.browser.version
         finally:
             page.close()
     if made.tolist() != [[4.0, 6.0]]:
         raise RuntimeError(f"the browser says that twice 2 and 3 are {made.tolist()}")
-    if told["library"] != known.release():
-        raise RuntimeError(f"its transformers.js is {told['library']}, not {known.release()}")
-    return Probed({"transformers.js": told["library"], "browser": browser, **inside.versions(("onnxruntime", "tokenizers"))})
+    if opened["library"] != known.release():
+        raise RuntimeError(f"its transformers.js is {opened['library']}, not {known.release()}")
+    return Probed({"transformers.js": opened["library"], "browser": browser, **inside.versions(("onnxruntime", "tokenizers"))})
 
 
 if __name__ == "__main__":

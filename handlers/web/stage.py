@@ -68,7 +68,7 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
         roles, settings = _fitting(graphs, config)
         reporter.progress(0.1, "copying the graphs")
         made = [layout.write(source, graph, staging, form.suffix) for role in roles if (graph := graphs.graph(role))]
-        size = sum((staging / name).stat().st_size for one in made for name in (one.graph.file, *one.graph.data))
+        size = sum((staging / name).stat().st_size for part in made for name in (part.graph.file, *part.graph.data))
         if size > layout.MOST_IN_ALL:
             raise layout.TooLargeError(f"its graphs have {size} bytes, and a page can open {layout.MOST_IN_ALL}")
         reporter.progress(0.8, "copying configuration and tokenizer")
@@ -76,14 +76,14 @@ def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput
         written = tokenizer.place(staging)
     except (known.UnknownError, layout.TooLargeError, tokenizer.UnlikeError) as error:
         raise not_possible(context, str(error), source) from error
-    chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
+    chunks = {Path(part.graph.file).name: part.chunks for part in made if part.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    changed = {"graphs": tuple(one.graph for one in made), "extra": marks.marked(graphs.extra)}
+    changed = {"graphs": tuple(part.graph for part in made), "extra": marks.marked(graphs.extra)}
     graphs.model_copy(update=changed).write(staging)
     _place_page(staging, graphs, form)
     figures = {
-        "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(one.chunks for one in made),
+        "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(part.chunks for part in made),
         "tokenizer": written, "chat_template": bool(read_json(staging / tokenizer.CONFIG, "read it").get("chat_template")),
     }  # fmt: skip
     return StageOutput(figures=figures)

@@ -20,7 +20,7 @@ from handlers.folder.playback import tokenize
 from handlers.graphs import graphset
 from handlers.onnx.mixed import stage
 from handlers.onnx.mixed.search import LEVELS, Bits, BudgetMissed, Choice, Cost, search
-from handlers.onnx.mixed.told import told
+from handlers.onnx.mixed.summary import summarize
 from handlers.onnx.mixed.trial import Trial
 from handlers.onnx.mixed.weights import find, grouped, layer_of
 from handlers.onnx.options import OnnxOptions
@@ -262,9 +262,11 @@ def test_an_encoder_is_measured_by_its_vectors(tmp_path: Path) -> None:
 def test_a_choice_is_told_in_a_sentence() -> None:
     layers = {f"layer {number}": 0.01 for number in range(20)}
     few = Choice({**dict.fromkeys(layers, 4), "layer 3": 8, "layer 12": 8}, 0.06, 0.21, 10, {**layers, "layer 3": 0.2, "layer 12": 0.1}, 9)
-    assert told(few) == (
+    assert summarize(few) == (
         "It keeps layers 3, 12 in 8 bits, which cost 62% of the divergence in 4 bits (0.21 nats with 4 bits everywhere, 0.06 so)."
     )
     many = Choice({**dict.fromkeys(layers, 8), "lm_head": 32}, 0.001, 0.21, 10, {**layers, "lm_head": 0.1}, 9)
-    assert told(many) == ("It keeps 20 layers (0, 1, 2, 3, …) in 8 bits and lm_head in fp32 (0.21 nats with 4 bits everywhere, 0.001 so).")
-    assert told(Choice(dict.fromkeys(layers, 4), 0.01, 0.01, 10, {}, 1)) == ""
+    assert summarize(many) == (
+        "It keeps 20 layers (0, 1, 2, 3, …) in 8 bits and lm_head in fp32 (0.21 nats with 4 bits everywhere, 0.001 so)."
+    )
+    assert summarize(Choice(dict.fromkeys(layers, 4), 0.01, 0.01, 10, {}, 1)) == ""

@@ -100,7 +100,7 @@ def test_a_program_that_can_not_be_translated_with_them_is_translated_without(mo
 
 def test_what_torch_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = exported(MIXED["powers"])
-    monkeypatch.setattr(shortcuts, "_found", lambda module, name: None)
+    monkeypatch.setattr(shortcuts, "_look_up", lambda module, name: None)
     with shortcuts.shortcuts() as taken:
         assert exported(MIXED["powers"]) == wanted
     assert not taken
@@ -108,19 +108,19 @@ def test_what_torch_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_each_of_the_names_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, asked = shortcuts._found, list[tuple[str, str]]()
+    found, asked = shortcuts._look_up, list[tuple[str, str]]()
 
     def listening(module: str, name: str) -> Any:
         asked.append((module, name))
         return found(module, name)
 
-    monkeypatch.setattr(shortcuts, "_found", listening)
+    monkeypatch.setattr(shortcuts, "_look_up", listening)
     with shortcuts.shortcuts():
         pass
     assert len(asked) > 4
     wanted = exported(MIXED["powers"])
     for missing in tuple(asked):
-        monkeypatch.setattr(shortcuts, "_found", lambda *name, missing=missing: None if name == missing else found(*name))
+        monkeypatch.setattr(shortcuts, "_look_up", lambda *name, missing=missing: None if name == missing else found(*name))
         with shortcuts.shortcuts():
             assert exported(MIXED["powers"]) == wanted, missing
 

@@ -39,10 +39,10 @@ def files(tmp_path: Path) -> Files:
 
 
 def test_a_page_sees_the_folder_and_what_is_sent_whole_or_in_parts(files: Files) -> None:
-    assert files.found(f"{HOST}/model/onnx/model.onnx") == (b"0123456789", "application/octet-stream")
-    assert files.found(f"{HOST}/model/onnx/model.onnx?from=2&to=5") == (b"234", "application/octet-stream")
-    assert files.found(f"{HOST}/model/onnx/model.onnx?size") == (b"10", "text/plain")
-    assert files.found(f"{HOST}/inbox/1?from=1&to=3") == (b"bc", "application/octet-stream")
+    assert files.fetch(f"{HOST}/model/onnx/model.onnx") == (b"0123456789", "application/octet-stream")
+    assert files.fetch(f"{HOST}/model/onnx/model.onnx?from=2&to=5") == (b"234", "application/octet-stream")
+    assert files.fetch(f"{HOST}/model/onnx/model.onnx?size") == (b"10", "text/plain")
+    assert files.fetch(f"{HOST}/inbox/1?from=1&to=3") == (b"bc", "application/octet-stream")
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_a_page_sees_the_folder_and_what_is_sent_whole_or_in_parts(files: Files)
     ],
 )  # fmt: skip
 def test_a_page_never_sees_anything_outside(path: str, files: Files) -> None:
-    assert files.found(f"{HOST}{path}") is None
+    assert files.fetch(f"{HOST}{path}") is None
 
 
 @pytest.mark.parametrize("address", ["https://example.org/model/onnx/model.onnx", "http://check.invalid/model/onnx/model.onnx", "data:,a"])
 def test_other_addresses_are_answered_by_nobody(address: str, files: Files) -> None:
-    assert files.found(address) is None
+    assert files.fetch(address) is None
 
 
 def test_a_box_without_a_browser_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def convert(source: Path, graph: Graph, length: int, sizes: Sizes, target: Path,
     """Write the package of a program; which patterns were rewritten. Raises what torch or Core ML Tools raise."""
     ct = library.coremltools()
     operators.register()
-    exported, found = _stateful(source, graph, length, sizes)
+    exported, rewritten = _stateful(source, graph, length, sizes)
     kept = set(states_of(graph))
     outputs = [port.name for port in graph.outputs if port.name.replace(PRESENT, PAST, 1) not in kept]
     with quiet():
@@ -85,7 +85,7 @@ def convert(source: Path, graph: Graph, length: int, sizes: Sizes, target: Path,
             compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32, skip_model_load=True,
         )  # fmt: skip
     save(model, target)
-    return found
+    return rewritten
 
 
 def save(model: Any, target: Path) -> None:
@@ -125,9 +125,9 @@ class _Stateful(torch.nn.Module):
         """All inputs but the cache, in the program's order → all outputs but the cache."""
         left = iter(given)
         states = {name: getattr(self, state_name(name)) for name in self._kept}
-        found = self.program(*(states[port.name] if port.name in states else next(left) for port in self._graph.inputs))
+        results = self.program(*(states[port.name] if port.name in states else next(left) for port in self._graph.inputs))
         outputs = []
-        for port, tensor in zip(self._graph.outputs, found if isinstance(found, tuple | list) else (found,), strict=True):
+        for port, tensor in zip(self._graph.outputs, results if isinstance(results, tuple | list) else (results,), strict=True):
             past = port.name.replace(PRESENT, PAST, 1)
             if past in states:
                 states[past].copy_(tensor)
@@ -139,7 +139,7 @@ class _Stateful(torch.nn.Module):
 def _stateful(source: Path, graph: Graph, length: int, sizes: Sizes) -> tuple[Any, dict[str, int]]:
     program = torch.export.load(source)
     module = program.module(check_guards=False)
-    found = rewriting.rewrite(module, graph, {**sizes.fixed, **{name: choices[-1] for name, choices in sizes.free.items()}}, length)
+    rewritten = rewriting.rewrite(module, graph, {**sizes.fixed, **{name: choices[-1] for name, choices in sizes.free.items()}}, length)
     whole = _Stateful(module, graph)
     kept = set(whole._kept)
     given, dynamic = [], []
@@ -154,7 +154,7 @@ def _stateful(source: Path, graph: Graph, length: int, sizes: Sizes) -> tuple[An
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.export.export(whole, tuple(given), dynamic_shapes=(tuple(dynamic),), strict=False)
-        return exported.run_decompositions({}), found
+        return exported.run_decompositions({}), rewritten
 
 
 def _example(size: int | str, sizes: Sizes) -> int:

@@ -39,19 +39,19 @@ class Folding:
         }  # fmt: skip
         self._axes: Mapping[str, str] = names
         """Symbol of torch.export → free axis."""
-        self._positions = next((one for one, port in zip(self._inputs, graph.inputs, strict=True) if port.name == POSITIONS), None)
-        self._masks = [one for one, port in zip(self._inputs, graph.inputs, strict=True) if "mask" in port.name]
+        self._positions = next((node for node, port in zip(self._inputs, graph.inputs, strict=True) if port.name == POSITIONS), None)
+        self._masks = [node for node, port in zip(self._inputs, graph.inputs, strict=True) if "mask" in port.name]
         self._count = 0
 
     def fold(self) -> dict[str, int]:
         """Rewrite the graph in place; how often each pattern was found."""
-        found = {}
+        counts = {}
         for name, step in (
             ("positions", self._own_positions), ("masks read", self._own_masks), ("tables", self._tables), ("constants", self._constants),
         ):  # fmt: skip
-            found[name] = step()
+            counts[name] = step()
             self._module.graph.eliminate_dead_code()
-        return found
+        return counts
 
     # What is found
 
@@ -76,7 +76,9 @@ class Folding:
                     continue
                 source = node.args[0]
                 tried = [(torch.arange(size)[None] % 3).bool().to(torch.int32) for size in (7, 4)]
-                same = all(torch.equal(self._value(node, {mask: one}, one.shape[1]).reshape(-1), one[0].bool()) for one in tried)
+                same = all(
+                    torch.equal(self._value(node, {mask: example}, example.shape[1]).reshape(-1), example[0].bool()) for example in tried
+                )
                 if same and shape(source) == (1, sizes[-1]):
                     with self._module.graph.inserting_before(node):
                         for _ in range(len(sizes) - 2):
@@ -93,7 +95,7 @@ class Folding:
         count, curved = 0, set[Node]()
         depending = self._of(self._positions)
         for node in depending:
-            if node.target in _CURVED or any(one in curved for one in node.all_input_nodes):
+            if node.target in _CURVED or any(operand in curved for operand in node.all_input_nodes):
                 curved.add(node)
         for node in depending:
             sizes = shape(node)
@@ -111,7 +113,7 @@ class Folding:
         count, made = 0, set[Node]()
         alone = self._of(None)
         for node in alone:
-            if getattr(node.target, "overloadpacket", None) in _MADE or any(one in made for one in node.all_input_nodes):
+            if getattr(node.target, "overloadpacket", None) in _MADE or any(operand in made for operand in node.all_input_nodes):
                 made.add(node)
         for node in alone:
             value = node.meta.get("val")
@@ -132,28 +134,28 @@ class Folding:
         with graph.inserting_before(node):
             places = graph.call_function(aten.select.int, (self._positions, 0, 0))
             rows = graph.call_function(aten.index_select.default, (stored, 0, places))
-            found = graph.call_function(aten.view.default, (rows, [-1, *rest]))
+            result = graph.call_function(aten.view.default, (rows, [-1, *rest]))
             if axis:
                 order = [*range(1, axis + 1), 0, *range(axis + 1, len(rest) + 1)]
-                found = graph.call_function(aten.permute.default, (found, order))
-        found.meta = dict(node.meta)
-        node.replace_all_uses_with(found)
+                result = graph.call_function(aten.permute.default, (result, order))
+        result.meta = dict(node.meta)
+        node.replace_all_uses_with(result)
         return 1
 
     def _cut(self, node: Node, whole: torch.Tensor, axes: Sequence[int]) -> int:
-        sizes = {str(size): one for one in self._inputs for size in shape(one) if not isinstance(size, int)}
+        sizes = {str(size): placeholder for placeholder in self._inputs for size in shape(placeholder) if not isinstance(size, int)}
         for axis in axes:  # one more than is ever cut, or torch.export would take the largest size for a case of its own
             whole = torch.cat([whole, whole.narrow(axis, whole.shape[axis] - 1, 1)], axis)
-        found = self._stored(node, whole)
+        result = self._stored(node, whole)
         with self._module.graph.inserting_before(node):
             for axis in axes:
                 source = sizes[str(shape(node)[axis])]
                 place = next(at for at, size in enumerate(shape(source)) if str(size) == str(shape(node)[axis]))
                 size = self._module.graph.call_function(aten.sym_size.int, (source, place))
                 size.meta["val"] = shape(source)[place]
-                found = self._module.graph.call_function(aten.slice.Tensor, (found, axis, 0, size))
-        found.meta = dict(node.meta)
-        node.replace_all_uses_with(found)
+                result = self._module.graph.call_function(aten.slice.Tensor, (result, axis, 0, size))
+        result.meta = dict(node.meta)
+        node.replace_all_uses_with(result)
         return 1
 
     def _stored(self, node: Node, tensor: torch.Tensor) -> Node:
@@ -182,7 +184,7 @@ class Folding:
             elif getattr(node.target, "overloadpacket", None) in _SIZED:
                 reads[node] = set()
             else:
-                reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
+                reads[node] = set().union(*(reads[operand] for operand in node.all_input_nodes))
         wanted = set() if source is None else {source}
         return [node for node, read in reads.items() if node.op == "call_function" and read == wanted]
 
@@ -190,22 +192,22 @@ class Folding:
         """What a node gives for inputs, the others being zeros; `size`: of all free axes, None for the largest of each."""
         needed, left = set[Node](), [node]
         while left:
-            one = left.pop()
-            if one not in needed:
-                needed.add(one)
-                left += one.all_input_nodes
+            current = left.pop()
+            if current not in needed:
+                needed.add(current)
+                left += current.all_input_nodes
         interpreter = Interpreter(self._module)
         known: dict[Node, Any] = interpreter.env
-        for one in self._module.graph.nodes:
-            if one in needed:
-                known[one] = self._fed(one, given, size) if one.op == "placeholder" else interpreter.run_node(one)
+        for current in self._module.graph.nodes:
+            if current in needed:
+                known[current] = self._fed(current, given, size) if current.op == "placeholder" else interpreter.run_node(current)
         value: torch.Tensor = known[node]
         return value
 
     def _fed(self, node: Node, given: Mapping[Any, torch.Tensor], size: int | None) -> torch.Tensor:
         if node in given:
             return given[node]
-        sizes = [one if isinstance(one, int) else size or self._largest[self._axes[str(one)]] for one in shape(node)]
+        sizes = [extent if isinstance(extent, int) else size or self._largest[self._axes[str(extent)]] for extent in shape(node)]
         return torch.zeros(sizes, dtype=node.meta["val"].dtype)
 
 

@@ -30,7 +30,7 @@ def register() -> None:
         cond, a, b = _get_inputs(context, node, expected=3)
         cond = cond if types.is_bool(cond.dtype) else mb.cast(x=cond, dtype="bool")
         a, b = promote_input_dtypes([a, b])
-        if not any(_covers(one, cond) for one in (a, b)):
+        if not any(_covers(choice, cond) for choice in (a, b)):
             a = _spread(mb, types, a, cond)
         context.add(mb.select(cond=cond, a=a, b=b, name=node.name))
 

@@ -38,13 +38,13 @@ def rewrite(module: GraphModule, graph: Graph, largest: Mapping[str, int], lengt
     """
     _drop_assertions(module)
     _plain_logic(module)
-    found = {"shared": _shared(module), "norms": _norms(module), "masks": _masks(module), **Folding(module, graph, largest, length).fold()}
-    found |= {"true": _true(module), "sizes": _sizes(module)}
+    counts = {"shared": _shared(module), "norms": _norms(module), "masks": _masks(module), **Folding(module, graph, largest, length).fold()}
+    counts |= {"true": _true(module), "sizes": _sizes(module)}
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.graph.lint()
     module.recompile()
-    return found
+    return counts
 
 
 def _drop_assertions(module: GraphModule) -> None:
@@ -68,7 +68,7 @@ def _shared(module: GraphModule) -> int:
         if not isinstance(tensor, torch.nn.Parameter) or tensor.ndim < 2:
             continue
         alike = kept.setdefault(tuple(tensor.shape), [])
-        same = next((one for one, other in alike if torch.equal(other, tensor)), None)
+        same = next((twin for twin, other in alike if torch.equal(other, tensor)), None)
         if same is None:
             alike.append((node, tensor))
         else:
@@ -81,13 +81,13 @@ def _shared(module: GraphModule) -> int:
 def _norms(module: GraphModule) -> int:
     """x · rsqrt(mean(x²) + ε) as y · rsqrt(mean(y²) + (√ε / s)²) with y = x / s, s the largest |x|: all of it between 0 and about 1."""
     count = 0
-    for node in [one for one in module.graph.nodes if one.target is aten.rsqrt.default]:
+    for node in [root for root in module.graph.nodes if root.target is aten.rsqrt.default]:
         squares = _mean_of_squares(node)
         if squares is None:
             continue
         x, epsilon = squares
         products = [user for user in node.users if user.target is aten.mul.Tensor]
-        others = [next((one for one in user.all_input_nodes if one is not node), None) for user in products]
+        others = [next((operand for operand in user.all_input_nodes if operand is not node), None) for user in products]
         if len(products) != len(node.users) or any(other is None or _source(other) is not _source(x) for other in others):
             continue
         for product in products:
@@ -130,7 +130,7 @@ def _masks(module: GraphModule) -> int:
     count = 0
     for node in module.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "overloadpacket", None) in _HIDES:
-            given = tuple(HIDDEN if isinstance(one, float) and one < HIDDEN else one for one in node.args)
+            given = tuple(HIDDEN if isinstance(argument, float) and argument < HIDDEN else argument for argument in node.args)
             count += given != node.args
             node.args = given
     for _, tensor in attributes(module):
@@ -181,7 +181,7 @@ def _sizes(module: GraphModule) -> int:
 def _spreads(node: Node) -> bool:
     """Whether a node, and what reads it until it is added to scores, spreads what it is given to the others' sizes."""
     if node.target in (aten.add.Tensor, aten.mul.Tensor):
-        return any(shape(one) == shape(node) and one.target is not aten.expand.default for one in node.all_input_nodes)
+        return any(shape(operand) == shape(node) and operand.target is not aten.expand.default for operand in node.all_input_nodes)
     return node.target in _SPREADS and all(_spreads(user) for user in node.users)
 
 
@@ -192,6 +192,6 @@ def _source(node: Node) -> Node:
     return node
 
 
-def patterns(found: Mapping[str, int]) -> str:
+def patterns(counts: Mapping[str, int]) -> str:
     """What was rewritten, in words for a log."""
-    return ", ".join(f"{name} {count}" for name, count in found.items() if count) or "nothing"
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "nothing"

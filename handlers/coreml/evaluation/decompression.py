@@ -25,10 +25,10 @@ def blockwise(given: Given) -> np.ndarray:
     # Each axis becomes two, the blocks and what is in them, so that nothing is repeated in memory.
     split = [size for whole, blocks in zip(data.shape, scale.shape, strict=True) for size in (blocks, whole // blocks)]
     wide = [size for blocks in scale.shape for size in (blocks, 1)]
-    found = data.reshape(split)
+    values = data.reshape(split)
     if "offset" in given:
-        found = found - given["offset"].astype(np.float32).reshape(wide)
-    return (found * scale.reshape(wide)).reshape(data.shape)
+        values = values - given["offset"].astype(np.float32).reshape(wide)
+    return (values * scale.reshape(wide)).reshape(data.shape)
 
 
 def looked_up(given: Given) -> np.ndarray:
@@ -41,9 +41,9 @@ def looked_up(given: Given) -> np.ndarray:
     ahead = [2 * place for place in range(len(blocks))]
     behind = [2 * place + 1 for place in range(len(blocks))]
     grouped = indices.reshape(split).transpose(*ahead, *behind).reshape(int(np.prod(blocks)), -1).astype(np.int64)
-    found = np.take_along_axis(tables.reshape(-1, entries), grouped, axis=1)
-    found = found.reshape([split[place] for place in (*ahead, *behind)])
-    return found.transpose(np.argsort([*ahead, *behind])).reshape(indices.shape)
+    values = np.take_along_axis(tables.reshape(-1, entries), grouped, axis=1)
+    values = values.reshape([split[place] for place in (*ahead, *behind)])
+    return values.transpose(np.argsort([*ahead, *behind])).reshape(indices.shape)
 
 
 DECOMPRESSED: dict[str, Callable[[Given], np.ndarray]] = {

@@ -46,7 +46,7 @@ class Evaluator:
                 raise UnknownOperator(f"it has an operator {operator.kind} ({operator.outputs[0][0]}), which is not evaluated here")
             else:
                 self._steps.append(operator)
-        compressed = {one for operator in program.operators if operator.kind.startswith(PREFIX) for one in _names(operator)}
+        compressed = {name for operator in program.operators if operator.kind.startswith(PREFIX) for name in _names(operator)}
         used = {name for step in self._steps for name in _names(step)} | set(program.outputs)
         for name in compressed - used:
             del self._values[name]
@@ -72,13 +72,13 @@ class Evaluator:
 
     def _step(self, operator: Operator, values: dict[str, Any], states: dict[str, np.ndarray]) -> None:
         if operator.kind == "read_state":
-            found: Any = states[str(operator.inputs["input"][0])]
+            result: Any = states[str(operator.inputs["input"][0])]
         else:
             try:
-                found = KERNELS[operator.kind](_given(operator, values))
+                result = KERNELS[operator.kind](_given(operator, values))
             except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
                 raise Unsound(f"its operator {_called(operator)} can't be computed ({type(error).__name__}: {error})") from error
-        several = found if isinstance(found, list | tuple) else [found]
+        several = result if isinstance(result, list | tuple) else [result]
         for (name, kind), value in zip(operator.outputs, several, strict=False):
             values[name] = _stored(value, kind, _called(operator), rounds=operator.kind not in MOVES)
 
@@ -114,11 +114,11 @@ def half(array: np.ndarray) -> np.ndarray:
 
 def _given(operator: Operator, values: Mapping[str, Any]) -> dict[str, Any]:
     """The operator's inputs by name; a list where it takes several values under one name."""
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name, bounds in operator.inputs.items():
         arrays = [_value(bound, values) for bound in bounds]
-        found[name] = arrays if name == "values" else arrays[0]
-    return found
+        given[name] = arrays if name == "values" else arrays[0]
+    return given
 
 
 def _value(bound: Any, values: Mapping[str, Any]) -> Any:

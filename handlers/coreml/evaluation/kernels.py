@@ -139,8 +139,8 @@ for _name, _reduce in _REDUCTIONS.items():
 
 @_register("linear")
 def _linear(inputs: Inputs) -> Any:
-    found = inputs["x"] @ inputs["weight"].T
-    return found + inputs["bias"] if "bias" in inputs else found
+    product = inputs["x"] @ inputs["weight"].T
+    return product + inputs["bias"] if "bias" in inputs else product
 
 
 @_register("matmul")
@@ -172,19 +172,19 @@ def _attention(inputs: Inputs) -> Any:
 def _layer_norm(inputs: Inputs) -> Any:
     x, axes = inputs["x"], tuple(int(axis) for axis in inputs["axes"])
     centered = x - x.mean(axis=axes, keepdims=True)
-    found = centered / np.sqrt(np.square(centered).mean(axis=axes, keepdims=True) + inputs.get("epsilon", np.float32(1e-5)))
+    scaled = centered / np.sqrt(np.square(centered).mean(axis=axes, keepdims=True) + inputs.get("epsilon", np.float32(1e-5)))
     shape = tuple(size if place in {axis % x.ndim for axis in axes} else 1 for place, size in enumerate(x.shape))
-    found = found * inputs["gamma"].reshape(shape) if "gamma" in inputs else found
-    return found + inputs["beta"].reshape(shape) if "beta" in inputs else found
+    scaled = scaled * inputs["gamma"].reshape(shape) if "gamma" in inputs else scaled
+    return scaled + inputs["beta"].reshape(shape) if "beta" in inputs else scaled
 
 
 @_register("cumsum")
 def _cumsum(inputs: Inputs) -> Any:
     x, axis = inputs["x"], int(inputs.get("axis", 0))
     backwards = bool(inputs.get("reverse", False))
-    found = np.cumsum(np.flip(x, axis) if backwards else x, axis=axis, dtype=x.dtype)
-    found = found - (np.flip(x, axis) if backwards else x) if inputs.get("exclusive", False) else found
-    return np.flip(found, axis) if backwards else found
+    sums = np.cumsum(np.flip(x, axis) if backwards else x, axis=axis, dtype=x.dtype)
+    sums = sums - (np.flip(x, axis) if backwards else x) if inputs.get("exclusive", False) else sums
+    return np.flip(sums, axis) if backwards else sums
 
 
 @_register("topk")
@@ -265,10 +265,10 @@ def _slice_by_index(inputs: Inputs) -> Any:
         return inputs[name].tolist() if name in inputs else [default] * x.ndim
 
     begin, end, step = (given(name, default) for name, default in (("begin", 0), ("end", 0), ("stride", 1)))
-    from_start, to_end, one = (given(name, False) for name in ("begin_mask", "end_mask", "squeeze_mask"))
+    from_start, to_end, single = (given(name, False) for name in ("begin_mask", "end_mask", "squeeze_mask"))
     places: list[Any] = []
     for axis, size in enumerate(x.shape):
-        if one[axis]:
+        if single[axis]:
             places.append(int(begin[axis]))
             continue
         first = None if from_start[axis] else _place(begin[axis], size)
@@ -308,8 +308,8 @@ def _gather(inputs: Inputs) -> Any:
         return np.take(x, indices, axis=axis)
     flat = x.reshape(-1, *x.shape[batched:])
     rows = indices.reshape(-1, *indices.shape[batched:])
-    found = np.stack([np.take(one, row, axis=axis - batched) for one, row in zip(flat, rows, strict=True)])
-    return found.reshape(*x.shape[:batched], *found.shape[1:])
+    taken = np.stack([np.take(table, row, axis=axis - batched) for table, row in zip(flat, rows, strict=True)])
+    return taken.reshape(*x.shape[:batched], *taken.shape[1:])
 
 
 @_register("gather_along_axis")
@@ -326,8 +326,8 @@ def _gather_nd(inputs: Inputs) -> Any:
     if batched == 0:
         return x[_each(indices)]
     flat, rows = x.reshape(-1, *x.shape[batched:]), indices.reshape(-1, *indices.shape[batched:])
-    found = np.stack([one[_each(row)] for one, row in zip(flat, rows, strict=True)])
-    return found.reshape(*x.shape[:batched], *found.shape[1:])
+    taken = np.stack([table[_each(row)] for table, row in zip(flat, rows, strict=True)])
+    return taken.reshape(*x.shape[:batched], *taken.shape[1:])
 
 
 def _each(indices: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -350,8 +350,8 @@ def _range(inputs: Inputs) -> Any:
 def _one_hot(inputs: Inputs) -> Any:
     size, axis = int(inputs["one_hot_vector_size"]), int(inputs.get("axis", -1))
     hit = np.expand_dims(inputs["indices"], -1) == np.arange(size)
-    found: np.ndarray = np.asarray(np.where(hit, inputs.get("on_value", np.int32(1)), inputs.get("off_value", np.int32(0))))
-    return np.moveaxis(found, -1, axis)
+    hot: np.ndarray = np.asarray(np.where(hit, inputs.get("on_value", np.int32(1)), inputs.get("off_value", np.int32(0))))
+    return np.moveaxis(hot, -1, axis)
 
 
 @_register("band_part")

@@ -81,12 +81,12 @@ def read(path: Path) -> Program:
         raise Unreadable("its program has no operators")
     block = function.block_specializations[function.opset]
     weights = root / _MODEL
-    given = {one.name: one.type for one in function.inputs}
+    given = {port.name: port.type for port in function.inputs}
     states = {name: _type(kind.stateType.wrappedType) for name, kind in given.items() if kind.WhichOneof("type") == "stateType"}
     return Program(
         path=path, inputs={name: _type(kind) for name, kind in given.items() if name not in states}, states=states,
-        outputs=tuple(block.outputs), operators=tuple(_operator(one, weights) for one in block.operations),
-        shapes={one.name: _shapes(one.type.multiArrayType) for one in model.description.input},
+        outputs=tuple(block.outputs), operators=tuple(_operator(message, weights) for message in block.operations),
+        shapes={port.name: _shapes(port.type.multiArrayType) for port in model.description.input},
         specification=int(model.specificationVersion),
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def _model(path: Path, root: Path) -> Any:
 
 def _shapes(kind: Any) -> tuple[tuple[int, ...], ...]:
     if kind.WhichOneof("ShapeFlexibility") == "enumeratedShapes":
-        listed = [tuple(int(size) for size in one.shape) for one in kind.enumeratedShapes.shapes]
+        listed = [tuple(int(size) for size in choice.shape) for choice in kind.enumeratedShapes.shapes]
         return tuple(sorted(listed, key=lambda shape: (np.prod(shape), shape)))
     return (tuple(int(size) for size in kind.shape),)
 
@@ -115,19 +115,21 @@ def _type(kind: Any) -> Type:
     if kind.WhichOneof("type") != "tensorType":
         raise Unreadable(f"it holds a value of the kind {kind.WhichOneof('type')}, which is not known here")
     tensor = kind.tensorType
-    name = next(one.name for one in type(tensor).DESCRIPTOR.fields_by_name["dataType"].enum_type.values if one.number == tensor.dataType)
+    name = next(
+        entry.name for entry in type(tensor).DESCRIPTOR.fields_by_name["dataType"].enum_type.values if entry.number == tensor.dataType
+    )
     if name not in _NAMES:
         raise Unreadable(f"it holds a value of the type {name}, which is not known here")
-    sizes = tuple(int(one.constant.size) if one.WhichOneof("dimension") == "constant" else None for one in tensor.dimensions)
+    sizes = tuple(int(axis.constant.size) if axis.WhichOneof("dimension") == "constant" else None for axis in tensor.dimensions)
     return Type(_NAMES[name], sizes)
 
 
 def _operator(message: Any, weights: Path) -> Operator:
     if message.blocks:
         raise Unreadable(f"it has an operator {message.type} with a program of its own, which is not known here")
-    outputs = tuple((one.name, _type(one.type)) for one in message.outputs)
+    outputs = tuple((port.name, _type(port.type)) for port in message.outputs)
     inputs = {
-        name: tuple(_bound(one, weights) for one in argument.arguments) for name, argument in message.inputs.items()
+        name: tuple(_bound(binding, weights) for binding in argument.arguments) for name, argument in message.inputs.items()
     }  # fmt: skip
     value = _value(message.attributes["val"], weights) if message.type == "const" else None
     return Operator(str(message.type), inputs, outputs, value)
@@ -155,6 +157,6 @@ def _value(value: Any, weights: Path) -> Blob | np.ndarray:
     if field == "bytes":
         return unpacked(np.frombuffer(values, np.uint8), kind.dtype, shape)
     dtype = DTYPES.get(kind.dtype, np.str_ if kind.dtype == "string" else np.int8 if kind.dtype in BITS else None)
-    found = np.array(list(values), dtype)
+    array = np.array(list(values), dtype)
     # One number may stand for all.
-    return np.broadcast_to(found.reshape(()), shape) if found.size == 1 else found.reshape(shape)
+    return np.broadcast_to(array.reshape(()), shape) if array.size == 1 else array.reshape(shape)

@@ -29,21 +29,21 @@ FILE = "adapter.gguf"
 def write(folder: Path, base: ModelFolder, path: Path, title: str) -> dict[str, Any]:
     """Write the adapter of a folder; gives figures. Raises NotPossible."""
     adapter, config = read_adapter(folder), architectures.config_of(base)
-    found = architectures.find(config)
+    architecture = architectures.find(config)
     if config.get("quantization_config"):
         raise NotPossible("its base is stored in a quantized form, which no GGUF file of the base would have")
     factors = _plain(adapter, base)
-    names = gguf.get_tensor_name_map(found.kind, architectures.layers(config))
+    names = gguf.get_tensor_name_map(architecture.kind, architectures.layers(config))
     # An alpha of 0 means 1 to llama.cpp, and nothing at all to PEFT.
     alpha = adapter.plain_scale * int(adapter.config.get("r", 8)) or 1.0
-    writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[found.kind])
+    writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[architecture.kind])
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
     writer.add_name(title)
     written: list[np.ndarray] = []
-    for one in factors:
-        name, a, b = _pair(adapter, one, base, names, found, alpha)
+    for pair in factors:
+        name, a, b = _pair(adapter, pair, base, names, architecture, alpha)
         for part, values in (("lora_a", a), ("lora_b", b)):
             writer.add_tensor(f"{name}.{part}", np.ascontiguousarray(values))
             written.append(values)
@@ -65,28 +65,28 @@ def _plain(adapter: Adapter, base: ModelFolder) -> list[Factors]:
     changed = [name for name, key in keys.base.items() if not _same(adapter, key, name, base)]
     if more := [*keys.saved, *keys.tokens, *changed]:
         raise NotPossible(f"llama.cpp adds factors alone, and the adapter also brings {sorted(more)[0]}")
-    for one in keys.factors.values():
-        if one.roles.keys() != {"A", "B"} or one.nested:
-            raise NotPossible(f"what it does to {one.module} is more than a product of two factors")
+    for factors in keys.factors.values():
+        if factors.roles.keys() != {"A", "B"} or factors.nested:
+            raise NotPossible(f"what it does to {factors.module} is more than a product of two factors")
     return list(keys.factors.values())
 
 
 def _pair(
-    adapter: Adapter, one: Factors, base: ModelFolder, names: Any, found: Architecture, alpha: float
+    adapter: Adapter, factors: Factors, base: ModelFolder, names: Any, architecture: Architecture, alpha: float
 ) -> tuple[str, np.ndarray, np.ndarray]:
     """Name of the weight, A (rank × inputs) and B (outputs × rank) with the module's factor in it, fp32."""
-    weight = f"{one.module}.weight"
+    weight = f"{factors.module}.weight"
     name: str | None = names.get_name(weight, try_suffixes=(".weight",)) if weight in base.headers else None
     if name is None:
-        raise NotPossible(f"llama.cpp has no weight for its module {one.module}")
-    if len(base.headers[weight].shape) != 2 or ".experts." in one.module:
-        raise NotPossible(f"llama.cpp's weight for its module {one.module} is no plain matrix")
-    a, b = (_read(adapter, one.roles[role]) for role in "AB")
+        raise NotPossible(f"llama.cpp has no weight for its module {factors.module}")
+    if len(base.headers[weight].shape) != 2 or ".experts." in factors.module:
+        raise NotPossible(f"llama.cpp's weight for its module {factors.module} is no plain matrix")
+    a, b = (_read(adapter, factors.roles[role]) for role in "AB")
     if name == "output.weight" and base.config.get("tie_word_embeddings"):
         raise NotPossible("its base has one weight for the embeddings and for lm_head, and the adapter changes lm_head alone")
-    b = b * np.float32(adapter.scale(one.module) * len(a) / alpha)
-    part = architectures.part_of(weight, base.config, found)
-    if part.change is not None and part.whole and not (found.transposed and weight.endswith(found.transposed)):
+    b = b * np.float32(adapter.scale(factors.module) * len(a) / alpha)
+    part = architectures.part_of(weight, base.config, architecture)
+    if part.change is not None and part.whole and not (architecture.transposed and weight.endswith(architecture.transposed)):
         b = part.change(b)  # rows change places; the inputs do not
     return name, a, b
 

@@ -97,9 +97,9 @@ def experts(config: Json) -> int:
 
 def rope(config: Json) -> Json:
     """The rotary parameters of layers that see everything."""
-    found: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    found = found.get("full_attention", found)
-    return {"rope_theta": config.get("rope_theta", 10000.0), **found}
+    parameters: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters = parameters.get("full_attention", parameters)
+    return {"rope_theta": config.get("rope_theta", 10000.0), **parameters}
 
 
 def _experts(writer: gguf.GGUFWriter, config: Json) -> None:
@@ -195,13 +195,13 @@ BOUNDED = ("mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 def find(config: Json) -> Architecture:
     """The architecture of a model. Raises NotPossible."""
     kind = str(config.get("model_type"))
-    found = ARCHITECTURES.get(kind)
-    if found is None:
+    architecture = ARCHITECTURES.get(kind)
+    if architecture is None:
         raise NotPossible(f"models of the type {kind} are not written as GGUF; {', '.join(sorted(ARCHITECTURES))} are")
     used = config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function")
-    if used is not None and used not in found.activations:
-        raise NotPossible(f"its activation is {used}, and llama.cpp's {sorted(found.activations)[0]}")
-    return found
+    if used is not None and used not in architecture.activations:
+        raise NotPossible(f"its activation is {used}, and llama.cpp's {sorted(architecture.activations)[0]}")
+    return architecture
 
 
 def window(config: Json) -> int | None:
@@ -215,7 +215,7 @@ def window(config: Json) -> int | None:
     return int(used) if int(used) < positions(config) else None
 
 
-def describe(writer: gguf.GGUFWriter, config: Json, found: Architecture) -> None:
+def describe(writer: gguf.GGUFWriter, config: Json, architecture: Architecture) -> None:
     """Write the keys of the architecture. Raises NotPossible."""
     writer.add_block_count(layers(config))
     writer.add_context_length(min(positions(config), window(config) or positions(config)))
@@ -224,16 +224,16 @@ def describe(writer: gguf.GGUFWriter, config: Json, found: Architecture) -> None
     writer.add_feed_forward_length(int(inner))
     writer.add_head_count(heads(config))
     writer.add_vocab_size(int(config["vocab_size"]))
-    if found.layer_norm:
+    if architecture.layer_norm:
         writer.add_layer_norm_eps(float(config.get("layer_norm_epsilon") or config.get("layer_norm_eps") or 1e-5))
     else:
         writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
-    if found.kind is not gguf.MODEL_ARCH.GPT2:
+    if architecture.kind is not gguf.MODEL_ARCH.GPT2:
         writer.add_head_count_kv(int(config.get("num_key_value_heads") or heads(config)))
         writer.add_key_length(head_size(config))
         writer.add_value_length(head_size(config))
         _positions(writer, rope(config), config)
-    for keys in found.keys:
+    for keys in architecture.keys:
         keys(writer, config)
 
 
@@ -275,20 +275,20 @@ def frequencies(config: Json) -> np.ndarray | None:
     return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)
 
 
-def plan(config: Json, found: Architecture, shapes: dict[str, tuple[int, ...]]) -> Iterator[Planned]:
+def plan(config: Json, architecture: Architecture, shapes: dict[str, tuple[int, ...]]) -> Iterator[Planned]:
     """The tensors of the file, in the order of the model's. Raises NotPossible for a weight that llama.cpp does not know."""
-    names = gguf.get_tensor_name_map(found.kind, layers(config))
-    tied = bool(config.get("tie_word_embeddings", found.kind is gguf.MODEL_ARCH.GPT2))
+    names = gguf.get_tensor_name_map(architecture.kind, layers(config))
+    tied = bool(config.get("tie_word_embeddings", architecture.kind is gguf.MODEL_ARCH.GPT2))
     gathered: dict[str, dict[int, str]] = {}
     for source, shape in shapes.items():
-        if source.endswith((*found.left_out, "rotary_emb.inv_freq")) or (tied and source == "lm_head.weight"):
+        if source.endswith((*architecture.left_out, "rotary_emb.inv_freq")) or (tied and source == "lm_head.weight"):
             continue
-        if found.experts and ".experts." in source:
+        if architecture.experts and ".experts." in source:
             yield from _of_experts(source, shape, names, gathered, shapes, experts(config))
             continue
         name = _named(names, source)
-        transposed = bool(found.transposed) and source.endswith(found.transposed)
-        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (part_of(source, config, found),))
+        transposed = bool(architecture.transposed) and source.endswith(architecture.transposed)
+        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (part_of(source, config, architecture),))
     divisors = frequencies(config)
     if divisors is not None:
         yield Planned("rope_freqs.weight", divisors.shape, (), divisors)
@@ -301,13 +301,13 @@ def _named(names: Any, source: str) -> str:
     return name
 
 
-def part_of(source: str, config: Json, found: Architecture) -> Part:
+def part_of(source: str, config: Json, architecture: Architecture) -> Part:
     """A tensor of transformers as llama.cpp stores it."""
-    if found.transposed and source.endswith(found.transposed):
+    if architecture.transposed and source.endswith(architecture.transposed):
         return Part(source, lambda array: np.ascontiguousarray(array.T), whole=True)
-    if found.shift and source.endswith("norm.weight"):
-        return Part(source, lambda array: array + np.float32(found.shift))
-    if found.permuted and ".self_attn." in source:
+    if architecture.shift and source.endswith("norm.weight"):
+        return Part(source, lambda array: array + np.float32(architecture.shift))
+    if architecture.permuted and ".self_attn." in source:
         count = {"q_proj": heads(config), "k_proj": int(config.get("num_key_value_heads") or heads(config))}
         if (groups := count.get(source.rsplit(".", 2)[-2])) is not None:
             return Part(source, lambda array: permuted(array, groups), whole=True)
@@ -337,7 +337,7 @@ def _of_experts(
     known = gathered.setdefault(f"{before}.experts.{projection}", {})
     known[int(number)] = source
     if len(known) == count:
-        if {shapes[one] for one in known.values()} != {shape}:
+        if {shapes[tensor] for tensor in known.values()} != {shape}:
             raise NotPossible(f"its experts' {projection} differ in shape")
         parts = tuple(Part(known[number]) for number in range(count))
         yield Planned(_named(names, f"{before}.experts.{projection}"), (count, *shape), parts)

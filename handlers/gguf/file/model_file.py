@@ -27,11 +27,13 @@ class ModelFile:
         self.source, self._title, self._scratch = source, title, scratch
         self.folder = ModelFolder(source)
         self.config: Json = architectures.config_of(self.folder)
-        self.found = architectures.find(self.config)
+        self.architecture = architectures.find(self.config)
         self.weights = Weights(self.folder)
         try:
             self.writer("f32")  # what its configuration says comes first: it explains more than a name of a tensor
-            self.tensors = list(architectures.plan(self.config, self.found, {name: one.shape for name, one in self.folder.headers.items()}))
+            self.tensors = list(
+                architectures.plan(self.config, self.architecture, {name: info.shape for name, info in self.folder.headers.items()})
+            )
         except KeyError as error:
             raise NotPossible(f"its config.json does not say {error}") from error
 
@@ -55,12 +57,12 @@ class ModelFile:
 
     def writer(self, kind: str) -> gguf.GGUFWriter:
         """A writer with the keys of the model, without its vocabulary."""
-        writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[self.found.kind])
+        writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[self.architecture.kind])
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(self._title)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_file_type(writing.FILE_TYPES[kind][0])
-        architectures.describe(writer, self.config, self.found)
+        architectures.describe(writer, self.config, self.architecture)
         return writer
 
     def write(self, kind: str, path: Path, said: Callable[[float], None]) -> dict[str, int]:

@@ -86,7 +86,7 @@ def find(
         raise NotPossible(f"its tokenizer.json can't be read ({' '.join(str(error).split())[:160]})") from error
     plain.no_padding()
     plain.no_truncation()
-    added = sorted(str(one["content"]) for one in said.get("added_tokens", ()))
+    added = sorted(str(entry["content"]) for entry in said.get("added_tokens", ()))
     texts = (*TEXTS, *added, *(f"a {token}b {token}" for token in added[:50]))
     wanted = {text: list(plain.encode(text).ids) for text in texts}
     closest, differs = 0, "none was tried"
@@ -103,8 +103,8 @@ def find(
                 if wrong is None:
                     return candidate
                 if wrong >= closest:
-                    found = model.encode(texts[wrong])
-                    closest, differs = wrong, f"reads {texts[wrong]!r} as {found[:12]} instead of {wanted[texts[wrong]][:12]}"
+                    ids = model.encode(texts[wrong])
+                    closest, differs = wrong, f"reads {texts[wrong]!r} as {ids[:12]} instead of {wanted[texts[wrong]][:12]}"
         except library.Refused as error:
             differs = differs if closest else f"does not take it: {error}"
         finally:
@@ -152,9 +152,11 @@ def _tokens(said: Json, size: int, *, sentencepiece: bool = False) -> tuple[list
     if sentencepiece:
         named = [(token, number, _piece(token, unknown)) for token, number, _ in named]
     kinds = (gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL)
-    for one in said.get("added_tokens", ()):
-        kind = kinds[bool(one.get("special"))]
-        named.append((str(one["content"]), int(one["id"]), gguf.TokenType.UNKNOWN if sentencepiece and one["content"] == unknown else kind))
+    for entry in said.get("added_tokens", ()):
+        kind = kinds[bool(entry.get("special"))]
+        named.append(
+            (str(entry["content"]), int(entry["id"]), gguf.TokenType.UNKNOWN if sentencepiece and entry["content"] == unknown else kind)
+        )
     for token, number, kind in named:
         if number >= size:
             raise NotPossible(f"its tokenizer has the token {token!r} with the id {number:,}, and its embeddings have {size:,} rows")

@@ -68,7 +68,7 @@ def weights(path: Path) -> list[Tensor]:
     """The matrices of a file, each for each use: a table that is the head too, for both. UnreadableError for a type that is not known."""
     known = header.read(path)
     names = {entry.name for entry in known.entries}
-    found: list[Tensor] = []
+    matrices: list[Tensor] = []
     for tensor in stored.tensors(path, known):
         if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             continue
@@ -76,10 +76,10 @@ def weights(path: Path) -> list[Tensor]:
             raise UnreadableError(f"what the type {tensor.kind.name} of {tensor.name} may be is not known here")
         use: Use = "table" if tensor.name in TABLES else "product"
         places = _places(known.keys, tensor.name, len(tensor.rows))
-        found.append(Tensor(tensor.name, use, tensor.rows, tensor.kind, tensor.shape[-1], places))
+        matrices.append(Tensor(tensor.name, use, tensor.rows, tensor.kind, tensor.shape[-1], places))
         if tensor.name == TABLES[0] and HEAD not in names:
-            found.append(Tensor(tensor.name, "product", tensor.rows, tensor.kind, tensor.shape[-1]))
-    return found
+            matrices.append(Tensor(tensor.name, "product", tensor.rows, tensor.kind, tensor.shape[-1]))
+    return matrices
 
 
 def about(path: Path) -> tuple[str, int]:
@@ -157,7 +157,8 @@ def _nearest(
     weight may be anywhere. `lost` (S, B): what a block may have held whose scale came to 0."""
     block, values = 256 // scales.shape[1], gguf.quants.dequantize(data, kind)
     steps, start, zero, finest = (
-        np.repeat(one, block, axis=1).reshape(values.shape) for one in (scales, minima, lost, np.broadcast_to(np.abs(scale), scales.shape))
+        np.repeat(array, block, axis=1).reshape(values.shape)
+        for array in (scales, minima, lost, np.broadcast_to(np.abs(scale), scales.shape))
     )
     codes = (values + start) / np.where(steps == 0, 1, steps)
     near = np.where(steps == 0, zero, SLACK * np.abs(steps))

@@ -78,7 +78,7 @@ def outputs_of(session: onnxruntime.InferenceSession, call: Call, names: Sequenc
     present = [value.name.replace(PAST, "present.", 1) for value in past]
     rows = len(call.mask)
     cache = {value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), _DTYPES[value.type]) for value in past}
-    found, start = [], 0
+    outputs, start = [], 0
     for step in call.steps:
         end = start + step
         feeds = {name: feed[:, : end if name == "attention_mask" else None][:, 0 if name == "attention_mask" else start : end]
@@ -88,10 +88,10 @@ def outputs_of(session: onnxruntime.InferenceSession, call: Call, names: Sequenc
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0]
             raise GraphMismatchError(f"the graph does not take {rows} rows of {step} tokens after {start}: {first}") from None
-        found.append(dict(zip(names, answers[: len(names)], strict=True)))
+        outputs.append(dict(zip(names, answers[: len(names)], strict=True)))
         cache = dict(zip(cache, answers[len(names) :], strict=True))
         start = end
-    return found
+    return outputs
 
 
 def pieces(name: str, whole: np.ndarray, call: Call) -> list[np.ndarray]:
@@ -109,11 +109,11 @@ def real_rows(name: str, value: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def error(name: str, found: np.ndarray, wanted: np.ndarray, mask: np.ndarray) -> float:
-    """Largest |found − wanted| at real tokens over the largest |wanted|; infinity for other shapes and for what is not finite."""
-    if found.shape != wanted.shape:
+def error(name: str, actual: np.ndarray, wanted: np.ndarray, mask: np.ndarray) -> float:
+    """Largest |actual − wanted| at real tokens over the largest |wanted|; infinity for other shapes and for what is not finite."""
+    if actual.shape != wanted.shape:
         return float("inf")
-    first, second = (real_rows(name, value.astype(np.float32, copy=False), mask) for value in (found, wanted))
+    first, second = (real_rows(name, value.astype(np.float32, copy=False), mask) for value in (actual, wanted))
     largest = float(np.abs(first - second).max(initial=0.0)) / max(float(np.abs(second).max(initial=0.0)), 1e-9)
     return largest if np.isfinite(largest) else float("inf")
 
@@ -129,8 +129,8 @@ def errors(
     """Name → largest relative error of a graph's outputs over all calls; `wanted` has them over all tokens at once, a mapping a call."""
     largest = dict.fromkeys(names, 0.0)
     for call, whole in zip(made, wanted, strict=True):
-        found = outputs_of(session, call, names)
+        steps = outputs_of(session, call, names)
         for name in names:
-            for piece, answer, mask in zip(pieces(name, whole[name], call), found, step_masks(call), strict=True):
+            for piece, answer, mask in zip(pieces(name, whole[name], call), steps, step_masks(call), strict=True):
                 largest[name] = max(largest[name], error(name, answer[name], piece, mask))
     return largest

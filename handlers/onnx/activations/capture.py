@@ -51,8 +51,8 @@ def layers_of(model: torch.nn.Module, folder: Path) -> list[tuple[str, torch.nn.
     if not lists:
         cause = f"{architecture(folder)} has no list of {count} modules that are its layers"
         raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
-    name, found = min(lists, key=lambda pair: pair[0].count("."))
-    return [(f"{name}.{number}", layer) for number, layer in enumerate(found)]
+    name, layers = min(lists, key=lambda pair: pair[0].count("."))
+    return [(f"{name}.{number}", layer) for number, layer in enumerate(layers)]
 
 
 def chosen_layers(wanted: Literal["last", "all"] | tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -81,19 +81,19 @@ def sites(model: torch.nn.Module, folder: Path, options: OnnxOptions) -> tuple[t
     """The activations that the options ask for, in layer order, and how many layers the model has."""
     layers = layers_of(model, folder)
     numbers = chosen_layers(options.layers, len(layers))
-    found = [Site("embeddings", "embeddings", None, layers[0][0])] if "embeddings" in options.kinds else []
+    chosen = [Site("embeddings", "embeddings", None, layers[0][0])] if "embeddings" in options.kinds else []
     for number in numbers:
         name, layer = layers[number]
         if "hidden_states" in options.kinds:
-            found.append(Site(f"hidden_states.{number}", "hidden_states", number, name))
+            chosen.append(Site(f"hidden_states.{number}", "hidden_states", number, name))
         if "attentions" in options.kinds:
-            found.append(Site(f"attentions.{number}", "attentions", number, name))
+            chosen.append(Site(f"attentions.{number}", "attentions", number, name))
         if "mlp" in options.kinds:
-            found.append(Site(f"mlp.{number}", "mlp", number, _feed_forward(name, layer, folder)))
-    if not found:
+            chosen.append(Site(f"mlp.{number}", "mlp", number, _feed_forward(name, layer, folder)))
+    if not chosen:
         cause = "onnx.kinds and onnx.layers name no activation"
         raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, 'set onnx.kinds, for example to ["hidden_states"]', path=folder)
-    return tuple(found), len(layers)
+    return tuple(chosen), len(layers)
 
 
 def _tensor(value: Any) -> Any:

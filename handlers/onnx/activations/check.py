@@ -30,59 +30,59 @@ SUM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 def contract_violations(folder: Path, threads: int = 1) -> list[str]:
     """The violations of a folder's contract, one sentence each; Permanent when there is no contract or no graphs.json."""
     agreed, graphs = read(folder), graphset.read(folder)
-    found = _of_files(folder, agreed)
-    if found:
-        return found  # a damaged graph may not even load
+    violations = _of_files(folder, agreed)
+    if violations:
+        return violations  # a damaged graph may not even load
     try:
         session = open_session(folder / MODEL_FILE, threads)
     except RuntimeError as error:
         return [f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}"]
-    found += _of_ports(agreed, {value.name: (value.type, tuple(value.shape)) for value in session.get_outputs()})
-    if found:
-        return found
+    violations += _of_ports(agreed, {value.name: (value.type, tuple(value.shape)) for value in session.get_outputs()})
+    if violations:
+        return violations
     for call in calls_of(folder, graphs):
         try:
             steps = outputs_of(session, call, [output.name for output in agreed.outputs])
         except GraphMismatchError as error:
             return [str(error)]
-        found += _of_values(agreed, call, steps)
-    return list(dict.fromkeys(found))
+        violations += _of_values(agreed, call, steps)
+    return list(dict.fromkeys(violations))
 
 
 def _of_files(folder: Path, agreed: Contract) -> list[str]:
-    found = []
+    violations = []
     for promise in agreed.files:
         path = folder / promise.file
         if not path.is_file():
-            found.append(f"{promise.file} is missing")
+            violations.append(f"{promise.file} is missing")
         elif path.stat().st_size != promise.size:
-            found.append(f"{promise.file} has {path.stat().st_size:,} bytes, not {promise.size:,}")
+            violations.append(f"{promise.file} has {path.stat().st_size:,} bytes, not {promise.size:,}")
         elif hosted(path) != promise:
-            found.append(f"{promise.file} has other content than the contract says, or its hosting name does not match its content")
+            violations.append(f"{promise.file} has other content than the contract says, or its hosting name does not match its content")
     if content_version(agreed.outputs, agreed.files) != agreed.content:
-        found.append(f"the content version {agreed.content} is not that of the outputs and files listed")
-    return found
+        violations.append(f"the content version {agreed.content} is not that of the outputs and files listed")
+    return violations
 
 
 def _of_ports(agreed: Contract, ports: dict[str, tuple[str, tuple[int | str, ...]]]) -> list[str]:
-    found = []
+    violations = []
     for output in agreed.outputs:
         if output.name not in ports:
-            found.append(f"the graph has no output {output.name}")
+            violations.append(f"the graph has no output {output.name}")
             continue
         kind, shape = ports[output.name]
         if kind != _ORT_TYPES[output.dtype]:
-            found.append(f"{output.name} is a {kind}, not {output.dtype}")
+            violations.append(f"{output.name} is a {kind}, not {output.dtype}")
         if shape != output.shape:
-            found.append(f"{output.name} has the shape {list(shape)}, not {list(output.shape)}")
+            violations.append(f"{output.name} has the shape {list(shape)}, not {list(output.shape)}")
     named = {name for name in ports if name.split(".")[0] in MEANINGS}
-    return found + [
+    return violations + [
         f"the graph gives {name}, which is not in the contract" for name in sorted(named - {output.name for output in agreed.outputs})
     ]
 
 
 def _of_values(agreed: Contract, call: Call, steps: Sequence[dict[str, np.ndarray]]) -> list[str]:
-    found = []
+    violations = []
     past = 0
     for step, mask in zip(steps, step_masks(call), strict=True):
         rows, tokens = mask.shape
@@ -91,13 +91,13 @@ def _of_values(agreed: Contract, call: Call, steps: Sequence[dict[str, np.ndarra
             value = step[output.name]
             wanted = tuple(sizes.get(axis, -1) if isinstance(axis, str) else axis for axis in output.shape)
             if value.shape != wanted:
-                found.append(f"{output.name} comes out as {value.shape} for {rows} rows of {tokens} tokens after {past}, not {wanted}")
+                violations.append(f"{output.name} comes out as {value.shape} for {rows} rows of {tokens} tokens after {past}, not {wanted}")
             elif not np.isfinite(real_rows(output.name, value, mask)).all():
-                found.append(f"{output.name} holds values that are not finite")
+                violations.append(f"{output.name} holds values that are not finite")
             elif output.kind == "attentions":
-                found += _of_sums(output, value, mask)
+                violations += _of_sums(output, value, mask)
         past += tokens
-    return found
+    return violations
 
 
 def _of_sums(output: ActivationOutput, value: np.ndarray, mask: np.ndarray) -> list[str]:

@@ -54,14 +54,16 @@ def run_on_activations(stage: Run, context: StageContext, reporter: Reporter) ->
     made = graphset.read(staging)
     types = {port.name: port.dtype for port in made.graphs[0].outputs}
     before = contract.read(source)
-    outputs = tuple(one.model_copy(update={"dtype": types[one.name]}) for one in before.outputs)
+    outputs = tuple(activation.model_copy(update={"dtype": types[activation.name]}) for activation in before.outputs)
     agreed = contract.contract(staging, made.files, outputs, task=before.task, layers=before.layers)
     agreed.write(staging)
     if broken := contract_violations(staging, context.limits.threads):
         remedy = f"leave {context.stage} out, and keep the attempt's log"
         raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, "; ".join(broken), remedy, path=staging)
     sessions = [open_session(folder / MODEL_FILE, context.limits.threads) for folder in (staging, source)]
-    output.figures["activation_errors"] = drift(sessions[0], sessions[1], calls_of(staging, made), [one.name for one in outputs])
+    output.figures["activation_errors"] = drift(
+        sessions[0], sessions[1], calls_of(staging, made), [activation.name for activation in outputs]
+    )
     output.figures["content"] = agreed.content
     return output
 
@@ -73,8 +75,8 @@ def drift(
     squares = {name: np.zeros(2) for name in names}
     for call in made:
         steps = zip(outputs_of(session, call, names), outputs_of(exact, call, names), step_masks(call), strict=True)
-        for found, wanted, mask in steps:
+        for actual, wanted, mask in steps:
             for name in names:
-                first, second = (real_rows(name, value[name].astype(np.float64), mask) for value in (found, wanted))
+                first, second = (real_rows(name, value[name].astype(np.float64), mask) for value in (actual, wanted))
                 squares[name] += np.square(first - second).sum(), np.square(second).sum()
     return {name: float(np.sqrt(error / max(whole, 1e-30))) for name, (error, whole) in squares.items()}

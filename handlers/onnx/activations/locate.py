@@ -80,9 +80,9 @@ def _exposed(model: ir.Model, candidates: Sequence[ir.Value], scratch: Path, thr
     return session
 
 
-def add_outputs(model: ir.Model, found: Mapping[str, ir.Value], shapes: Mapping[str, Sequence[int | str]]) -> None:
+def add_outputs(model: ir.Model, values: Mapping[str, ir.Value], shapes: Mapping[str, Sequence[int | str]]) -> None:
     """Give the graph an output of each name, behind an Identity, so that inner names stay and two outputs may be one value."""
-    for name, value in found.items():
+    for name, value in values.items():
         node = ir.node("Identity", [value], name=f"output.{name}")
         (output,) = node.outputs
         output.name, output.type, output.shape = name, ir.TensorType(ir.DataType.FLOAT), ir.Shape(list(shapes[name]))

@@ -47,8 +47,8 @@ def ask_torch(folder: Path, graphs: GraphSet, context: StageContext) -> Torchs:
 
 def compare(path: Path, torchs: Torchs, threads: int) -> dict[str, float]:
     """Output → largest relative error against torch; GraphMismatchError above the tolerance."""
-    found = activations_calls.errors(open_session(path, threads), torchs.calls, torchs.answers, torchs.names)
-    worst = max(found, key=lambda name: found[name])
-    if found[worst] > TOLERANCE:
-        raise GraphMismatchError(f"{worst} differs from torch's by {found[worst]:.2g} of its largest value, more than {TOLERANCE:g}")
-    return found
+    errors = activations_calls.errors(open_session(path, threads), torchs.calls, torchs.answers, torchs.names)
+    worst = max(errors, key=lambda name: errors[name])
+    if errors[worst] > TOLERANCE:
+        raise GraphMismatchError(f"{worst} differs from torch's by {errors[worst]:.2g} of its largest value, more than {TOLERANCE:g}")
+    return errors

@@ -101,7 +101,7 @@ def try_strategies(
     untried = queue = list(strategies)
     while queue:
         strategy = queue[0]
-        untried = [one for one in untried if one is not strategy]
+        untried = [other for other in untried if other is not strategy]
         started = time.monotonic()
         try:
             return StrategyResult(strategy, attempt(strategy), failures)
@@ -135,8 +135,12 @@ def _next(left: Sequence[Strategy], failures: Sequence[StrategyFailure]) -> list
     telling = [failure.diagnosis.then for failure in reversed(failures) if failure.diagnosis.code != "not-installed"]
     wanted: list[Strategy] = []
     for names in telling or [None]:
-        chosen = left if names is None else sorted((one for one in left if one.name in names), key=lambda one: names.index(one.name))
-        wanted += [one for one in chosen if one not in wanted]
+        chosen = (
+            left
+            if names is None
+            else sorted((strategy for strategy in left if strategy.name in names), key=lambda strategy: names.index(strategy.name))
+        )
+        wanted += [strategy for strategy in chosen if strategy not in wanted]
     return wanted
 
 

@@ -115,7 +115,7 @@ def _export_and_write(
     reporter.progress(0.7, "saving the graph")
     files = {role: file for role, (file, _) in family.signatures(reference).items() if role in finished}
     written = graph_file.write(
-        {files[role]: one for role, one in finished.items()}, Path(context.staging), place_for(strategy, context, scratch)
+        {files[role]: graph for role, graph in finished.items()}, Path(context.staging), place_for(strategy, context, scratch)
     )
     graph_file.let_go((*exported.values(), *finished.values()))
     release(model)
@@ -130,10 +130,10 @@ def _export_chain(strategy: Strategy, family: Layered, context: StageContext, mo
     facts, signatures = metadata(context, opset, family.task), family.signatures(reference)
 
     def make(part: Part) -> Any:
-        one = strategy.export(Request(part, opset, scratch, context))
-        _tidied(one, opset)
-        _described(one, signatures[part.role][1], facts)
-        return one
+        graph = strategy.export(Request(part, opset, scratch, context))
+        _tidied(graph, opset)
+        _described(graph, signatures[part.role][1], facts)
+        return graph
 
     with rewritten(strategy.rewrite, model):
         written = family.write(model, reference, make, Path(context.staging))
@@ -143,26 +143,26 @@ def _export_chain(strategy: Strategy, family: Layered, context: StageContext, mo
     return _Exported(written, reference, opset, time.monotonic() - started)
 
 
-def _tidied(one: Any, opset: int) -> None:
-    if graph_file.opset(one) != opset:
-        raise OpsetMismatchError(f"the exporter wrote opset {graph_file.opset(one)} where {opset} was asked for")
-    graph_file.tidy(one)
+def _tidied(graph: Any, opset: int) -> None:
+    if graph_file.opset(graph) != opset:
+        raise OpsetMismatchError(f"the exporter wrote opset {graph_file.opset(graph)} where {opset} was asked for")
+    graph_file.tidy(graph)
 
 
-def _described(one: Any, signature: Signature, facts: dict[str, object]) -> None:
-    graph_file.fold_transposed_weights(one)
-    graph_file.name_axes(one, signature)
-    graph_file.describe(one, facts)
+def _described(graph: Any, signature: Signature, facts: dict[str, object]) -> None:
+    graph_file.fold_transposed_weights(graph)
+    graph_file.name_axes(graph, signature)
+    graph_file.describe(graph, facts)
 
 
 def _finished(exported: Graphs, family: Family, reference: Any, opset: int, facts: dict[str, object]) -> Graphs:
     """The graphs that are written: tidied, with named axes and facts about themselves."""
-    for one in exported.values():
-        _tidied(one, opset)
+    for graph in exported.values():
+        _tidied(graph, opset)
     finished = family.finish(exported)
     signatures = family.signatures(reference)
-    for role, one in finished.items():
-        _described(one, signatures[role][1], facts)
+    for role, graph in finished.items():
+        _described(graph, signatures[role][1], facts)
     return finished
 
 

@@ -147,8 +147,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
 def diagnose(error: BaseException) -> Diagnosis:
     """The diagnosis of an error; UNKNOWN if no row matches."""
     chain = _chain(error)
-    types = {base.__name__ for one in chain for base in type(one).__mro__}
-    text = "\n".join(str(one) for one in chain)
+    types = {base.__name__ for cause in chain for base in type(cause).__mro__}
+    text = "\n".join(str(cause) for cause in chain)
     for symptom in SYMPTOMS:
         if (not symptom.types or types & set(symptom.types)) and re.search(symptom.pattern, text, re.IGNORECASE):
             return symptom.diagnosis
@@ -156,9 +156,9 @@ def diagnose(error: BaseException) -> Diagnosis:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in found:
-        found.append(current)
+    while current is not None and current not in chain:
+        chain.append(current)
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return found
+    return chain

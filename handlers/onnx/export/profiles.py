@@ -47,8 +47,10 @@ def order(
     """The strategies that `profile` permits, best first: the one that is `wanted`, what worked before, else what the architecture wants,
     else the table's order."""
     permitted = set(PERMITTED[profile])
-    allowed = [one for one in strategies if permitted.issuperset(one.losses(opset, form)) and not (external and one.external)]
-    first = [one for one in allowed if one.name == wanted]
-    first += [one for one in allowed if known is not None and one.name == known.strategy and one not in first]
-    first += [one for one in allowed if experts and one.experts and one not in first]
-    return (*first, *(one for one in allowed if one not in first))
+    allowed = [
+        strategy for strategy in strategies if permitted.issuperset(strategy.losses(opset, form)) and not (external and strategy.external)
+    ]
+    first = [strategy for strategy in allowed if strategy.name == wanted]
+    first += [strategy for strategy in allowed if known is not None and strategy.name == known.strategy and strategy not in first]
+    first += [strategy for strategy in allowed if experts and strategy.experts and strategy not in first]
+    return (*first, *(strategy for strategy in allowed if strategy not in first))

@@ -117,12 +117,12 @@ print("the export works with random weights and these sizes")
 def write(target: Path, source: Path, failures: Sequence[StrategyFailure], opset: int, kind: str, versions: str) -> Path | None:
     """Write configuration and script into `target`; gives the script, or None when there is no attempt to reproduce."""
     table = {strategy.name: strategy for strategy in STRATEGIES}
-    told = [failure for failure in failures if failure.strategy in table and failure.diagnosis.code != "not-installed"]
-    if not told:
+    reproducible = [failure for failure in failures if failure.strategy in table and failure.diagnosis.code != "not-installed"]
+    if not reproducible:
         return None
-    plain = [failure for failure in told if _standalone(table[failure.strategy])]
+    plain = [failure for failure in reproducible if _standalone(table[failure.strategy])]
     alone = kind == "causal" and bool(plain)
-    failure = (plain if alone else told)[0]
+    failure = (plain if alone else reproducible)[0]
     strategy = table[failure.strategy]
     config = read_json(source / "config.json", OPERATION)
     target.mkdir(parents=True, exist_ok=True)

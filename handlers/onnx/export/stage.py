@@ -45,7 +45,9 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
         reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
 
     try:
-        climbed = try_strategies(strategies, lambda one: templated.build(one, family, context, reporter), path=str(source), on_failure=warn)
+        climbed = try_strategies(
+            strategies, lambda strategy: templated.build(strategy, family, context, reporter), path=str(source), on_failure=warn
+        )
     except AllStrategiesFailedError as error:
         if context.strategy != LAYER_BY_LAYER:
             raise
@@ -77,10 +79,10 @@ def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext
     """The fallbacks: another strategy than the first, and each property that this strategy gives up."""
     opset, strategy = context.work.export.opset, climbed.strategy
     reasons = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in climbed.failures)
-    found = [Fallback(wanted=first, taken=strategy.name, reason=reasons)] if climbed.failures else []
+    fallbacks = [Fallback(wanted=first, taken=strategy.name, reason=reasons)] if climbed.failures else []
     if not reasons and known is not None:
         reasons = "; ".join(f"{name}: {code}" for name, code in known.failed.items()) + " (at an earlier export with the same versions)"
-    found += forms(climbed.result.graphs.extra, context.work.options(OnnxOptions).layers_per_graph, climbed.result.undivided or reasons)
+    fallbacks += forms(climbed.result.graphs.extra, context.work.options(OnnxOptions).layers_per_graph, climbed.result.undivided or reasons)
     for loss in strategy.losses(opset, wanted_form(context)):
         wanted, taken = LOSSES[loss]
         if loss == "opset":
@@ -88,8 +90,8 @@ def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext
         limit = (
             f"{strategy.name} writes no newer one" if loss == "opset" and not strategy.other_opset else "no strategy that keeps it worked"
         )
-        found.append(Fallback(wanted=wanted, taken=taken, reason=f"{limit}: {reasons}" if reasons else limit))
-    return found
+        fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=f"{limit}: {reasons}" if reasons else limit))
+    return fallbacks
 
 
 def _figures(climbed: StrategyResult[Built], built: Built, name: str, staging: Path) -> dict[str, object]:
@@ -99,13 +101,13 @@ def _figures(climbed: StrategyResult[Built], built: Built, name: str, staging: P
         "task": built.graphs.task,
         "attention": climbed.strategy.attention,
         "opset": built.opset,
-        "nodes": sum(one.nodes for one in graphs),
+        "nodes": sum(graph.nodes for graph in graphs),
         "export_seconds": round(built.seconds, 3),
         "inputs": [port.name for port in graphs[0].inputs],
         "outputs": [port.name for port in graphs[0].outputs],
-        "graphs": {one.role: one.file for one in graphs},
+        "graphs": {graph.role: graph.file for graph in graphs},
         "graph_bytes": built.graphs.size(staging),
-        "external_data": any(one.data for one in graphs),
+        "external_data": any(graph.data for graph in graphs),
         "relative_error": built.error,
         "attempts": attempts(climbed, climbed.failures, round(built.seconds, 3)),
     }

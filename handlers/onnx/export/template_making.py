@@ -81,7 +81,7 @@ class Task:
         return Path(self.context.temporary) / f"template-{self.strategy.name}"
 
 
-def told(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """Why no template can be made, in one line."""
     if isinstance(error, Permanent):
         return f"the model cut down to a stand-in does not work: {error.fault.cause}"[:200]
@@ -89,42 +89,44 @@ def told(error: Exception) -> str:
     return (line if isinstance(error, NoTemplateError | NotRepeatableError) else f"{type(error).__name__}: {line}")[:200]
 
 
-def make(task: Task, found: layers.Outline | None, started: float) -> Template:
+def make(task: Task, outline: layers.Outline | None, started: float) -> Template:
     """Make the template: with the layers that stand for all if the model's repeat, else with all of them."""
-    why_whole = "" if found is not None else "the model's layers are not one list"
-    if found is not None:
+    why_whole = "" if outline is not None else "the model's layers are not one list"
+    if outline is not None:
         try:
-            return _with_fewer_tokens(task, started, found, _stacks(task, found))
+            return _with_fewer_tokens(task, started, outline, _stacks(task, outline))
         except FewLayersError:
             why_whole = "the model has few layers, or too many kinds"
         except (NotRepeatableError, NoTemplateError, Permanent, ValueError) as error:
-            why_whole = told(error)
+            why_whole = explain(error)
             task.reporter.warn(f"the layers of this model are not repeated from a few of them: {why_whole}")
     if ModelFolder(task.source).stored_bytes > WHOLE_LIMIT:
         raise NoTemplateError(f"{why_whole}, and a second copy of it with random weights would be too large")
-    return _with_fewer_tokens(task, started, found, (), why_whole=why_whole)
+    return _with_fewer_tokens(task, started, outline, (), why_whole=why_whole)
 
 
 def _with_fewer_tokens(
-    task: Task, started: float, found: layers.Outline | None, stacks: Sequence[Stack], *, why_whole: str = ""
+    task: Task, started: float, outline: layers.Outline | None, stacks: Sequence[Stack], *, why_whole: str = ""
 ) -> Template:  # fmt: skip
     """The template of a stand-in with a small vocabulary, if all else is as in the model, else with the model's."""
-    if found is not None and task.family.name in FEWER_TOKENS:
+    if outline is not None and task.family.name in FEWER_TOKENS:
         try:
-            return _traced(task, started, found, stacks, fewer_tokens=True, why_whole=why_whole)
+            return _traced(task, started, outline, stacks, fewer_tokens=True, why_whole=why_whole)
         except OtherSurroundingsError:
             pass
         except (Permanent, RuntimeError, ValueError) as error:  # something else has the vocabulary's size, for example
-            task.reporter.warn(f"the stand-in keeps the model's tokens: {told(error)}")
-    return _traced(task, started, found, stacks, why_whole=why_whole)
+            task.reporter.warn(f"the stand-in keeps the model's tokens: {explain(error)}")
+    return _traced(task, started, outline, stacks, why_whole=why_whole)
 
 
-def _stacks(task: Task, found: layers.Outline) -> tuple[Stack, ...]:
+def _stacks(task: Task, outline: layers.Outline) -> tuple[Stack, ...]:
     """Which layers of each list stand for all: all of them in a list that has few. FewLayersError where none is spared."""
     stacks = []
-    for one in found.lists:
-        kept = blocks.chosen(one.kinds, task.family.per_graph) if isinstance(task.family, Layered) else layers.chosen(one.kinds)
-        stacks.append(Stack(shallow.prefix_of(task.weights.infos, one), one.kinds, kept or tuple(range(one.depth))))
+    for layer_list in outline.lists:
+        kept = (
+            blocks.chosen(layer_list.kinds, task.family.per_graph) if isinstance(task.family, Layered) else layers.chosen(layer_list.kinds)
+        )
+        stacks.append(Stack(shallow.prefix_of(task.weights.infos, layer_list), layer_list.kinds, kept or tuple(range(layer_list.depth))))
     if all(stack.whole for stack in stacks):
         raise FewLayersError
     return tuple(stacks)
@@ -187,12 +189,12 @@ def _traced(
 
 def _check_blocks(chain: Blocks, graphs: GraphSet, staging: Path, finder: Finder) -> None:
     """NotRepeatableError unless blocks of one kind have the same graph, as it was traced: what is made of it later, time may decide."""
-    found = []
+    traced = []
     for graph in graphs.graphs:
         if block_number(graph.role) is not None:
             model = ir.load(staging / graph.file)
-            found.append((model, filling.find_sources(model, finder)))
-    chain.check_alike(found)
+            traced.append((model, filling.find_sources(model, finder)))
+    chain.check_alike(traced)
 
 
 def _all_blocks(
@@ -214,12 +216,12 @@ def _alike(task: Task, folder: Path, whole: layers.Outline, stacks: Sequence[Sta
     unless all else is like the model's."""
     model = task.family.load(folder, task.strategy.tracing)
     try:
-        found = layers.of_model(model)
-        kept = [stack.kept for stack in stacks] or [tuple(range(one.depth)) for one in whole.lists]
-        wanted = [[one.digests[layer] for layer in numbers] for one, numbers in zip(whole.lists, kept, strict=True)]
-        if found is None or not found.alike(wanted):
+        outline = layers.of_model(model)
+        kept = [stack.kept for stack in stacks] or [tuple(range(layer_list.depth)) for layer_list in whole.lists]
+        wanted = [[layer_list.digests[layer] for layer in numbers] for layer_list, numbers in zip(whole.lists, kept, strict=True)]
+        if outline is None or not outline.alike(wanted):
             raise NotRepeatableError("with fewer layers the model has other layers")
-        if found.around != whole.around:
+        if outline.around != whole.around:
             raise OtherSurroundingsError("with fewer layers the model is another one outside of them")
     except Exception:
         release(model)

@@ -31,7 +31,7 @@ from handlers.layerwise import passes, skeleton
 from handlers.models.folder import ModelFolder
 from handlers.onnx.export import building
 from handlers.onnx.export.building import Built
-from handlers.onnx.export.template_making import Task, make, told
+from handlers.onnx.export.template_making import Task, explain, make
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.templates import filling, layers
 from handlers.onnx.templates.shallow import NoTemplateError, NotTriedError
@@ -67,11 +67,11 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
         except OSError as error:
             if error.errno is not None:
                 raise
-            reason = told(error)
+            reason = explain(error)
         except NotTriedError as error:
-            reason, key = told(error), ""
+            reason, key = explain(error), ""
         except Exception as error:
-            reason = told(error)
+            reason = explain(error)
         finally:
             shutil.rmtree(Path(context.temporary) / f"template-{strategy.name}", ignore_errors=True)
         graph_file.clear(Path(context.staging))
@@ -106,14 +106,14 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
 
 def _build(task: Task, template: Template | None) -> Built:
     used = "kept" if template else "made"
-    found, reference, unread = _asked(task, look=template is None)
+    outline, reference, unread = _asked(task, look=template is None)
     task = replace(task, weights=Weights(task.source, unread), reference=reference)
     started = time.monotonic()
     if template is None:
         try:
-            template = make(task, found, started)
+            template = make(task, outline, started)
         except Permanent as error:  # what is wrong with the stand-in is no fault of the model
-            raise NoTemplateError(told(error)) from error
+            raise NoTemplateError(explain(error)) from error
         except OSError as error:  # tracing the model itself may need less
             raise NotTriedError(f"its stand-in could not be written: {error.strerror or error}") from error
     seconds = time.monotonic() - started
@@ -137,8 +137,8 @@ def _build(task: Task, template: Template | None) -> Built:
 
 def _numbers(kept: Mapping[str, Sequence[int]]) -> Any:
     """The numbers of the layers that were traced; of an encoder-decoder, those of each half under its name."""
-    found = {name: list(numbers) for name, numbers in kept.items()}
-    return found if len(found) > 1 else next(iter(found.values()), [])
+    traced = {name: list(numbers) for name, numbers in kept.items()}
+    return traced if len(traced) > 1 else next(iter(traced.values()), [])
 
 
 def _asked(task: Task, *, look: bool) -> tuple[layers.Outline | None, Any, Collection[str]]:
@@ -154,16 +154,16 @@ def _asked(task: Task, *, look: bool) -> tuple[layers.Outline | None, Any, Colle
         task.reporter.progress(0.05, f"running the model layer by layer for {task.strategy.name}")
         try:
             made = skeleton.build(task.source, task.family.task.name, attention=task.strategy.tracing.attention)
-            found = layers.of_model(made.model) if look else None
-            return found, passes.run(made, lambda model: family.refer(model, task.source)), made.unread
+            outline = layers.of_model(made.model) if look else None
+            return outline, passes.run(made, lambda model: family.refer(model, task.source)), made.unread
         except (Permanent, RuntimeError):
             if by_layers:
                 raise
     task.reporter.progress(0.05, f"loading the model for {task.strategy.name}")
     model = task.family.load(task.source, task.strategy.tracing)
-    found, reference = layers.of_model(model) if look else None, family.refer(model, task.source)
+    outline, reference = layers.of_model(model) if look else None, family.refer(model, task.source)
     release(model)
-    return found, reference, getattr(model, UNREAD, ())
+    return outline, reference, getattr(model, UNREAD, ())
 
 
 def _filled(task: Task, template: Template) -> GraphSet:

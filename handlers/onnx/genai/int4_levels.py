@@ -1,6 +1,6 @@
 """Which accuracy level an onnxruntime-genai graph with 4-bit weights runs at: the fastest that leaves its answers as they are.
 
-Called by `genai_int4` where `[onnx] accuracy_level` is -1. The reference is the same graph at level 1, which computes in fp32 with the
+Called by `int4` where `[onnx] accuracy_level` is -1. The reference is the same graph at level 1, which computes in fp32 with the
 dequantized weights: level 4 rounds activations to int8 as well, and has changed the most likely token of some models. On the CPU the
 levels between are level 1, so only these two are tried.
 """
@@ -92,13 +92,13 @@ def choose(trials: dict[int, LevelMeasurement], flips: int, by_rows: float) -> L
 def count_flips(calls: Sequence[GraphRun], session: onnxruntime.InferenceSession) -> int:
     """Positions at which the session's most likely token is another than the calls', where theirs leads by more than a near-tie."""
     deviation = max(float(np.concatenate([call.outputs["logits"].ravel() for call in calls]).std()), 1e-9)
-    found = 0
+    flips = 0
     for call in calls:
         wanted, got = call.outputs["logits"], run(session, call.feeds)["logits"]
         second, first = np.moveaxis(np.partition(wanted, -2, axis=-1)[..., -2:], -1, 0)
         clear = first - second > NEAR_TIE * deviation
-        found += int((clear & (wanted.argmax(-1) != got.argmax(-1))).sum())
-    return found
+        flips += int((clear & (wanted.argmax(-1) != got.argmax(-1))).sum())
+    return flips
 
 
 def play(session: onnxruntime.InferenceSession, ids: Sequence[int], width: int) -> list[GraphRun]:

@@ -147,7 +147,7 @@ def _tidy(context: StageContext, order: BuilderRequest) -> bool:
     make_readable(staging)
     genai_config.finish(staging)
     proto = onnx.load(staging / MODEL_FILE, load_external_data=False)
-    opset = next(one.version for one in proto.opset_import if one.domain == "")
+    opset = next(imported.version for imported in proto.opset_import if imported.domain == "")
     facts = metadata(context, opset, BY_NAME["text-generation"])
     facts |= {"ckptd.dtype": order.precision, "ckptd.builder": f"{LIBRARY} {importlib.metadata.version(LIBRARY)}"}
     # The builder writes the commit of whatever repository its installation lies in.
@@ -186,7 +186,7 @@ def _figures(source: Path, staging: Path, order: BuilderRequest) -> dict[str, ob
     return {
         "architecture": architecture(source),
         "precision": order.precision,
-        "opset": next(one.version for one in proto.opset_import if one.domain == ""),
+        "opset": next(imported.version for imported in proto.opset_import if imported.domain == ""),
         "nodes": len(proto.graph.node),
         "op_types": {name: counts[name] for name in sorted(counts) if name in ("GroupQueryAttention", "MatMul", "MatMulNBits")},
         "graph_bytes": sum((staging / name).stat().st_size for name in (MODEL_FILE, DATA_FILE)),

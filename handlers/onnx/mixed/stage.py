@@ -26,7 +26,7 @@ from handlers.graphs.graphset import Graph, GraphSet, read
 from handlers.graphs.rewriting import Counts, Lookup, Product
 from handlers.models.folder import ModelFolder
 from handlers.onnx.mixed.search import BudgetMissed, Choice, Cost, search
-from handlers.onnx.mixed.told import listed, told
+from handlers.onnx.mixed.summary import listed, summarize
 from handlers.onnx.mixed.trial import FULL, Trial
 from handlers.onnx.mixed.weights import Group, Weight, find, grouped
 from handlers.onnx.options import OnnxOptions
@@ -88,7 +88,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     output.figures["texts"] = tokens.figures
     for more, names in choice.raised.items():
         if names:
-            output.fallbacks.append(Fallback(wanted="4 bits in all layers", taken=f"{more} bits in {listed(names)}", reason=limits.told))
+            output.fallbacks.append(
+                Fallback(wanted="4 bits in all layers", taken=f"{more} bits in {listed(names)}", reason=limits.statement)
+            )
     return output
 
 
@@ -101,12 +103,12 @@ class _Limits:
         self.asked = f'export.target.size = "{target.size}"'
         if target.kl:
             self.divergence: float | None = target.kl
-            self.told = f"export.target.kl is {target.kl:g}"
+            self.statement = f"export.target.kl is {target.kl:g}"
         elif self.size is not None:
-            self.divergence, self.told = None, self.asked
+            self.divergence, self.statement = None, self.asked
         else:
             self.divergence = MARGIN * (limit.kl if limit else 0.05)
-            self.told = f"the divergence is to stay below {self.divergence:.3g} nats, {MARGIN:.0%} of the check's limit"
+            self.statement = f"the divergence is to stay below {self.divergence:.3g} nats, {MARGIN:.0%} of the check's limit"
 
 
 def _chosen(
@@ -116,7 +118,7 @@ def _chosen(
     costs = [Cost(group.name, {bits: sum(trial.bytes(key, bits) for key in group.keys) for bits in (4, 8, FULL)}) for group in groups]
     rest = max(0, source_bytes - sum(cost.bytes[FULL] for cost in costs))
     try:
-        found = search(
+        choice = search(
             costs, lambda bits: trial.divergence({key: bits[name] for name in bits for key in keys[name]}),
             divergence=limits.divergence, size=None if limits.size is None else limits.size - rest, known=known, look=look,
         )  # fmt: skip
@@ -131,10 +133,10 @@ def _chosen(
             )
         remedy = "raise export.target.size or export.target.kl"
         raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, remedy) from None
-    if set(found.bits.values()) == {FULL}:
-        cause = f"{limits.told}, and no layer can have fewer than 32 bits within that: the graphs would be those of onnx"
+    if set(choice.bits.values()) == {FULL}:
+        cause = f"{limits.statement}, and no layer can have fewer than 32 bits within that: the graphs would be those of onnx"
         raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, "raise export.target.kl, or deploy onnx")
-    return found
+    return choice
 
 
 def _without_zero_points(
@@ -149,12 +151,12 @@ def _without_zero_points(
     plain = {**schemes, 4: replace(schemes[4], symmetric=True)}
     bits = {key: 4 for group in groups for key in group.keys}
     trial.use(plain)
-    found = trial.divergence(bits)
-    if found > limits.divergence:
+    divergence = trial.divergence(bits)
+    if divergence > limits.divergence:
         trial.use(schemes)
         return choice, schemes
     size = sum(trial.bytes(key, 4) for key in bits)
-    return replace(choice, divergence=found, lowest=found, size=size, trials=choice.trials + 1), plain
+    return replace(choice, divergence=divergence, lowest=divergence, size=size, trials=choice.trials + 1), plain
 
 
 def schemes_of(context: StageContext) -> dict[int, Scheme]:
@@ -201,8 +203,8 @@ def written(
     """Write the graphs with each weight (by key) in so many bits into the staging folder, with the files beside them."""
     counts, asked = Counts(), context.work.options(OnnxOptions).accuracy_level
 
-    def transform(one: Graph, model: ir.Model) -> ir.Model:
-        own = {use.name: (weight.key, bits[weight.key]) for weight in weights for use in weight.uses if use.file == one.file}
+    def transform(graph: Graph, model: ir.Model) -> ir.Model:
+        own = {use.name: (weight.key, bits[weight.key]) for weight in weights for use in weight.uses if use.file == graph.file}
         counts.add(_Rewriter(model, trial, own, EXACT if asked < 0 else asked).rewrite())
         return model
 
@@ -213,7 +215,7 @@ def written(
 def _figures(choice: Choice, size: int, source: int, reused: bool) -> dict[str, object]:
     raised = choice.raised
     return {
-        "told": told(choice),
+        "told": summarize(choice),
         "kl_on_calibration": choice.divergence,
         "kl_with_4_bits_everywhere": choice.lowest,
         "sensitivity": {name: float(f"{value:.4g}") for name, value in sorted(choice.sensitivity.items(), key=lambda pair: -pair[1])},
@@ -229,8 +231,8 @@ def _described(choice: Choice, groups: list[Group], schemes: Mapping[int, Scheme
     """quantization.json."""
     return {
         "schemes": {
-            str(bits): {"block_size": one.block_size, "symmetric": one.symmetric, "algorithm": one.algorithm}
-            for bits, one in schemes.items()
+            str(bits): {"block_size": scheme.block_size, "symmetric": scheme.symmetric, "algorithm": scheme.algorithm}
+            for bits, scheme in schemes.items()
         },
         "divergence_nats": choice.divergence,
         "layers": [{"name": group.name, "bits": choice.bits[group.name], "weights": list(group.keys)} for group in groups],
@@ -244,7 +246,7 @@ class _Notes:
         seen = context.checkpoint
         key = digest_of([
             seen.root, seen.run, context.base, [[group.name, list(group.keys)] for group in groups],
-            [[bits, one.block_size, one.algorithm] for bits, one in schemes.items()], tokens.rows,
+            [[bits, scheme.block_size, scheme.algorithm] for bits, scheme in schemes.items()], tokens.rows,
         ])  # fmt: skip
         self._path = Path(context.cache) / "sensitivities" / f"{key}.json"
         self.taken = False
@@ -252,8 +254,8 @@ class _Notes:
     def known(self) -> dict[str, float] | None:
         """Group → divergence, of an earlier checkpoint; None where there is none that can be read."""
         try:
-            found = json.loads(self._path.read_bytes())
-            known = {str(name): float(value) for name, value in found.items()}
+            stored = json.loads(self._path.read_bytes())
+            known = {str(name): float(value) for name, value in stored.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return None
         self.taken = True

@@ -71,15 +71,16 @@ class Trial:
         """`schemes`: bits → how a weight is quantized to them. `rows`: the texts' token ids."""
         self._weights = {weight.key: weight for weight in weights}
         self.schemes, self._rows = schemes, [list(row) for row in rows]
-        self._values: dict[str, dict[str, onnxruntime.OrtValue]] = {one.file: {} for one in graphs.graphs}
-        self._chooses = any(port.name == "logits" for one in graphs.graphs for port in one.outputs)
+        self._values: dict[str, dict[str, onnxruntime.OrtValue]] = {graph.file: {} for graph in graphs.graphs}
+        self._chooses = any(port.name == "logits" for graph in graphs.graphs for port in graph.outputs)
         self._bits: dict[str, int] = {}
         self._blocks: dict[tuple[str, int], Blocks] = {}
         held = MappedWeights()
         for key in self._weights:
             self._set(key, FULL)
         self._player = Player(folder, graphs, threads, {
-            one.role: _Fed(folder / one.file, threads, set(self._values[one.file]), held, self._values[one.file]) for one in graphs.graphs
+            graph.role: _Fed(folder / graph.file, threads, set(self._values[graph.file]), held, self._values[graph.file])
+            for graph in graphs.graphs
         })  # fmt: skip
         self._wanted = self._answers()
 
@@ -111,8 +112,8 @@ class Trial:
         for mine, theirs in zip(self._wanted, self._answers(), strict=True):
             values = divergence(log_softmax(mine), log_softmax(theirs)) if self._chooses else _relative(mine, theirs)
             total, positions = total + float(values.sum()), positions + values.size
-        found = total / max(1, positions)
-        return found if np.isfinite(found) else float("inf")
+        mean = total / max(1, positions)
+        return mean if np.isfinite(mean) else float("inf")
 
     def _set(self, key: str, bits: int) -> None:
         if self._bits.get(key) == bits:

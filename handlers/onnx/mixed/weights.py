@@ -59,9 +59,9 @@ class Group:
 def find(folder: Path, graphs: GraphSet, merged: Path | None) -> list[Weight]:
     """The weights that products and lookups of the graphs read, in the order of the graphs. `merged`: the model's own folder."""
     names = _names(merged) if merged else {}
-    found: dict[str, Weight] = {}
-    for one in graphs.graphs:
-        model = ir.load(folder / one.file)
+    weights: dict[str, Weight] = {}
+    for graph in graphs.graphs:
+        model = ir.load(folder / graph.file)
         own = set(model.graph.initializers)
         uses = [(product.weight, not product.transposed, False) for product in find_products(model)]
         uses += [(lookup.table, False, True) for lookup in find_lookups(model)]
@@ -69,13 +69,13 @@ def find(folder: Path, graphs: GraphSet, merged: Path | None) -> list[Weight]:
             if value.name is None or value.name not in own:
                 continue  # of a branch alone
             array = array_of(value)
-            key = names.get(_signature(array)) or f"{one.file}:{value.name}"
-            weight = found.setdefault(key, Weight(key, array.T if turned else array))
+            key = names.get(_signature(array)) or f"{graph.file}:{value.name}"
+            weight = weights.setdefault(key, Weight(key, array.T if turned else array))
             weight.table = weight.table or table
-            use = Use(one.file, value.name, turned)
+            use = Use(graph.file, value.name, turned)
             if use not in weight.uses:
                 weight.uses.append(use)
-    return list(found.values())
+    return list(weights.values())
 
 
 def grouped(weights: Iterable[Weight]) -> list[Group]:
@@ -88,11 +88,11 @@ def grouped(weights: Iterable[Weight]) -> list[Group]:
 
 def layer_of(key: str) -> str:
     """The layer of a parameter as people read it; its own name where it belongs to none."""
-    found = _LAYER.match(key)
-    if found is None:
+    match = _LAYER.match(key)
+    if match is None:
         return key.removesuffix(".weight")
-    side = next((f"{part} " for part in ("encoder", "decoder") if part in found[1].split(".")), "")
-    return f"{side}layer {found[2]}"
+    side = next((f"{part} " for part in ("encoder", "decoder") if part in match[1].split(".")), "")
+    return f"{side}layer {match[2]}"
 
 
 _Signature = tuple[tuple[int, ...], bytes]
@@ -110,7 +110,7 @@ def _signed(shape: tuple[int, ...], diagonal: np.ndarray) -> _Signature:
 def _names(merged: Path) -> dict[_Signature, str]:
     """Signature → name of the model's matrices; without those that share one."""
     model = ModelFolder(merged)
-    found: dict[_Signature, str] = {}
+    names: dict[_Signature, str] = {}
     twice: set[_Signature] = set()
     for name, info in ({} if model.pickled else model.headers).items():
         if len(info.shape) != 2 or info.dtype not in _STORED:
@@ -120,7 +120,7 @@ def _names(merged: Path) -> dict[_Signature, str]:
         if info.dtype == "BF16":
             diagonal = (diagonal.astype(np.uint32) << 16).view(np.float32)
         signature = _signed(info.shape, diagonal)
-        if signature in found:
+        if signature in names:
             twice.add(signature)
-        found[signature] = name
-    return {signature: name for signature, name in found.items() if signature not in twice}
+        names[signature] = name
+    return {signature: name for signature, name in names.items() if signature not in twice}

@@ -68,8 +68,8 @@ _LARGE = 1024
 def only_less(model: ir.Model, before: ir.Model) -> bool:
     """Whether a graph has fewer nodes than before and none of another kind, and the same sizes of weights: it can't be slower then."""
     sizes = [
-        Counter((tuple(value.shape or ()), value.dtype) for value in one.graph.initializers.values() if _elements(value) >= _LARGE)
-        for one in (model, before)
+        Counter((tuple(value.shape or ()), value.dtype) for value in side.graph.initializers.values() if _elements(value) >= _LARGE)
+        for side in (model, before)
     ]
     now, then = operators(model), operators(before)
     return now < then and sizes[0] == sizes[1]
@@ -103,10 +103,10 @@ def settle(model: ir.Model, before: ir.Model, graph: Graph) -> None:
     model.metadata_props.clear()
     model.metadata_props.update(before.metadata_props)
     model.graph.name = before.graph.name
-    found = {value.name: value for value in model.graph.inputs}
-    lost = {value.name: value for value in before.graph.inputs if value.name not in found and not value.uses()}
-    order = [found.pop(value.name, None) or lost.get(value.name) for value in before.graph.inputs]
-    model.graph.inputs[:] = [*(_unread(value) if value.name in lost else value for value in order if value is not None), *found.values()]
+    inputs = {value.name: value for value in model.graph.inputs}
+    lost = {value.name: value for value in before.graph.inputs if value.name not in inputs and not value.uses()}
+    order = [inputs.pop(value.name, None) or lost.get(value.name) for value in before.graph.inputs]
+    model.graph.inputs[:] = [*(_unread(value) if value.name in lost else value for value in order if value is not None), *inputs.values()]
     kept = {value.name: value for value in (*before.graph.inputs, *before.graph.outputs)}
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.name in kept:
@@ -129,7 +129,7 @@ def check_kept(model: ir.Model, before: ir.Model, *, standard: bool, products: b
     if graphs_on_disk.opset(model) != graphs_on_disk.opset(before):
         raise UndoneError(f"opset {graphs_on_disk.opset(model)} instead of {graphs_on_disk.opset(before)}")
     for what in ("inputs", "outputs"):
-        names, wanted = ([value.name for value in getattr(one.graph, what)] for one in (model, before))
+        names, wanted = ([value.name for value in getattr(side.graph, what)] for side in (model, before))
         if names != wanted:
             lost, strange = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
             raise UndoneError(f"{what} changed: missing {lost}, unexpected {strange}" if lost or strange else f"{what} changed their order")
@@ -137,15 +137,15 @@ def check_kept(model: ir.Model, before: ir.Model, *, standard: bool, products: b
         raise UndoneError(f"operators that the standard does not have: {', '.join(sorted(added))}")
     if products:
         for what, find in (("products with a weight", find_products), ("tables", find_lookups)):
-            found, wanted_count = len(find(model)), len(find(before))
-            if found < wanted_count:
-                raise UndoneError(f"only {found} of {wanted_count} {what} can still be quantized")
+            count, wanted_count = len(find(model)), len(find(before))
+            if count < wanted_count:
+                raise UndoneError(f"only {count} of {wanted_count} {what} can still be quantized")
 
 
 def check_ports(session: onnxruntime.InferenceSession, graph: Graph) -> None:
     """UndoneError where onnxruntime reports other inputs or outputs, types or axes than graphs.json."""
-    for found, wanted in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
-        for value, port in zip(found, wanted, strict=True):
+    for values, wanted in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
+        for value, port in zip(values, wanted, strict=True):
             if value.name != port.name or tuple("" if size is None else size for size in value.shape) != port.shape:
                 raise UndoneError(f"{value.name} {value.shape} is in the place of {port.name} {list(port.shape)}")
 
@@ -190,12 +190,12 @@ class Arena:
         verdicts = {name: self._race(name, case, after, report, gain) for name, case in self._speed.items()} if timed else {}
         leeway = LEEWAY if buffers else 0.0
         slower = [
-            f"{name} {report.ms_before[name]} → {report.ms_after[name]} ms" for name, one in verdicts.items()
-            if one == "slower" and report.ms_after[name] > leeway * report.ms_before[name]
+            f"{name} {report.ms_before[name]} → {report.ms_after[name]} ms" for name, verdict in verdicts.items()
+            if verdict == "slower" and report.ms_after[name] > leeway * report.ms_before[name]
         ]  # fmt: skip
         if slower:
             raise UndoneError(f"slower: {', '.join(slower)}")
-        faster = sorted(name for name, one in verdicts.items() if one == "faster")
+        faster = sorted(name for name, verdict in verdicts.items() if verdict == "faster")
         if gain and not faster:
             raise UndoneError("no fewer nodes and not faster")
         report.reason = "; ".join(
@@ -207,11 +207,11 @@ class Arena:
         """Of one case; what the graph after it says goes to `answers`."""
         case = self._cases[number]
         expected = self._answers[number] if number in self._answers else self._run(self._before, case)
-        found = self._run(after, case)
-        for held, said in ((self._answers, expected), (answers, found)):
-            if sum(one.nbytes for one in said) <= HELD:
+        actual = self._run(after, case)
+        for held, said in ((self._answers, expected), (answers, actual)):
+            if sum(array.nbytes for array in said) <= HELD:
                 held[number] = said
-        error = difference(self.graph.outputs, expected, found, case)
+        error = difference(self.graph.outputs, expected, actual, case)
         if buffers and shared_buffers.takes(case.feeds):
             error = max(error, difference(self.graph.outputs, expected, shared_buffers.run(after, case.feeds), case))
         return error

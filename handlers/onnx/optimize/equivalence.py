@@ -25,10 +25,10 @@ def difference(ports: Sequence[Port], before: Sequence[np.ndarray], after: Seque
 
     Outputs at padding are not compared, since the output of a token that attends to nothing is undefined; they must be finite.
     """
-    return max((_one(port, old, new, case) for port, old, new in zip(ports, before, after, strict=True)), default=0.0)
+    return max((_compare(port, old, new, case) for port, old, new in zip(ports, before, after, strict=True)), default=0.0)
 
 
-def _one(port: Port, before: np.ndarray, after: np.ndarray, case: RandomInputs) -> float:
+def _compare(port: Port, before: np.ndarray, after: np.ndarray, case: RandomInputs) -> float:
     where = f"{port.name} of {case.label}"
     if before.shape != after.shape:
         raise UnequalError(f"{where} has the shape {list(after.shape)} instead of {list(before.shape)}")

@@ -115,7 +115,7 @@ def divide(subject: StepInput) -> ir.Model:
 
 def unflatten(subject: StepInput) -> ir.Model:
     """Products over rows that were flattened for them take the batch as it is: no shapes to compute around each."""
-    found = rules.UNFLATTEN.apply_to_model(subject.model)
-    if not found and FOLD in subject.idle:  # what follows has just been tried on this graph
+    changes = rules.UNFLATTEN.apply_to_model(subject.model)
+    if not changes and FOLD in subject.idle:  # what follows has just been tried on this graph
         return subject.model
     return ready(subject.model)

@@ -82,12 +82,12 @@ class Maker:
 
     def speed(self) -> dict[str, RandomInputs]:
         """ "prefill": many tokens at once; "decode": one token on top of a past. Either only where the graph does that."""
-        found = {}
+        cases = {}
         if not self.needs_past:
-            found["prefill"] = self.make(self._fitting(InputShape(1, PREFILL)), 1)
+            cases["prefill"] = self.make(self._fitting(InputShape(1, PREFILL)), 1)
         if self.cached:
-            found["decode"] = self.make(self._fitting(InputShape(1, 1, PAST)), 2)
-        return found
+            cases["decode"] = self.make(self._fitting(InputShape(1, 1, PAST)), 2)
+        return cases
 
     def _fitting(self, shape: InputShape) -> InputShape:
         """The shape within the positions that the model knows and the sizes that the graph fixes."""

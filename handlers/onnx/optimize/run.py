@@ -51,7 +51,7 @@ class Optimized:
     def figures(self) -> dict[str, object]:
         """For the stage's result."""
         return {
-            "nodes": [self.nodes_before, sum(one.nodes for one in self.graphs.graphs)],
+            "nodes": [self.nodes_before, sum(graph.nodes for graph in self.graphs.graphs)],
             "bytes": [self.bytes_before, self.bytes_after],
             "steps": [report.figures for report in self.reports],
         }
@@ -82,43 +82,43 @@ def optimize(
     `verify` compares a folder with the model itself and raises when they differ; what then makes it raise is undone too. `config` is the
     model's config.json. `tell` is called with the progress, 0 to 1.
     """
-    nodes, size = sum(one.nodes for one in graphs.graphs), graphs.size(folder)
+    nodes, size = sum(graph.nodes for graph in graphs.graphs), graphs.size(folder)
     steps = [step for step in options.steps if RANK[step.level] <= RANK[level]]
     if not steps and not options.trials:
         return Optimized(graphs, (), nodes, size, size)
     played: dict[str, list[RandomInputs]] = {}
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     try:
         played = _played(folder, graphs, options)
     except (UnplayedError, RuntimeError) as error:
-        told = (f"optimized graphs were compared only on random inputs: {_told(error)}",)
+        warnings = (f"optimized graphs were compared only on random inputs: {_describe(error)}",)
     bench = Bench(folder, graphs)
     reports: list[StepReport] = []
     errors: list[float] = []
     try:
-        for number, one in enumerate(graphs.graphs):
-            if one.role in options.without:
+        for number, graph in enumerate(graphs.graphs):
+            if graph.role in options.without:
                 continue
-            tell(number / len(graphs.graphs), f"optimizing {one.role}")
-            reports += _Work(bench, one, level, config, options, played.get(one.role, [])).run(steps, verify, errors)
+            tell(number / len(graphs.graphs), f"optimizing {graph.role}")
+            reports += _Work(bench, graph, level, config, options, played.get(graph.role, [])).run(steps, verify, errors)
     finally:
         files = bench.close()
     made = tuple(
-        one.model_copy(update={"nodes": files[one.file].nodes, "data": files[one.file].data}) for one in graphs.graphs
+        graph.model_copy(update={"nodes": files[graph.file].nodes, "data": files[graph.file].data}) for graph in graphs.graphs
     )  # fmt: skip
     optimized = graphs.model_copy(update={"graphs": made})
     optimized.write(folder)
-    return Optimized(optimized, tuple(reports), nodes, size, optimized.size(folder), errors[-1] if errors else None, told)
+    return Optimized(optimized, tuple(reports), nodes, size, optimized.size(folder), errors[-1] if errors else None, warnings)
 
 
 def _played(folder: Path, graphs: GraphSet, options: OptimizeOptions) -> dict[str, list[RandomInputs]]:
     """Role → what real texts feed it."""
-    found: dict[str, list[RandomInputs]] = {}
+    by_role: dict[str, list[RandomInputs]] = {}
     player = Player(folder, graphs, options.threads) if options.texts else None
     for number, ids in enumerate(options.texts):
         for call in player.play(ids) if player else ():
-            found.setdefault(call.role, []).append(RandomInputs(f"text {number + 1}", call.feeds))
-    return found
+            by_role.setdefault(call.role, []).append(RandomInputs(f"text {number + 1}", call.feeds))
+    return by_role
 
 
 class _Work:
@@ -144,7 +144,7 @@ class _Work:
             cases, size = [*maker.cases(), *self.texts], self.bench.size()
             arena = acceptance.Arena(self.path, self.graph, cases, maker.speed(), self.options.threads, size)
         except Exception as error:
-            return [StepReport(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
+            return [StepReport(self.graph.role, step.name, reason=f"not tried: {_describe(error)}") for step in steps]
         reports, history = [], []
         for step in steps:
             copy = self.bench.copy(self.graph.file)
@@ -188,7 +188,7 @@ class _Work:
         except NotForThisError as error:
             report.reason = f"not for this model: {error}"
         except Exception as error:
-            report.reason = _told(error)
+            report.reason = _describe(error)
         if candidate is not None and not report.kept:
             candidate.discard()
         report.seconds = round(time.monotonic() - started, 3)
@@ -221,7 +221,7 @@ class _Work:
                 report, copy = history.pop()
                 copy.take()
                 report.kept = report.good = False
-                report.reason = f"against the model itself: {_told(error)}"
+                report.reason = f"against the model itself: {_describe(error)}"
                 undone.append(report.name)
         return undone
 
@@ -239,7 +239,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     name = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
     return f"{name}{' '.join(lines[0].split())}"[:WIDTH]

@@ -50,8 +50,8 @@ class Bench:
 
     def __init__(self, folder: Path, graphs: GraphSet) -> None:
         self.folder = folder
-        self.files = [one.file for one in graphs.graphs]
-        self._whole = not any(one.data for one in graphs.graphs)
+        self.files = [graph.file for graph in graphs.graphs]
+        self._whole = not any(graph.data for graph in graphs.graphs)
         self._number = 0
         self.scratch = graphs_on_disk.fresh_folder(folder / SCRATCH)
         for name in self.files if self._whole else ():
@@ -91,7 +91,7 @@ class Bench:
 
     def weight_bytes(self, names: Iterable[str] | None = None) -> int:
         """Bytes of the weights that graphs refer to, each once."""
-        stored = (one for name in names or self.files for one in graphs_on_disk.external_tensors(self.folder / name))
+        stored = (tensor for name in names or self.files for tensor in graphs_on_disk.external_tensors(self.folder / name))
         places = {(info.location, info.offset): info.length for info in map(ExternalDataInfo, stored)}
         return sum(length or 0 for length in places.values())
 
@@ -148,11 +148,11 @@ def _key(tensor: ir.TensorProtocol) -> tuple[str, tuple[int, ...]]:
 
 def _stored(model: ir.Model) -> dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]]:
     """Type and shape → tensors of the graph that lie in files."""
-    found: dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]] = {}
+    tensors: dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]] = {}
     for value in shared_weights.initializers(model):
         if isinstance(value.const_value, ir.ExternalTensor):
-            found.setdefault(_key(value.const_value), []).append(value.const_value)
-    return found
+            tensors.setdefault(_key(value.const_value), []).append(value.const_value)
+    return tensors
 
 
 def _linked(value: ir.Value, known: dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]]) -> bool:

@@ -1,6 +1,6 @@
 """Which accuracy level MatMulNBits is run at, chosen by measurement: the fastest that is not worse than it must be.
 
-Called by `weight_only_stage` where `[onnx] accuracy_level` is -1. At level 4 onnxruntime rounds activations to int8 as well, which is
+Called by `weight_only` where `[onnx] accuracy_level` is -1. At level 4 onnxruntime rounds activations to int8 as well, which is
 faster on most processors and has cost some models their accuracy; at level 1 it computes in fp32. On the CPU the levels
 between are level 1.
 """
@@ -65,12 +65,12 @@ class LevelChoice:
     @property
     def figures(self) -> dict[str, object]:
         """As the stages' results state them."""
-        found: dict[str, object] = {
+        figures: dict[str, object] = {
             "accuracy_level": self.level,
             "accuracy_level_reason": self.reason,
-            "accuracy_level_trials": {str(level): one.figures for level, one in self.trials.items()},
+            "accuracy_level_trials": {str(level): measurement.figures for level, measurement in self.trials.items()},
         }
-        return found if self.by_rows is None else found | {"accuracy_level_error_by_rows": round(self.by_rows, 6)}
+        return figures if self.by_rows is None else figures | {"accuracy_level_error_by_rows": round(self.by_rows, 6)}
 
 
 def compare(calls: Iterable[GraphRun], answers: Iterable[dict[str, np.ndarray]]) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def measure(
     Of the times of the calls `timed`, else of all, the shortest counts; there are fewer rounds where they are long: what is looked for is a
     difference of a fifth.
     """
-    found = {}
+    measurements = {}
     for level, opened in levels.items():
         sessions = opened()
         error, agreement = compare(calls, (run(sessions[call.role], call.feeds) for call in calls))
@@ -136,9 +136,9 @@ def measure(
             for call in calls if timed is None else timed:
                 run(sessions[call.role], call.feeds)
             times.append(time.perf_counter() - started)
-        found[level] = LevelMeasurement(error, agreement, 1000 * min(times))
+        measurements[level] = LevelMeasurement(error, agreement, 1000 * min(times))
         del sessions
-    return found
+    return measurements
 
 
 def choose(trials: dict[int, LevelMeasurement], by_rows: float | None = None) -> LevelChoice:

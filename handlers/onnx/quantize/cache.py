@@ -98,14 +98,14 @@ def _cached(graphs: GraphSet) -> list[str]:
 
 def extents(player: Player, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
     """Input of a past → largest |x| of each channel of what texts leave there, (K heads of keys, H size of a head)."""
-    found: dict[str, np.ndarray] = {}
+    largest: dict[str, np.ndarray] = {}
     for row in rows:
         for call in player.play(row):
             for name, array in call.outputs.items():
                 if name.startswith("present."):
                     past, here = name.replace("present.", "past_key_values.", 1), np.abs(array).max(axis=(0, 2), initial=0.0)
-                    found[past] = np.maximum(found[past], here) if past in found else here
-    return found
+                    largest[past] = np.maximum(largest[past], here) if past in largest else here
+    return largest
 
 
 def _difference(staging: Path, before: GraphSet, after: GraphSet, rows: Sequence[Sequence[int]], threads: int) -> tuple[float, float]:

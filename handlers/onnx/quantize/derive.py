@@ -41,15 +41,15 @@ def derive(
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
     source = read(folder)
     models: dict[str, ir.Model] = {}
-    for number, one in enumerate(source.graphs):
-        reporter.progress(0.05 + 0.65 * number / len(source.graphs), f"{doing}: {one.role}")
-        models[one.file] = transform(one, ir.load(folder / one.file))
-        if quantized and _wants_operator(context) and one.role in marks.roles(source.extra, marks.PROVED):
+    for number, graph in enumerate(source.graphs):
+        reporter.progress(0.05 + 0.65 * number / len(source.graphs), f"{doing}: {graph.role}")
+        models[graph.file] = transform(graph, ir.load(folder / graph.file))
+        if quantized and _wants_operator(context) and graph.role in marks.roles(source.extra, marks.PROVED):
             with contextlib.suppress(OtherFormError):
-                models[one.file] = fuse(models[one.file])
-        graph_file.describe(models[one.file], {"ckptd.dtype": dtype})
+                models[graph.file] = fuse(models[graph.file])
+        graph_file.describe(models[graph.file], {"ckptd.dtype": dtype})
     reporter.progress(0.7, "saving the graphs")
-    extra = marks.marked(source.extra, shared=sharing({one.role: models[one.file] for one in source.graphs}))
+    extra = marks.marked(source.extra, shared=sharing({graph.role: models[graph.file] for graph in source.graphs}))
     written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
     models.clear()
     gc.collect()  # graphs are cycles of references, and hold their weights
@@ -57,7 +57,7 @@ def derive(
         check_form(path)
     files = {name: graph_file.place(path, staging) for name, path in written.items()}
     reporter.progress(0.85, "checking the graphs")
-    graphs = tuple(_checked(one, files[one.file], context.limits.threads, operation) for one in source.graphs)
+    graphs = tuple(_checked(graph, files[graph.file], context.limits.threads, operation) for graph in source.graphs)
     made = source.model_copy(update={"graphs": graphs, "dtype": dtype, "extra": extra})
     copy_beside(folder, staging, source)
     made.write(staging)

@@ -49,13 +49,13 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     calls = _calls(context, source, output)
     peaks: dict[str, float] = {}
 
-    def halve(one: Graph, model: ir.Model) -> ir.Model:
-        names = [port.name for port in one.outputs]
+    def halve(graph: Graph, model: ir.Model) -> ir.Model:
+        names = [port.name for port in graph.outputs]
         wide = frozenset(names if SENTENCE_OUTPUT in names else (name for name in names if name.endswith("logits")))
-        found = _overflowing(context, one, model, calls)
-        peaks.update(found)
+        overflowing = _overflowing(context, graph, model, calls)
+        peaks.update(overflowing)
         # Which values stay in fp32 is known of the standard's operators.
-        converted.append(HalfRewriter(spell_out(model), wide, frozenset(found)).rewrite())
+        converted.append(HalfRewriter(spell_out(model), wide, frozenset(overflowing)).rewrite())
         return model
 
     made = derive(context, reporter, halve, dtype="float16", operation=OPERATION, doing="turning weights into fp16", quantized=False)
@@ -77,34 +77,34 @@ def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list
         return []
 
 
-def _overflowing(context: StageContext, one: Graph, model: ir.Model, calls: list[GraphRun]) -> dict[str, float]:
+def _overflowing(context: StageContext, graph: Graph, model: ir.Model, calls: list[GraphRun]) -> dict[str, float]:
     """Value → its largest size, of those that come near the end of fp16's range in the fp32 graph.
 
     Measured there, since on a CPU onnxruntime computes many fp16 nodes in fp32 and would not show it.
     """
-    here = [call for call in calls if call.role == one.role]
+    here = [call for call in calls if call.role == graph.role]
     if not here:
         return {}
     names = [value.name or "" for node in model.graph for value in node.outputs if value.dtype == ir.DataType.FLOAT]
-    path = Path(context.inputs["onnx"]) / one.file
+    path = Path(context.inputs["onnx"]) / graph.file
     seen = watch(path, names, here, Path(context.temporary) / "peaks", threads=context.limits.threads, extremes_only=True)
     sizes = {name: max(-activation.lowest, activation.highest) for name, activation in seen.items()}
     return {name: size for name, size in sizes.items() if size > HEADROOM * LARGEST}
 
 
 def _figures(converted: list[Converted], made: GraphSet, size: int, source_bytes: int) -> dict[str, object]:
-    kept = sum((one.kept_nodes for one in converted), start=type(converted[0].kept_nodes)())
+    kept = sum((conversion.kept_nodes for conversion in converted), start=type(converted[0].kept_nodes)())
     return {
-        "converted_tensors": sum(one.weights for one in converted),
+        "converted_tensors": sum(conversion.weights for conversion in converted),
         "kept_fp32_nodes": sum(kept.values()),
         "kept_fp32": dict(sorted(kept.items())),
-        "kept_fp32_weights": sum(len(one.too_large) for one in converted),
-        "casts": sum(one.casts for one in converted),
-        "flushed_to_zero": sum(one.flushed for one in converted),
+        "kept_fp32_weights": sum(len(conversion.too_large) for conversion in converted),
+        "casts": sum(conversion.casts for conversion in converted),
+        "flushed_to_zero": sum(conversion.flushed for conversion in converted),
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
-        "external_data": any(one.data for one in made.graphs),
-        "nodes": sum(one.nodes for one in made.graphs),
+        "external_data": any(graph.data for graph in made.graphs),
+        "nodes": sum(graph.nodes for graph in made.graphs),
     }
 
 
@@ -113,10 +113,10 @@ def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutp
         name = max(peaks, key=lambda name: peaks[name])
         text = f"{len(peaks)} values come close to the limit of fp16's range ({name} reached {peaks[name]:.3g}): their nodes stay fp32"
         output.warnings.append(text)
-    too_large = sorted({name for one in converted for name in one.too_large})
+    too_large = sorted({name for conversion in converted for name in conversion.too_large})
     if too_large:
         output.warnings.append(f"{len(too_large)} weights hold values beyond fp16's range and stay fp32, for example {too_large[0]}")
-    flushed, elements = sum(one.flushed for one in converted), sum(one.elements for one in converted)
+    flushed, elements = sum(conversion.flushed for conversion in converted), sum(conversion.elements for conversion in converted)
     if elements and flushed > FLUSHED * elements:
         output.warnings.append(f"{flushed / elements:.1%} of the weights are too small for fp16 and became zero")
     ratio = output.figures["size_ratio_to_onnx"]

@@ -52,8 +52,8 @@ def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True
     def turn(start: int) -> None:
         part = (slice(None),) * channel + (slice(start, start + step),)
         block = np.ascontiguousarray(weight[part] if channel else weight[part].T)
-        scales[start : start + step] = found = _scales(block, multiplied=multiplied)
-        rounded = block / found
+        scales[start : start + step] = block_scales = _scales(block, multiplied=multiplied)
+        rounded = block / block_scales
         np.rint(rounded, out=rounded)
         np.copyto(values[part], rounded if channel else rounded.T, casting="unsafe")
 
@@ -83,14 +83,14 @@ def _largest_pairs(block: np.ndarray) -> np.ndarray:
     halves = np.pad(block, ((0, -len(block) % 4), (0, 0))) * np.float32(0.5)
     first, second, third, fourth = (halves[place::4] for place in range(4))
     sums = first + second, third + fourth
-    found = np.zeros(block.shape[1], np.float32)
+    largest = np.zeros(block.shape[1], np.float32)
     for better, sign in ((np.maximum, 1), (np.minimum, -1)):
         most = better(first, second)
         most += better(third, fourth)
         for other in sums:
             better(most, other, out=most)
-        np.maximum(found, sign * better.reduce(most, axis=0), out=found)
-    return found
+        np.maximum(largest, sign * better.reduce(most, axis=0), out=largest)
+    return largest
 
 
 class Int8Rewriter(Rewriter):

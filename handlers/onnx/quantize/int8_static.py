@@ -133,7 +133,7 @@ class _Chooser:
     """Quantizes one graph with either range and keeps the better one."""
 
     def __init__(self, context: StageContext, calibration: Calibration, source: GraphSet) -> None:
-        self._together = [one for one in source.graphs if one.role in ONE_DECODER]
+        self._together = [graph for graph in source.graphs if graph.role in ONE_DECODER]
         self._shared: dict[str, dict[str, Activation]] = {}
         self.counts = Counts()
         self.ranges: dict[str, str] = {}
@@ -142,53 +142,53 @@ class _Chooser:
         self._calibration = calibration
         self._scratch = Path(context.temporary) / "calibration"
 
-    def __call__(self, one: Graph, model: ir.Model) -> ir.Model:
-        path = Path(self._context.inputs["onnx"]) / one.file
-        seen = self._activations(one, model)
+    def __call__(self, graph: Graph, model: ir.Model) -> ir.Model:
+        path = Path(self._context.inputs["onnx"]) / graph.file
+        seen = self._activations(graph, model)
         ways = {"min-max": _ranges(seen, narrow=False), "percentile": _ranges(seen, narrow=True)}
-        errors = {name: self._error(one, path, ranges) for name, ranges in ways.items()}
+        errors = {name: self._error(graph, path, ranges) for name, ranges in ways.items()}
         best = min(errors, key=lambda name: errors[name])
-        if one.role in ONE_DECODER:
+        if graph.role in ONE_DECODER:
             best = next((way for role, way in self.ranges.items() if role in ONE_DECODER), best)
-        self.ranges[one.role] = best
-        self.errors[one.role] = {name: round(error, 6) for name, error in errors.items()}
+        self.ranges[graph.role] = best
+        self.errors[graph.role] = {name: round(error, 6) for name, error in errors.items()}
         self.counts.add(StaticRewriter(model, ways[best]).rewrite())
         return model
 
-    def _activations(self, one: Graph, model: ir.Model) -> Mapping[str, Activation]:
-        if len(self._together) < 2 or one.role not in ONE_DECODER:
-            return self._watched(one, [product.factor.name or "" for product in find_products(model)])
+    def _activations(self, graph: Graph, model: ir.Model) -> Mapping[str, Activation]:
+        if len(self._together) < 2 or graph.role not in ONE_DECODER:
+            return self._watched(graph, [product.factor.name or "" for product in find_products(model)])
         if not self._shared:
-            products = {graph.role: self._products(graph) for graph in self._together}
-            self._shared = {graph.role: self._watched(graph, products[graph.role].values()) for graph in self._together}
+            products = {half.role: self._products(half) for half in self._together}
+            self._shared = {half.role: self._watched(half, products[half.role].values()) for half in self._together}
             (first, keys), (second, others) = ((self._shared[role], by_key) for role, by_key in products.items())
             for key in keys.keys() & others.keys():
                 mine, theirs = first.get(keys[key]), second.get(others[key])
                 if mine is not None and theirs is not None and mine is not theirs:  # several products read one value
                     first[keys[key]] = second[others[key]] = mine.with_all_of(theirs)
-        return self._shared[one.role]
+        return self._shared[graph.role]
 
-    def _products(self, one: Graph) -> dict[tuple[str, int], str]:
+    def _products(self, graph: Graph) -> dict[tuple[str, int], str]:
         """Digest of a product's weight, and how many products before it have the same → the value that it multiplies."""
-        found: dict[tuple[str, int], str] = {}
-        for product in find_products(ir.load(Path(self._context.inputs["onnx"]) / one.file)):
+        factors: dict[tuple[str, int], str] = {}
+        for product in find_products(ir.load(Path(self._context.inputs["onnx"]) / graph.file)):
             assert product.weight.const_value is not None
             digest = hashlib.sha256(product.weight.const_value.numpy().tobytes()).hexdigest()
-            found[digest, sum(key[0] == digest for key in found)] = product.factor.name or ""
-        return found
+            factors[digest, sum(key[0] == digest for key in factors)] = product.factor.name or ""
+        return factors
 
-    def _watched(self, one: Graph, names: Iterable[str]) -> dict[str, Activation]:
-        calls = [call for call in self._calibration.measured if call.role == one.role]
-        path = Path(self._context.inputs["onnx"]) / one.file
+    def _watched(self, graph: Graph, names: Iterable[str]) -> dict[str, Activation]:
+        calls = [call for call in self._calibration.measured if call.role == graph.role]
+        path = Path(self._context.inputs["onnx"]) / graph.file
         return watch(path, names, calls, self._scratch, threads=self._context.limits.threads)
 
-    def _error(self, one: Graph, path: Path, ranges: Ranges) -> float:
+    def _error(self, graph: Graph, path: Path, ranges: Ranges) -> float:
         """Of the graph with such ranges against the fp32 one, on texts that were held out."""
         model = ir.load(path)
         StaticRewriter(model, ranges).rewrite()
-        target = fresh_folder(self._scratch) / one.file
-        ir.save(model, target, external_data=f"{one.file}.data")
-        calls = [call for call in self._calibration.held_out if call.role == one.role]
+        target = fresh_folder(self._scratch) / graph.file
+        ir.save(model, target, external_data=f"{graph.file}.data")
+        calls = [call for call in self._calibration.held_out if call.role == graph.role]
         session = open_session(target, self._context.limits.threads)
         error, _ = compare(calls, [run_graph(session, call.feeds) for call in calls])
         del session
@@ -220,8 +220,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         "calibration": {**calibration.tokens.figures, **_described(calibration, folder)},
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
-        "external_data": any(one.data for one in made.graphs),
-        "nodes": sum(one.nodes for one in made.graphs),
+        "external_data": any(graph.data for graph in made.graphs),
+        "nodes": sum(graph.nodes for graph in made.graphs),
     }
     output = StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
     keep_in_int8(context, reporter, source, made, output)
@@ -236,8 +236,8 @@ def _described(calibration: Calibration, folder: Path) -> dict[str, object]:
 
 
 def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
-    found, asked = tokens.figures, context.work.options(OnnxOptions).calibration_samples
-    texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), found["vocabulary_share"]
+    figures, asked = tokens.figures, context.work.options(OnnxOptions).calibration_samples
+    texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), figures["vocabulary_share"]
     warnings = []
     if texts < asked:
         warnings.append(

@@ -105,8 +105,8 @@ def _figures(counts: Counts, scheme: Scheme, size: int, source_bytes: int, made:
         "symmetric": scheme.symmetric and scheme.algorithm == "rtn",
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
-        "external_data": any(one.data for one in made.graphs),
-        "nodes": sum(one.nodes for one in made.graphs),
+        "external_data": any(graph.data for graph in made.graphs),
+        "nodes": sum(graph.nodes for graph in made.graphs),
     }
 
 

@@ -2,7 +2,7 @@
 
 Matrix products become onnxruntime's MatMulNBits, embedding tables GatherBlockQuantized. An output layer that is tied to the
 embedding shares its values, scales and zero points, which lie in the file once: both operators pack a row's blocks alike, and a
-Reshape takes the one's form to the other's. Called by `weight_only_stage`. Needs a runtime that has these operators.
+Reshape takes the one's form to the other's. Called by `weight_only` and the stage `onnx-mixed`. Needs a runtime that has these operators.
 """
 
 from __future__ import annotations

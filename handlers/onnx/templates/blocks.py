@@ -64,8 +64,8 @@ class Blocks:
 
     def check_alike(self, blocks: Sequence[tuple[ir.Model, Mapping[str, Source]]]) -> None:
         """NotRepeatableError unless the stand-in's blocks of one kind are the same graph. `blocks`: with the sources of their weights."""
-        for one, other in self.alike:
-            _check_same(blocks[one], blocks[other], self.stack, (one * self.per_graph, other * self.per_graph))
+        for first, other in self.alike:
+            _check_same(blocks[first], blocks[other], self.stack, (first * self.per_graph, other * self.per_graph))
 
     def copied(self, number: int, model: ir.Model, sources: Mapping[str, Source]) -> tuple[ir.Model, dict[str, Source]]:
         """Block `number` of the model, as a copy of the stand-in's block `model` that stands for it."""
@@ -83,10 +83,10 @@ class Blocks:
 
 
 def _check_same(
-    one: tuple[ir.Model, Mapping[str, Source]], other: tuple[ir.Model, Mapping[str, Source]], stack: Stack, firsts: tuple[int, int]
+    block: tuple[ir.Model, Mapping[str, Source]], other: tuple[ir.Model, Mapping[str, Source]], stack: Stack, firsts: tuple[int, int]
 ) -> None:  # fmt: skip
     """`firsts`: the number of each block's first layer in the stand-in."""
-    (model, sources), (like, like_sources) = one, other
+    (model, sources), (like, like_sources) = block, other
     nodes, others = list(model.graph), list(like.graph)
     ports, its_ports = (
         [counted(value.name, first) for values in (graph.inputs, graph.outputs) for value in values]

@@ -26,21 +26,21 @@ def finder_of(weights: Weights) -> Finder:
 
 def find_sources(model: ir.Model, finder: Finder) -> dict[str, Source]:
     """Initializer → the tensors that it comes from; what is not among them is a constant of the graph."""
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for value in initializers(model):
         tensor = value.const_value
         if tensor is not None and tensor.dtype == ir.DataType.FLOAT and value.name:
             source = finder.find(tensor.numpy())
             if source is not None:
-                found[value.name] = source
-    return found
+                sources[value.name] = source
+    return sources
 
 
 def resize(model: ir.Model, sources: Mapping[str, Source], small: int, size: int) -> dict[str, Source]:
     """Give a graph a vocabulary of `size` instead of `small`. ValueError where something else than shapes knows the old one."""
 
-    def new(one: int) -> int:
-        return size if one == small else one
+    def new(length: int) -> int:
+        return size if length == small else length
 
     for node in model.graph.all_nodes():
         for attribute in node.attributes.values():

@@ -56,7 +56,7 @@ class Outline:
 
     def alike(self, digests: Sequence[Sequence[str]]) -> bool:
         """Whether each list has the layers of these digests."""
-        return [list(one.digests) for one in self.lists] == [list(wanted) for wanted in digests]
+        return [list(layer_list.digests) for layer_list in self.lists] == [list(wanted) for wanted in digests]
 
 
 def of_model(model: torch.nn.Module) -> Outline | None:
@@ -64,19 +64,19 @@ def of_model(model: torch.nn.Module) -> Outline | None:
     encodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     lists = [
         (name, module) for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) > (0 if encodes else 1) and len({type(one) for one in module}) == 1
+        if isinstance(module, torch.nn.ModuleList) and len(module) > (0 if encodes else 1) and len({type(member) for member in module}) == 1
     ]  # fmt: skip
     outer = [(name, module) for name, module in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
     if len(outer) != (2 if encodes else 1):
         return None
-    found = []
+    layer_lists = []
     for name, layers in outer:
         known: dict[str, int] = {}
         listed = _listed(model, len(layers))
         kinds = tuple(known.setdefault(f"{signature(layer)} {more}", len(known)) for layer, more in zip(layers, listed, strict=True))
         digests = tuple(f"{signature(layer, alone=True)} {more}" for layer, more in zip(layers, listed, strict=True))
-        found.append(Layers(name, kinds, digests))
-    return Outline(tuple(found), _around(model, {name: len(layers) for name, layers in outer}))
+        layer_lists.append(Layers(name, kinds, digests))
+    return Outline(tuple(layer_lists), _around(model, {name: len(layers) for name, layers in outer}))
 
 
 def _around(model: Any, depths: Mapping[str, int]) -> str:
@@ -84,9 +84,9 @@ def _around(model: Any, depths: Mapping[str, int]) -> str:
     does that of the padding token in an embedding, which matters in training alone."""
     vocabulary = int(model.get_input_embeddings().num_embeddings)
     digest = hashlib.sha256()
-    for line in _told(model, True, skipped=tuple(depths)):
+    for line in _describe(model, True, skipped=tuple(depths)):
         key = line.partition(" = ")[0]
-        depth = "layer" in key and any(line.endswith(f" = {one}") for one in depths.values())
+        depth = "layer" in key and any(line.endswith(f" = {count}") for count in depths.values())
         if key not in (" padding_idx", " name_or_path") and not depth:
             digest.update(re.sub(rf"\b{vocabulary}\b", "V", line).encode() + b"\n")
     return digest.hexdigest()
@@ -105,14 +105,14 @@ def signature(layer: torch.nn.Module, *, alone: bool = False) -> str:
     `alone`: without what it has in common with the model's other layers, above all the configuration.
     """
     digest = hashlib.sha256()
-    for line in _told(layer, alone):
+    for line in _describe(layer, alone):
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
 
 
-def _told(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> Iterator[str]:
+def _describe(layer: torch.nn.Module, alone: bool, skipped: Sequence[str] = ()) -> Iterator[str]:
     for name, module in layer.named_modules():
-        if any(name == one or name.startswith(f"{one}.") for one in skipped):
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in skipped):
             continue
         yield f"{name}: {type(module).__module__}.{type(module).__qualname__} {module.training}"
         for key, value in sorted(vars(module).items()):
@@ -136,9 +136,9 @@ def _value(value: Any, alone: bool) -> str:
         content = hashlib.sha256(value.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
         return f"{value.dtype} {tuple(value.shape)} {content}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(one, alone) for one in value)}]"
+        return f"[{', '.join(_value(item, alone) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_value(one, alone)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {_value(item, alone)}' for key, item in value.items())}}}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
         return repr(value)
     if isinstance(value, functools.partial):
@@ -151,12 +151,14 @@ def _value(value: Any, alone: bool) -> str:
 
 def _held(function: Any, alone: bool) -> str:
     """What a function holds beside its code: the variables around it, and its defaults."""
-    found: list[Any] = [*(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values()]
+    held: list[Any] = [*(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values()]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # it has no value yet
-            found.append(cell.cell_contents)
+            held.append(cell.cell_contents)
     simple = [
-        one for one in found if one is None or isinstance(one, bool | int | float | complex | str | bytes | torch.Tensor | list | tuple)
+        value
+        for value in held
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.Tensor | list | tuple)
     ]
     return f" {_value(simple, alone)}" if simple else ""
 
@@ -174,15 +176,15 @@ def chosen(kinds: Sequence[int]) -> tuple[int, ...]:
     start = 0
     for kind, run in groupby(kinds):
         length = len(list(run))
-        after_itself = any(kinds[one] == kinds[other] == kind for one, other in pairwise(short[1:]))
+        after_itself = any(kinds[number] == kinds[other] == kind for number, other in pairwise(short[1:]))
         short += range(start, start + min(length, 3 if not start else 1 if after_itself else 2))
         start += length
     wanted = set(pairwise(kinds[1:]))
     repeated = {kind for kind in kinds[1:] if kinds[1:].count(kind) > 1}
     for count in range(2, len(short) + 1):
-        found = [*short[:count], *([depth - 1] if short[count - 1] != depth - 1 else [])]
-        if wanted <= {(kinds[one], kinds[other]) for one, other in pairwise(found[1:])} and all(
-            sum(kinds[one] == kind for one in found[1:]) > 1 for kind in repeated
+        choice = [*short[:count], *([depth - 1] if short[count - 1] != depth - 1 else [])]
+        if wanted <= {(kinds[number], kinds[other]) for number, other in pairwise(choice[1:])} and all(
+            sum(kinds[number] == kind for number in choice[1:]) > 1 for kind in repeated
         ):
-            return tuple(found) if len(found) <= MOST * depth else ()
+            return tuple(choice) if len(choice) <= MOST * depth else ()
     return ()

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from handlers.onnx.templates.sources import Source
 
 PORT = re.compile(r"^(past_key_values|present)\.(\d+)\.([\w.]+)$")
-"""The ports of a layer's cache, as `graphs.signature` and the family `seq2seq` name them."""
+"""The ports of a layer's cache, as `handlers.graphs.signature` and the family `seq2seq` name them."""
 SHARED = -1
 """The place of what stands before all layers."""
 
@@ -114,10 +114,10 @@ class _Graph:
     def layer_of(self, value: ir.Value) -> int:
         """The layer that a weight belongs to."""
         source = self.sources.get(value.name or "")
-        found = {self.stack.number(name) for name in source.tensors} if source is not None else {SHARED}
-        if len(found) != 1:
+        layers = {self.stack.number(name) for name in source.tensors} if source is not None else {SHARED}
+        if len(layers) != 1:
             raise NotRepeatableError(f"{value.name} is made of weights of several layers")
-        return found.pop()
+        return layers.pop()
 
     def label(self, value: ir.Value | None, layer: int) -> object:
         """See `label_of`."""
@@ -157,8 +157,8 @@ def check_plain(node: ir.Node) -> None:
 def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
     return tuple(
         sorted(
-            (name, repr(one.value.tobytes()) if one.type == ir.AttributeType.TENSOR else f"{one.type} {one.value}")
-            for name, one in node.attributes.items()
+            (name, repr(attribute.value.tobytes()) if attribute.type == ir.AttributeType.TENSOR else f"{attribute.type} {attribute.value}")
+            for name, attribute in node.attributes.items()
         )
     )
 
@@ -168,19 +168,19 @@ def kind_of(node: ir.Node) -> tuple[object, ...]:
     return node.domain, node.op_type, node.overload, len(node.inputs), len(node.outputs), _attributes(node)
 
 
-def _liken(graph: _Graph, one: int, other: int) -> tuple[_Likeness, list[ir.Node]]:
-    """Layer `one` as layer `other`, and the nodes of `other` that have no like in `one`."""
+def _liken(graph: _Graph, layer: int, other: int) -> tuple[_Likeness, list[ir.Node]]:
+    """Layer `layer` as layer `other`, and the nodes of `other` that have no like in `layer`."""
     likeness = _Likeness({}, {})
     left: dict[tuple[object, ...], list[ir.Node]] = {}
     for node in graph.layers[other]:
         left.setdefault(kind_of(node), []).append(node)
-    for node in graph.layers[one]:
+    for node in graph.layers[layer]:
         rest = left.get(kind_of(node), [])
-        found = next(((like, taken) for like in rest if (taken := _taken(graph, likeness, node, like, one, other)) is not None), None)
-        if found is None:
-            told = node.name or node.outputs[0].name
-            raise NotRepeatableError(f"{node.op_type} {told} of layer {one} has no like in layer {other}")
-        like, taken = found
+        match = next(((like, taken) for like in rest if (taken := _taken(graph, likeness, node, like, layer, other)) is not None), None)
+        if match is None:
+            name = node.name or node.outputs[0].name
+            raise NotRepeatableError(f"{node.op_type} {name} of layer {layer} has no like in layer {other}")
+        like, taken = match
         rest.remove(like)
         likeness.taken.update(taken)
         likeness.values.update(zip(node.outputs, like.outputs, strict=True))
@@ -189,12 +189,12 @@ def _liken(graph: _Graph, one: int, other: int) -> tuple[_Likeness, list[ir.Node
 
 
 def _taken(
-    graph: _Graph, likeness: _Likeness, node: ir.Node, like: ir.Node, one: int, other: int
+    graph: _Graph, likeness: _Likeness, node: ir.Node, like: ir.Node, layer: int, other: int
 ) -> dict[ir.Value, ir.Value] | None:  # fmt: skip
     """What two nodes that are alike take from outside of their layers; None if they are not alike."""
     taken: dict[ir.Value, ir.Value] = {}
     for value, wanted in zip(node.inputs, like.inputs, strict=True):
-        labels = graph.label(value, one), graph.label(wanted, other)
+        labels = graph.label(value, layer), graph.label(wanted, other)
         if labels != (None, None):
             if labels[0] != labels[1]:
                 return None
@@ -203,18 +203,20 @@ def _taken(
         if value in likeness.values:
             if likeness.values[value] is not wanted:
                 return None
-        elif graph.place[value] == one or graph.place[wanted] == other or likeness.taken.get(value, taken.get(value, wanted)) is not wanted:
+        elif (
+            graph.place[value] == layer or graph.place[wanted] == other or likeness.taken.get(value, taken.get(value, wanted)) is not wanted
+        ):
             return None
         else:
             taken[value] = wanted
-    return taken if all(_same_port(*pair, one, other) for pair in zip(node.outputs, like.outputs, strict=True)) else None
+    return taken if all(_same_port(*pair, layer, other) for pair in zip(node.outputs, like.outputs, strict=True)) else None
 
 
-def _same_port(value: ir.Value, wanted: ir.Value, one: int, other: int) -> bool:
+def _same_port(value: ir.Value, wanted: ir.Value, layer: int, other: int) -> bool:
     """Whether both are the same output of their layers' caches, or none. The last layer may give an output of the graph itself, which it is
     for no other layer."""
     ports = [each.is_graph_output() and PORT.match(each.name or "") is not None for each in (value, wanted)]
-    return counted(value.name, one) == counted(wanted.name, other) if all(ports) else not any(ports)
+    return counted(value.name, layer) == counted(wanted.name, other) if all(ports) else not any(ports)
 
 
 class _Likenesses:
@@ -252,13 +254,13 @@ class _Likenesses:
             if first > 1 and self.kinds[first - 1] == self.kinds[layer - 1] and self.moved(value, first - 1, layer - 1) is not wanted:
                 raise NotRepeatableError(f"layer {layer} takes {wanted.name}, and layer {first} something else")
 
-    def moved(self, value: ir.Value, one: int, other: int) -> ir.Value:
-        """A value of layer `one` as the value in its place in layer `other`, which is of the same kind."""
-        if one == other:
+    def moved(self, value: ir.Value, layer: int, other: int) -> ir.Value:
+        """A value of layer `layer` as the value in its place in layer `other`, which is of the same kind."""
+        if layer == other:
             return value
-        if 0 in (one, other) or self.kinds[one] != self.kinds[other]:
-            raise NotRepeatableError(f"layer {other} can't stand for layer {one}")
-        back = {like: mine for mine, like in self._of[one].values.items()}
+        if 0 in (layer, other) or self.kinds[layer] != self.kinds[other]:
+            raise NotRepeatableError(f"layer {other} can't stand for layer {layer}")
+        back = {like: mine for mine, like in self._of[layer].values.items()}
         return self._of[other].values[back[value]]
 
 
@@ -308,12 +310,12 @@ class _Repeater:
 
         self._emit(self.likes.after, ends, of_last, str)
         names = [value.name or "" for value in before.outputs if not PORT.match(value.name or "")]
-        found = {value.name: ends[value] if value in ends else of_last(value) for value in before.outputs if value.name in names}
-        for name, value in found.items():
+        named = {value.name: ends[value] if value in ends else of_last(value) for value in before.outputs if value.name in names}
+        for name, value in named.items():
             value.name = name
         kinds = [port[3] for value in before.outputs if (port := PORT.match(value.name or "")) and int(port[2]) == 0]
         listed = [
-            *(found[name] for name in names),
+            *(named[name] for name in names),
             *(outputs[f"present.{layer}.{kind}"] for layer in range(len(stands)) for kind in kinds),
         ]
         graph = ir.Graph(
@@ -325,8 +327,8 @@ class _Repeater:
 
     def _ports(self) -> dict[str, ir.Value]:
         """Kind of a cache's port → that of the first layer."""
-        found = [(value, PORT.match(value.name or "")) for value in self.graph.model.graph.inputs]
-        return {port[3]: value for value, port in found if port is not None and int(port[2]) == 0}
+        ports = [(value, PORT.match(value.name or "")) for value in self.graph.model.graph.inputs]
+        return {port[3]: value for value, port in ports if port is not None and int(port[2]) == 0}
 
     def _stand_ins(self) -> list[int]:
         """For each layer of the deep model, the layer of the graph that is copied for it."""

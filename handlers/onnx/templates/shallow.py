@@ -55,9 +55,9 @@ def prefix_of(names: Iterable[str], layers: Layers) -> str:
     """What stands before the number in the names of the tensors of these layers. NoTemplateError where that is not one text."""
     numbers: dict[str, set[int]] = {}
     for name in names:
-        if found := _NUMBERED.match(name):
-            numbers.setdefault(found[1], set()).add(int(found[2]))
-    fitting = [prefix for prefix, found in numbers.items() if found == set(range(layers.depth))]
+        if match := _NUMBERED.match(name):
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    fitting = [prefix for prefix, used in numbers.items() if used == set(range(layers.depth))]
     if len(fitting) > 1:  # those of an encoder and those of its decoder
         own = f"{layers.name}."
         fitting = [prefix for prefix in fitting if own.endswith(f".{prefix}") or prefix.endswith(f".{own}") or prefix == own]
@@ -121,11 +121,11 @@ def _replace_tokens(config: dict[str, Any], text: dict[str, Any]) -> None:
 
     def other(value: Any) -> Any:
         if isinstance(value, list):
-            return [other(one) for one in value]
+            return [other(item) for item in value]
         return value % TOKENS if isinstance(value, int) and value >= TOKENS else value
 
-    for one in (config, text):
-        one.update({key: other(value) for key, value in one.items() if key.endswith("token_id")})
+    for section in (config, text):
+        section.update({key: other(value) for key, value in section.items() if key.endswith("token_id")})
 
 
 def _say_all(source: Path, text: dict[str, Any], depth: int) -> None:

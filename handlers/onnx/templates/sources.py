@@ -52,12 +52,12 @@ class Source:
         """The weight in fp32, contiguous; `tensor` gives a tensor by its name, in any type. ValueError where the sizes don't fit."""
         if self.parts:
             parts = [part.read(tensor) for part in self.parts]
-            found = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
+            array = np.stack(parts) if self.axis is None else np.concatenate(parts, self.axis)
         else:
-            found = self._computed(tensor(self.tensor))
-        if math.prod(found.shape) != math.prod(self.shape):
-            raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {found.shape}, not {self.shape}")
-        return np.ascontiguousarray(found).reshape(self.shape)
+            array = self._computed(tensor(self.tensor))
+        if math.prod(array.shape) != math.prod(self.shape):
+            raise ValueError(f"{self.tensor or self.parts[0].tensor} has the sizes {array.shape}, not {self.shape}")
+        return np.ascontiguousarray(array).reshape(self.shape)
 
     def blocks(self, tensor: Callable[[str], np.ndarray], elements: int) -> Iterator[np.ndarray]:
         """What `read` gives, in order, in contiguous pieces of about so many elements where that is possible; other shapes, same values."""
@@ -76,8 +76,8 @@ class Source:
 
     def _computed(self, stored: np.ndarray) -> np.ndarray:
         """A tensor, or a piece of it, as the weight has it: in fp32, turned, with what is added."""
-        found = turned(stored) if self.turned else stored.astype(np.float32, copy=False)
-        return found + np.float32(self.added) if self.added else found
+        weight = turned(stored) if self.turned else stored.astype(np.float32, copy=False)
+        return weight + np.float32(self.added) if self.added else weight
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""
@@ -91,13 +91,13 @@ class Source:
         shape, parts, axis = value["shape"], value.get("parts", []), value.get("axis")
         if not isinstance(shape, list) or not isinstance(parts, list) or not (axis is None or isinstance(axis, int)):
             raise TypeError("a source has a shape, and parts or a tensor")
-        found = Source(
+        source = Source(
             tuple(int(size) for size in shape), str(value.get("tensor", "")), bool(value.get("turned")),
             float(str(value.get("added", 0.0))), tuple(Source.from_json(part) for part in parts), axis,
         )  # fmt: skip
-        if bool(found.tensor) == bool(found.parts):
+        if bool(source.tensor) == bool(source.parts):
             raise ValueError("a source has parts or a tensor")
-        return found
+        return source
 
 
 Ends = tuple[int, float, float]
@@ -197,13 +197,13 @@ def _equal_turned(tensor: np.ndarray, array: np.ndarray) -> bool:
     )
 
 
-def _all(found: Iterable[Source | None]) -> tuple[Source, ...]:
+def _all(sources: Iterable[Source | None]) -> tuple[Source, ...]:
     """All of them, or nothing where one is missing."""
     parts = []
-    for one in found:
-        if one is None:
+    for source in sources:
+        if source is None:
             return ()
-        parts.append(one)
+        parts.append(source)
     return tuple(parts)
 
 

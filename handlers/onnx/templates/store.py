@@ -77,14 +77,14 @@ class Template:
 
     def graphs(self) -> dict[str, tuple[ir.Model, dict[str, Source]]]:
         """File → (graph, sources of its weights). KeyError, TypeError or ValueError where it is damaged."""
-        found = {}
+        graphs = {}
         for name, content in self.content.items():
-            sources = {weight: Source.from_json(one) for weight, one in self.record.sources[name].items()}
+            sources = {weight: Source.from_json(fields) for weight, fields in self.record.sources[name].items()}
             model = ir.from_proto(onnx.load_model_from_string(content))
             if any(isinstance(value.const_value, ir.ExternalTensor) and value.name not in sources for value in initializers(model)):
                 raise ValueError("a weight has no source")
-            found[name] = model, sources
-        return found
+            graphs[name] = model, sources
+        return graphs
 
 
 def read(folder: Path) -> Template:
@@ -160,8 +160,9 @@ class Store:
         """Keep a template; where that can't be done, it is for this job alone."""
         content = {name: ir.to_proto(model).SerializeToString() for name, (model, _) in models.items()}
         record = Record(
-            version=VERSION, files={name: hashlib.sha256(one).hexdigest() for name, one in content.items()},
-            sources={name: {weight: one.to_json() for weight, one in sources.items()} for name, (_, sources) in models.items()}, **facts,
+            version=VERSION, files={name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
+            sources={name: {weight: source.to_json() for weight, source in sources.items()} for name, (_, sources) in models.items()},
+            **facts,
         )  # fmt: skip
         self._keep(key, {**content, FILE: record.model_dump_json().encode()})
         return Template(record, content)
@@ -185,6 +186,6 @@ class Store:
             shutil.rmtree(self._root / key, ignore_errors=True)
 
     def _limit(self) -> None:
-        found: Sequence[Path] = sorted((path for path in self._root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-        for path in found[:-LIMIT]:
+        folders: Sequence[Path] = sorted((path for path in self._root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for path in folders[:-LIMIT]:
             shutil.rmtree(path, ignore_errors=True)

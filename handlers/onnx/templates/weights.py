@@ -40,20 +40,20 @@ class Weights:
     @functools.cached_property
     def equal(self) -> tuple[tuple[str, ...], ...]:
         """Groups of equal matrices outside of the layers: weights that are tied but stored twice, as which they are loaded."""
-        found: dict[tuple[str, tuple[int, ...]], list[list[str]]] = {}
+        by_shape: dict[tuple[str, tuple[int, ...]], list[list[str]]] = {}
         for name, info in sorted(self.infos.items()):
             if len(info.shape) < 2 or any(part.isdigit() for part in name.split(".")):
                 continue
-            groups = found.setdefault((info.dtype, info.shape), [])
-            group = next((one for one in groups if self._same(one[0], name)), None)
+            groups = by_shape.setdefault((info.dtype, info.shape), [])
+            group = next((members for members in groups if self._same(members[0], name)), None)
             if group is None:
                 groups.append([name])
             else:
                 group.append(name)
-        return tuple(tuple(group) for groups in found.values() for group in groups if len(group) > 1)
+        return tuple(tuple(group) for groups in by_shape.values() for group in groups if len(group) > 1)
 
-    def _same(self, one: str, other: str) -> bool:
-        mine, theirs = self._bytes(one), self._bytes(other)
+    def _same(self, name: str, other: str) -> bool:
+        mine, theirs = self._bytes(name), self._bytes(other)
         return all(
             np.array_equal(mine[first : first + _COMPARED], theirs[first : first + _COMPARED]) for first in range(0, len(mine), _COMPARED)
         )

@@ -59,7 +59,7 @@ def obstacle(program: ExportedProgram, decomposed: Container[object]) -> str:
     if outputs:
         return f"the input {outputs[0].name} is an output too"
     given: Any = graph.output_node().args[0]
-    repeated = [one.name for one, count in Counter(given).items() if count > 1]
+    repeated = [output.name for output, count in Counter(given).items() if count > 1]
     if repeated:
         return f"{repeated[0]} is an output twice"
     for node in graph.nodes:
@@ -94,7 +94,9 @@ def _out_of_place(node: torch.fx.Node) -> Any:
         return None
     made: Any = changed.args[0] if changed.target is operator.getitem else changed
     near = [made.target, *(user.target for user in changed.users if user is not node)]
-    apart = all(isinstance(one, _OPERATOR) and one not in _SAME and one not in _CONVERSIONS and not _is_view(one) for one in near)
+    apart = all(
+        isinstance(target, _OPERATOR) and target not in _SAME and target not in _CONVERSIONS and not _is_view(target) for target in near
+    )
     return known if apart else None
 
 
@@ -112,7 +114,7 @@ def _parts(node: torch.fx.Node) -> tuple[int, list[Any]]:
     """The axis that a `chunk` is along, and the sizes of the parts: all but the last one are alike."""
     given: Any = node.args
     axis = given[2] if len(given) > 2 else 0
-    return axis, [one.shape[axis] for one in node.meta["val"]]
+    return axis, [part.shape[axis] for part in node.meta["val"]]
 
 
 def _flattened(node: torch.fx.Node, known: Mapping[str, torch.fx.Node]) -> list[Any]:
@@ -128,12 +130,12 @@ def _flattened(node: torch.fx.Node, known: Mapping[str, torch.fx.Node]) -> list[
         if str(sizes[axis]) in known:
             return known[str(sizes[axis])]
         with node.graph.inserting_before(node):
-            found = node.graph.call_function(_ATEN.sym_size.int, (source, axis))
-        found.meta["val"] = sizes[axis]
-        return found
+            size_node = node.graph.call_function(_ATEN.sym_size.int, (source, axis))
+        size_node.meta["val"] = sizes[axis]
+        return size_node
 
     joined = sizes[start : end + 1]
-    whole = -1 if any(isinstance(one, torch.SymInt) for one in joined) else math.prod(joined)
+    whole = -1 if any(isinstance(extent, torch.SymInt) for extent in joined) else math.prod(joined)
     return [*map(size, range(start)), whole, *map(size, range(end + 1, len(sizes)))]
 
 
@@ -184,7 +186,7 @@ def tidy(program: ExportedProgram) -> None:
 def lightly() -> Iterator[Counter[str]]:
     """Inside, programs that need no decomposition are only tidied. Gives how many programs were handled in which way: "" for those that
     were tidied, else the obstacle."""
-    found = Counter[str]()
+    counts = Counter[str]()
     original: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
 
     def run_decompositions(self: ExportedProgram, table: Any = None, **more: Any) -> ExportedProgram:
@@ -192,11 +194,11 @@ def lightly() -> Iterator[Counter[str]]:
             why = obstacle(self, table)
         except Exception as error:  # arguments that are given in another way, no table
             why = f"{type(error).__name__}: {error}"
-        found[why] += 1
+        counts[why] += 1
         if why:
             return original(self, table, **more)
         tidy(self)
         return self
 
     with mock.patch.object(ExportedProgram, "run_decompositions", run_decompositions):
-        yield found
+        yield counts

@@ -141,13 +141,13 @@ def _by_positions(module: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor
 
 @contextlib.contextmanager
 def _masks_by_positions(model: torch.nn.Module) -> Iterator[None]:
-    found: list[Any] = [module for module in model.modules() if type(module).__name__ == "GPTNeoSelfAttention"]
-    for module in found:
+    attentions: list[Any] = [module for module in model.modules() if type(module).__name__ == "GPTNeoSelfAttention"]
+    for module in attentions:
         module._attn = _by_positions(module)
     try:
         yield
     finally:
-        for module in found:
+        for module in attentions:
             del module._attn
 
 

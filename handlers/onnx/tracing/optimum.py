@@ -36,7 +36,7 @@ def graph_of(part: Part, opset: int, context: StageContext, toolchain: Path, scr
         _export(opset, context, toolchain, scratch, folder)
     path = folder / part.file
     if not path.is_file():
-        made = ", ".join(sorted(one.name for one in folder.glob("*.onnx"))) or "nothing"
+        made = ", ".join(sorted(file.name for file in folder.glob("*.onnx"))) or "nothing"
         raise GraphMismatchError(f"optimum made {made}, and no {part.file}")
     model = ir.load(path)
     onnxscript.optimizer.optimize(model)
@@ -66,10 +66,10 @@ def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, f
 def _hand_on_what_does_not_change(model: ir.Model, wanted: Sequence[str]) -> None:
     """Also output the encoder's part of the cache, unchanged: optimum's graph leaves it out, since the step does not change it."""
     graph = model.graph
-    found, inputs = {value.name for value in graph.outputs}, {value.name: value for value in graph.inputs}
+    outputs, inputs = {value.name for value in graph.outputs}, {value.name: value for value in graph.inputs}
     for name in wanted:
         past = inputs.get(name.replace(PRESENT, PAST, 1))
-        if name in found or ".encoder." not in name or past is None:
+        if name in outputs or ".encoder." not in name or past is None:
             continue
         node = ir.node("Identity", [past], name=f"hand_on.{name}")
         value = node.outputs[0]
@@ -79,8 +79,8 @@ def _hand_on_what_does_not_change(model: ir.Model, wanted: Sequence[str]) -> Non
 
 
 def _ordered(kind: str, values: Sequence[ir.Value], names: Sequence[str]) -> list[ir.Value]:
-    found = {str(value.name): value for value in values}
-    if set(found) != set(names):
-        lost, foreign = sorted(set(names) - set(found)), sorted(set(found) - set(names))
+    by_name = {str(value.name): value for value in values}
+    if set(by_name) != set(names):
+        lost, foreign = sorted(set(names) - set(by_name)), sorted(set(by_name) - set(names))
         raise GraphMismatchError(f"the {kind} of optimum's graph differ from those asked for: missing {lost}, unexpected {foreign}")
-    return [found[name] for name in names]
+    return [by_name[name] for name in names]

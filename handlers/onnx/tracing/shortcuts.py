@@ -20,33 +20,33 @@ from unittest import mock
 import torch
 
 
-def _found(module: str, name: str) -> Any:
+def _look_up(module: str, name: str) -> Any:
     """An object by its path in a module; None where there is no such thing."""
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError):
         return None
-    return found
+    return target
 
 
 def _without_cache(stack: contextlib.ExitStack) -> None:
-    config = _found("torch._dynamo.config", "patch")
-    if config is not None and _found("torch._dynamo.config", "fake_tensor_cache_enabled") is not None:
+    config = _look_up("torch._dynamo.config", "patch")
+    if config is not None and _look_up("torch._dynamo.config", "fake_tensor_cache_enabled") is not None:
         stack.enter_context(config(fake_tensor_cache_enabled=False))
 
 
 def _without_traces(stack: contextlib.ExitStack) -> None:
     """Let nobody look up which line of the model's code each operator comes of: no graph tells it in the end."""
-    config = _found("torch.fx", "config")
+    config = _look_up("torch.fx", "config")
     if hasattr(config, "do_not_emit_stack_traces"):
         stack.enter_context(mock.patch.object(config, "do_not_emit_stack_traces", True))
 
 
 def _without_code(stack: contextlib.ExitStack) -> None:
     """Let the Python code of a graph be written and compiled when it is called, and not after each change."""
-    lazy = _found("torch.fx._lazy_graph_module", "_use_lazy_graph_module")
+    lazy = _look_up("torch.fx._lazy_graph_module", "_use_lazy_graph_module")
     if lazy is not None:
         stack.enter_context(lazy(True))
 
@@ -54,7 +54,7 @@ def _without_code(stack: contextlib.ExitStack) -> None:
 def _with_known_types(stack: contextlib.ExitStack, used: list[str]) -> None:
     """Let the pass that inserts conversions read the value of each node where it is recorded, instead of computing it."""
     path = "torch.onnx._internal.fx.passes.type_promotion"
-    interpreter, rule_of = (_found(path, name) for name in ("_TypePromotionInterpreter", "get_type_promotion_rule"))
+    interpreter, rule_of = (_look_up(path, name) for name in ("_TypePromotionInterpreter", "get_type_promotion_rule"))
     wanted = ("run_node", "_maybe_promote_node", "_set_current_node")
     if rule_of is None or any(not hasattr(interpreter, name) for name in wanted):
         return
@@ -74,9 +74,9 @@ def _with_known_types(stack: contextlib.ExitStack, used: list[str]) -> None:
 
 def _without_sources(stack: contextlib.ExitStack) -> None:
     """Let the list of torchlib's functions tell their domain without parsing them. The list is made once for an export."""
-    apis = _found("torch.onnx._internal.exporter._registration", "onnxscript_apis")
+    apis = _look_up("torch.onnx._internal.exporter._registration", "onnxscript_apis")
     listed = getattr(apis, "get_torchlib_ops", None)
-    traced = _found("onnxscript.values", "TracedOnnxFunction")
+    traced = _look_up("onnxscript.values", "TracedOnnxFunction")
     if listed is None or traced is None or not isinstance(vars(traced).get("function_ir"), property) or not hasattr(traced, "opset"):
         return
 

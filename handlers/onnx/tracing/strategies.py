@@ -64,7 +64,7 @@ class Strategy:
     def opset(self, wanted: int) -> int:
         """The operator set that this strategy writes when `wanted` is asked for."""
         if self.other_opset:
-            return min((one for one in _OPSETS if one != wanted), key=lambda one: (abs(one - wanted), one))
+            return min((version for version in _OPSETS if version != wanted), key=lambda version: (abs(version - wanted), version))
         return wanted if self.newest_opset is None else min(wanted, self.newest_opset)
 
     def form(self, wanted: Form) -> Form:
@@ -113,11 +113,11 @@ the chain come last."""
 
 def named(strategies: Sequence[Strategy], name: str) -> Strategy:
     """The row of that name; Permanent for one that the table does not hold."""
-    found = next((strategy for strategy in strategies if strategy.name == name), None)
-    if found is None:
+    row = next((strategy for strategy in strategies if strategy.name == name), None)
+    if row is None:
         names = ", ".join(strategy.name for strategy in strategies)
         raise Permanent(FaultCode.UNKNOWN_STRATEGY, "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
-    return found
+    return row
 
 
 def starting_at(strategies: Sequence[Strategy], name: str) -> tuple[Strategy, ...]:

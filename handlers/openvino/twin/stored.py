@@ -144,8 +144,8 @@ class _Way:
 
     def _sides(self, layer: Layer) -> tuple[str, str] | None:
         """Of a product the integers, and the scale; None where it is no scaling of integers."""
-        for one, other in (layer.inputs, layer.inputs[::-1]):
-            own, moves = self._before(one)
+        for side, other in (layer.inputs, layer.inputs[::-1]):
+            own, moves = self._before(side)
             scale = self._constant(other)
             first = self._model.layers[own]
             integers = first.kind == "Subtract" or (first.kind == "Const" and first.type in INTEGERS)

@@ -34,12 +34,12 @@ def fault(reader: Path, writer: Path, wanted: Json) -> str | None:
         for layer in (layer for layer in model.layers.values() if layer.kind == kind):
             if kind == "VocabDecoder":
                 first = next((at for at, own in enumerate(layer.inputs) if model.layers[own].kind == "Const"), first)
-            if told := _vocabulary_fault(_strings(model, layer, first), spellings):
-                return f"{'reads' if path == reader else 'writes'} other tokens by {path.name}: {told}"
-            if path == reader and (told := _merges_fault(model, layer, wanted)):
-                return f"reads other tokens by {path.name}: {told}"
-            if path == writer and (told := _special_fault(model, layer, first + _STRINGS, wanted)):
-                return f"writes other tokens by {path.name}: {told}"
+            if clause := _vocabulary_fault(_strings(model, layer, first), spellings):
+                return f"{'reads' if path == reader else 'writes'} other tokens by {path.name}: {clause}"
+            if path == reader and (clause := _merges_fault(model, layer, wanted)):
+                return f"reads other tokens by {path.name}: {clause}"
+            if path == writer and (clause := _special_fault(model, layer, first + _STRINGS, wanted)):
+                return f"writes other tokens by {path.name}: {clause}"
     return None
 
 

@@ -102,7 +102,7 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
         **output.figures, **READERS,
     }  # fmt: skip
     output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
-    odd = [one.module for one in linears.values() if one.outputs % KERNEL]
+    odd = [linear.module for linear in linears.values() if linear.outputs % KERNEL]
     if odd and form.variant == "pytorch-bnb-nf4":
         output.warnings.append(
             f"on CPUs with AVX512-BF16, bitsandbytes can't run {len(odd)} layers whose outputs {KERNEL} does not divide, for example"

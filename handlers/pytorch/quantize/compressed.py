@@ -86,7 +86,11 @@ def w4a16(context: StageContext, reporter: Reporter) -> StageOutput:
     common = sizes.most_common(1)[0][0]
     schemes = {}
     for number, size in enumerate(sorted(sizes, reverse=True)):
-        names = ["Linear"] if size == common else sorted(job.layers[name].module for name, one in job.groups.items() if one == size)
+        names = (
+            ["Linear"]
+            if size == common
+            else sorted(job.layers[name].module for name, group_size in job.groups.items() if group_size == size)
+        )
         weights = {**_numbers(4, strategy="group"), "group_size": size}
         schemes[f"group_{number}"] = {"targets": names, "weights": weights, "input_activations": None, "output_activations": None}
     output = _finished(job, files.size, schemes, "pack-quantized")
@@ -100,22 +104,22 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     model = ModelFolder(Path(context.inputs["merge"]))
     reporter.progress(0.02, "finding the linear layers")
     linears = find(model, variant)
-    found, most = linears.quantized, context.work.options(PytorchOptions).group_size
+    quantized, most = linears.quantized, context.work.options(PytorchOptions).group_size
     groups: dict[str, int] = {}
     if variant == W4A16:
-        sizes = {name: rounding.group_for(one.inputs, most) for name, one in found.items() if not one.transposed}
+        sizes = {name: rounding.group_for(linear.inputs, most) for name, linear in quantized.items() if not linear.transposed}
         groups = {name: size for name, size in sizes.items() if size is not None}
-        layers = {name: found[name] for name in groups}
+        layers = {name: quantized[name] for name in groups}
     else:
-        fitting = (name for name, one in found.items() if not (one.transposed or one.inputs % EIGHT or one.outputs % EIGHT))
-        layers = {name: found[name] for name in fitting}
+        fitting = (name for name, linear in quantized.items() if not (linear.transposed or linear.inputs % EIGHT or linear.outputs % EIGHT))
+        layers = {name: quantized[name] for name in fitting}
     cause = ""
     if apart := next((name for name in model.headers if _EXPERT.search(name)), None):
         cause = f"transformers can't load compressed-tensors' layers beside experts that are stored one by one, such as {apart}"
     elif getattr(linears.built.config, "is_encoder_decoder", False):
         # generate() begins with the encoder alone, and the weights are unpacked when the whole model is first called.
         cause = "transformers can't generate with an encoder-decoder in compressed-tensors' layers: it does not unpack the encoder's"
-    elif not layers and any(one.transposed for one in found.values()):
+    elif not layers and any(linear.transposed for linear in quantized.values()):
         cause = "its linear layers are Conv1D, which compressed-tensors does not know"
     elif not layers:
         cause = f"no linear layer has sizes that can be divided by {min(rounding.GROUPS) if variant == W4A16 else EIGHT}"
@@ -255,7 +259,7 @@ def _finished(job: _Job, size: int, schemes: dict[str, Any], layout: str) -> Sta
         **READERS,
     }  # fmt: skip
     output.warnings += job.warnings
-    if kept := sorted(one.module for name, one in job.linears.quantized.items() if name not in job.layers):
+    if kept := sorted(linear.module for name, linear in job.linears.quantized.items() if name not in job.layers):
         output.warnings.append(
             f"{len(kept)} linear layers stay in 16 bits, since their sizes do not fit {job.variant}, for example {kept[0]}"
         )
@@ -266,9 +270,9 @@ def _finished(job: _Job, size: int, schemes: dict[str, Any], layout: str) -> Sta
 def _ignored(job: _Job) -> list[str]:
     """What a reader must not take for quantized: linear layers by name; by pattern what is a matrix in the files and may be one in other
     programs, as routers and experts are."""
-    taken = {one.module for one in job.layers.values()}
-    linear = {one.module for one in job.linears.quantized.values()} - taken | set(job.linears.kept)
-    embeddings = {name for name, one in job.linears.built.named_modules() if isinstance(one, torch.nn.Embedding)}
+    taken = {layer.module for layer in job.layers.values()}
+    linear = {layer.module for layer in job.linears.quantized.values()} - taken | set(job.linears.kept)
+    embeddings = {name for name, part in job.linears.built.named_modules() if isinstance(part, torch.nn.Embedding)}
     patterns = set()
     for name, info in job.model.headers.items():
         module = name.removesuffix(".weight")

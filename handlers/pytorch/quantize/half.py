@@ -35,7 +35,7 @@ def convert(context: StageContext, reporter: Reporter, dtype: torch.dtype, varia
     """Write the merged weights in `dtype` into the staging folder, with the other files of a model's folder."""
     model, staging = ModelFolder(Path(context.inputs["merge"])), Path(context.staging)
     merged, name = Merged(model, dtype, variant), str(dtype).removeprefix("torch.")
-    with WeightFiles(staging, [merged.declare(one) for one in model.headers], limit(context)) as files:
+    with WeightFiles(staging, [merged.declare(tensor) for tensor in model.headers], limit(context)) as files:
         done = 0
         for tensor, info in model.headers.items():
             reporter.progress(0.9 * done / max(1, model.stored_bytes), f"writing {tensor}")

@@ -57,7 +57,7 @@ def find(model: ModelFolder, variant: str) -> Linears:
     with torch.device("meta"):
         built = cls(cls.config_class.from_pretrained(model.path))
     skipped = HfQuantizer.get_modules_to_not_convert(built, None, built._keep_in_fp32_modules)
-    layers = {name: one for name, one in built.named_modules() if type(one) is torch.nn.Linear or type(one) is Conv1D}
+    layers = {name: module for name, module in built.named_modules() if type(module) is torch.nn.Linear or type(module) is Conv1D}
     names = {name: f"{name}.weight" for name in layers if should_convert_module(name, skipped)}
     if names and not set(names.values()) <= model.headers.keys():
         names = {name: tensor.partition(".")[2] for name, tensor in names.items()}  # a bare model's weights lack the model's own prefix
@@ -69,12 +69,12 @@ def find(model: ModelFolder, variant: str) -> Linears:
             FaultCode.FORM_NOT_POSSIBLE, operation, "the model has no linear layer beside its output head",
             f"use pytorch-bf16 and leave {variant} out", path=model.path,
         )  # fmt: skip
-    found = {}
+    quantized = {}
     for module, tensor in names.items():
         transposed, shape = type(layers[module]) is Conv1D, model.headers[tensor].shape
         outputs, inputs = reversed(shape) if transposed else shape
-        found[tensor] = Linear(module, tensor, transposed, inputs, outputs)
-    return Linears(found, tuple(sorted(layers.keys() - names.keys())), built)
+        quantized[tensor] = Linear(module, tensor, transposed, inputs, outputs)
+    return Linears(quantized, tuple(sorted(layers.keys() - names.keys())), built)
 
 
 def working_dtype(model: ModelFolder) -> torch.dtype:

@@ -89,8 +89,8 @@ class Walk:
 
     def _layer_list(self) -> str:
         """The path of the list of layers that holds all that is quantized."""
-        names = [name for name, one in self._built.named_modules() if isinstance(one, torch.nn.ModuleList)]
-        holding = [name for name in names if all(one.module.startswith(f"{name}.") for one in self._linears.quantized.values())]
+        names = [name for name, module in self._built.named_modules() if isinstance(module, torch.nn.ModuleList)]
+        holding = [name for name in names if all(linear.module.startswith(f"{name}.") for linear in self._linears.quantized.values())]
         if not holding:
             raise UnknownModelError("its quantized layers do not lie in one list of equal layers")
         return str(max(holding, key=len))
@@ -133,11 +133,11 @@ class Walk:
         """
         with torch.inference_mode():
             hidden, calls = self._begin(rows)
-            targets = {one.module: one for one in self._linears.quantized.values()}
+            targets = {linear.module: linear for linear in self._linears.quantized.values()}
             for place, layer in enumerate(self._layers):
                 self._fill(layer, f"{self._list}.{place}")
-                inside = {f"{self._list}.{place}.{name}": one for name, one in layer.named_modules()}
-                parts = {name: one for name, one in inside.items() if name in targets}
+                inside = {f"{self._list}.{place}.{name}": module for name, module in layer.named_modules()}
+                parts = {name: module for name, module in inside.items() if name in targets}
                 seen = self._watched(layer, parts, hidden, calls[place])
                 for name, part in parts.items():
                     part.weight.data = quantize(targets[name], part.weight.data, seen.hessians.pop(name), seen.tokens)
@@ -201,8 +201,8 @@ class Walk:
         for states, call in zip(hidden, calls, strict=True):
             last.clear()
             _call(layer, states, call)
-        for one in hooks:
-            one.remove()
+        for handle in hooks:
+            handle.remove()
         if missing := quantized.keys() - same.keys():
             raise UnknownModelError(f"the texts do not reach {min(missing)}")
         tokens = sum(states.shape[1] for states in hidden)

@@ -42,7 +42,7 @@ class WeightFiles:
         self._index: dict[str, object] | None = None
         self._descriptors: list[int] = []
         self._places: dict[str, tuple[int, int, Output]] = {}
-        self._missing = {one.name: one.size for one in tensors}
+        self._missing = {tensor.name: tensor.size for tensor in tensors}
         assert len(self._missing) == len(tensors), "a name is declared twice"
         shards = _shards(tensors, limit)
         names = [SINGLE] if len(shards) == 1 else [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
@@ -52,32 +52,32 @@ class WeightFiles:
         except BaseException:
             self._close()
             raise
-        self.size = sum(one.size for one in tensors)
+        self.size = sum(tensor.size for tensor in tensors)
         """Bytes of all tensors, headers left out."""
         if len(shards) > 1:
-            table = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
-            parameters = sum(one.elements for one in tensors)
+            table = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+            parameters = sum(tensor.elements for tensor in tensors)
             self._index = {"metadata": {"total_parameters": parameters, "total_size": self.size}, "weight_map": dict(sorted(table.items()))}
 
     def _begin(self, name: str, shard: list[Output]) -> None:
         # The widest dtypes first, so that every tensor begins at a multiple of its element size.
-        ordered = sorted(shard, key=lambda one: (-DTYPES[one.dtype][1], one.dtype, one.name))
+        ordered = sorted(shard, key=lambda tensor: (-DTYPES[tensor.dtype][1], tensor.dtype, tensor.name))
         header = build_header(ordered, {"format": "pt"})
-        descriptor = create(self._folder / name, len(header) + sum(one.size for one in ordered))
+        descriptor = create(self._folder / name, len(header) + sum(tensor.size for tensor in ordered))
         self._descriptors.append(descriptor)
         write_from(descriptor, memoryview(header), 0)
         start = len(header)
-        for one in ordered:
-            self._places[one.name] = (descriptor, start, one)
-            start += one.size
+        for tensor in ordered:
+            self._places[tensor.name] = (descriptor, start, tensor)
+            start += tensor.size
 
     def put(self, name: str, values: torch.Tensor, first: int = 0) -> None:
         """Write a tensor, or its rows from `first` on. The dtype must be the declared one."""
-        descriptor, start, one = self._places[name]
-        row = one.size // max(1, one.shape[0]) if one.shape else one.size
-        assert NAMES[values.dtype] == one.dtype and values.shape[1:] == one.shape[1:], (name, values.dtype, values.shape, one)
+        descriptor, start, tensor = self._places[name]
+        row = tensor.size // max(1, tensor.shape[0]) if tensor.shape else tensor.size
+        assert NAMES[values.dtype] == tensor.dtype and values.shape[1:] == tensor.shape[1:], (name, values.dtype, values.shape, tensor)
         data = as_bytes(values.contiguous()) if values.numel() else memoryview(b"")
-        assert first * row + len(data) <= one.size, name
+        assert first * row + len(data) <= tensor.size, name
         write_from(descriptor, data, start + first * row)
         self._missing[name] -= len(data)
 
@@ -103,10 +103,10 @@ def _shards(tensors: Sequence[Output], limit: int) -> list[list[Output]]:
     """The tensors in as many files as the limit asks for."""
     shards: list[list[Output]] = [[]]
     size = 0
-    for one in tensors:
-        if shards[-1] and size + one.size > limit:
+    for tensor in tensors:
+        if shards[-1] and size + tensor.size > limit:
             shards.append([])
             size = 0
-        shards[-1].append(one)
-        size += one.size
+        shards[-1].append(tensor)
+        size += tensor.size
     return shards

@@ -57,8 +57,8 @@ def difference(folder: Path, merged: Path) -> str | None:
     """Why a folder in a smaller form does not have the weights of the merged model, as a clause; None where it has."""
     wanted = ModelFolder(merged)
     try:
-        found = ModelFolder(folder)
-        faults = _Comparison(wanted, found).faults()
+        written = ModelFolder(folder)
+        faults = _Comparison(wanted, written).faults()
     except Permanent as error:
         if error.fault.path is not None and Path(error.fault.path).is_relative_to(merged):
             raise
@@ -70,10 +70,10 @@ def difference(folder: Path, merged: Path) -> str | None:
 
 
 class _Comparison:
-    def __init__(self, wanted: ModelFolder, found: ModelFolder) -> None:
-        self._wanted, self._found = wanted, found
-        self._form = _form_of(found.config)
-        said = str(found.setting("dtype") or found.setting("torch_dtype"))
+    def __init__(self, wanted: ModelFolder, written: ModelFolder) -> None:
+        self._wanted, self._written = wanted, written
+        self._form = _form_of(written.config)
+        said = str(written.setting("dtype") or written.setting("torch_dtype"))
         self._dtype = FLOATS.get(said, torch.bfloat16)
 
     def faults(self) -> list[str]:
@@ -83,64 +83,64 @@ class _Comparison:
             parts = self._parts(name)
             known |= parts
             try:
-                if told := self._compared(name, name, info):
-                    differing[name] = told
+                if fault := self._compared(name, name, info):
+                    differing[name] = fault
             except (MisfitError, Permanent) as error:
                 if isinstance(error, Permanent) and Path(str(error.fault.path)).is_relative_to(self._wanted.path):
                     raise
                 faults.append(str(error) if isinstance(error, MisfitError) else error.fault.cause)
-        for name, told in differing.items():
+        for name, fault in differing.items():
             other = self._other(name, differing) if len(faults) < NAMED else None
-            faults.append(f"{name} holds {other}" if other else told)
-        return faults + [f"{name} is there, which the merge does not give" for name in self._found.headers if name not in known]
+            faults.append(f"{name} holds {other}" if other else fault)
+        return faults + [f"{name} is there, which the merge does not give" for name in self._written.headers if name not in known]
 
     def _parts(self, name: str) -> set[str]:
         """The names of the tensors that hold a merged weight."""
         form, stem = self._form, name.removesuffix("weight")
-        if form is None or not name.endswith("weight") or f"{stem}{form.marks}" not in self._found.headers:
+        if form is None or not name.endswith("weight") or f"{stem}{form.marks}" not in self._written.headers:
             return {name}
         optional = (f"{stem}{part}" for part in form.optional)
-        return {f"{stem}{part}" for part in form.parts} | {part for part in optional if part in self._found.headers}
+        return {f"{stem}{part}" for part in form.parts} | {part for part in optional if part in self._written.headers}
 
     def _compared(self, name: str, source: str, info: TensorInfo) -> str | None:
         """How the tensor `name` differs from the merged one `source`, as a clause. Raises MisfitError."""
         if self._parts(name) == {name}:
             return self._plain(name, source, info)
         assert self._form is not None
-        place = Place(self._found, name, self._dtype)
-        if not self._found.uses_conv1d or len(info.shape) != 2:
+        place = Place(self._written, name, self._dtype)
+        if not self._written.uses_conv1d or len(info.shape) != 2:
             return self._packed(self._form.packed(place, info.shape), name, self._rows(source))
         turned = info.shape[::-1]  # a Conv1D; beside them a model may have linear layers, which a square matrix does not tell
         try:
-            told = self._packed(self._form.packed(place, turned), name, self._columns(source))
+            clause = self._packed(self._form.packed(place, turned), name, self._columns(source))
         except (MisfitError, Permanent):
             if turned == info.shape:
                 raise
             return self._packed(self._form.packed(place, info.shape), name, self._rows(source))
-        return told if told is None or turned != info.shape else self._packed(
+        return clause if clause is None or turned != info.shape else self._packed(
             self._form.packed(place, info.shape), name, self._rows(source)
         )  # fmt: skip
 
     def _plain(self, name: str, source: str, info: TensorInfo) -> str | None:
-        mine = self._found.headers.get(name)
+        mine = self._written.headers.get(name)
         if mine is None:
             raise MisfitError(f"{name} is missing")
         if mine.shape != info.shape:
             raise MisfitError(f"{name} has the shape {list(mine.shape)} instead of {list(info.shape)}")
-        theirs, ours = StoredSource(source, self._wanted.path_of(info), info), StoredSource(name, self._found.path_of(mine), mine)
+        theirs, ours = StoredSource(source, self._wanted.path_of(info), info), StoredSource(name, self._written.path_of(mine), mine)
         dtype = self._dtype if theirs.dtype in ROUNDED else theirs.dtype
         if ours.dtype != dtype:
             raise MisfitError(f"{name} is {ours.dtype} instead of {dtype}")
         rows, step = (info.shape[0] if info.shape else 1), max(1, BLOCK // max(1, row_elements(info.shape)))
         for first in range(0, rows if info.elements else 0, step):
             count = min(step, rows - first)
-            exact, stored = (torch.empty(count, row_elements(info.shape), dtype=one.dtype) for one in (theirs, ours))
+            exact, stored = (torch.empty(count, row_elements(info.shape), dtype=reader.dtype) for reader in (theirs, ours))
             theirs.rows(first, count, exact)
             ours.rows(first, count, stored)
             if not torch.equal(exact := exact.to(dtype), stored):
                 other = ~((exact == stored) | (exact != exact) & (stored != stored))
                 if bool(other.any()):
-                    return _told(name, first, other, rows)
+                    return _describe(name, first, other, rows)
         return None
 
     def _packed(self, packed: Packed, name: str, rows: Callable[[int, int], torch.Tensor]) -> str | None:
@@ -149,7 +149,7 @@ class _Comparison:
         for first in range(0, count, step):
             beyond = packed.beyond(first, rows(first, min(step, count - first)))
             if bool(beyond.any()):
-                return _told(name, first, beyond, count)
+                return _describe(name, first, beyond, count)
         return None
 
     def _rows(self, source: str) -> Callable[[int, int], torch.Tensor]:
@@ -171,8 +171,10 @@ class _Comparison:
     def _other(self, name: str, differing: dict[str, str]) -> str | None:
         """The merged tensor that lies in the place of another one."""
         shape = self._wanted.headers[name].shape
-        alike = [one for one in differing if one != name and self._wanted.headers[one].shape == shape]
-        return next((one for one in alike[:TRIED] if self._compared(name, one, self._wanted.headers[one]) is None), None)
+        alike = [candidate for candidate in differing if candidate != name and self._wanted.headers[candidate].shape == shape]
+        return next(
+            (candidate for candidate in alike[:TRIED] if self._compared(name, candidate, self._wanted.headers[candidate]) is None), None
+        )
 
 
 def _form_of(config: Json) -> _Form | None:
@@ -185,7 +187,7 @@ def _form_of(config: Json) -> _Form | None:
     return _FORMS["w4a16" if said.get("format") == "pack-quantized" else "w8a8"]
 
 
-def _told(name: str, first: int, other: torch.Tensor, rows: int) -> str:
+def _describe(name: str, first: int, other: torch.Tensor, rows: int) -> str:
     """A clause about weights that are not those of the merge."""
     row = int(other.any(dim=1).nonzero()[0]) + first
     return f"{name} is not that of the merge from row {row} of {rows} on ({int(other.sum())} of the next {other.numel():,} weights)"

@@ -74,8 +74,8 @@ def _parts(place: Place, wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]])
             raise MisfitError(f"{name} is missing")
         if info.shape != shape:
             raise MisfitError(f"{name} has the shape {list(info.shape)} instead of {list(shape)}")
-        if (found := reader(place.model, name).dtype) != dtype:
-            raise MisfitError(f"{name} is {found} instead of {dtype}")
+        if (stored := reader(place.model, name).dtype) != dtype:
+            raise MisfitError(f"{name} is {stored} instead of {dtype}")
 
 
 class EightBits:
@@ -209,7 +209,7 @@ class FourBitGroups:
         beyond = apart > wide * (0.5 + SLACK)
         unit = torch.maximum(wide, wide.square().mean(dim=1, keepdim=True).sqrt_())
         moved = apart.square_().mean(dim=-1, keepdim=True).sqrt_() > MOVED * unit
-        lengths = [torch.linalg.vector_norm(one.flatten(1), dim=1)[:, None, None] for one in (values.sub_(weight), weight)]
+        lengths = [torch.linalg.vector_norm(array.flatten(1), dim=1)[:, None, None] for array in (values.sub_(weight), weight)]
         nothing = NOTHING * torch.finfo(stored.dtype).tiny * torch.finfo(stored.dtype).eps * columns**0.5
         lost = (lengths[0] > ROW * lengths[1]) & (lengths[1] > nothing)
         far: torch.Tensor = beyond & (moved | lost) | ~known[..., None]

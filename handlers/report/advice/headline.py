@@ -50,7 +50,7 @@ def title_line(report: Report) -> str:
 
 
 def _counted(status: Status, verdicts: Sequence[tuple[str, Verdict]], published: Collection[str], stories: Sequence[Replaced]) -> str:
-    by_verdict = {verdict: [name for name, found in verdicts if found is verdict] for verdict in Verdict}
+    by_verdict = {verdict: [name for name, own in verdicts if own is verdict] for verdict in Verdict}
     passed, failed, unchecked = (by_verdict[verdict] for verdict in (Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED))
     if status == "succeeded":
         many = f"all {len(passed)} artifacts" if len(passed) > 1 else "the artifact"
@@ -89,14 +89,14 @@ def recommend(report: Report) -> Recommendation:
     kind: Preference = "fastest" if fastest else "smallest"
     best = fastest or smallest or nearest
     usage = Usage(report)
-    found: dict[str, Choice] = {}
-    if smallest is not None and any(ranking.about_as_small(one, smallest) for one in (best, nearest)):
+    choices: dict[str, Choice] = {}
+    if smallest is not None and any(ranking.about_as_small(candidate, smallest) for candidate in (best, nearest)):
         smallest = None
     ranked: tuple[tuple[Preference, Artifact | None], ...] = ((kind, best), ("smallest", smallest), ("nearest", nearest))
     for preference, artifact in ranked:
-        if artifact is not None and artifact.variant not in found:
-            found[artifact.variant] = _choice(preference, artifact, usage)
-    first, *others = found.values()
+        if artifact is not None and artifact.variant not in choices:
+            choices[artifact.variant] = _choice(preference, artifact, usage)
+    first, *others = choices.values()
     return Recommendation(
         sentence=f"Deploy {first.sentence}.",
         rule=RULE.format(kind, ", or may be as fast, since speeds varied" if kind == "fastest" else ""),

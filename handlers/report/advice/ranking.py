@@ -43,24 +43,24 @@ def fastest(usable: Sequence[Artifact]) -> Artifact | None:
         speeds = {artifact.variant: speed for artifact in usable if (speed := artifact.measured.tokens_per_second)}
     if not speeds:
         return None
-    best = max((artifact for artifact in usable if artifact.variant in speeds), key=lambda one: speeds[one.variant])
+    best = max((artifact for artifact in usable if artifact.variant in speeds), key=lambda artifact: speeds[artifact.variant])
     bound = min((1 - NEAR) * speeds[best.variant], _range(best, speeds)[0])
     able = [name for name, speed in speeds.items() if name == best.variant or speed >= SLOWER * speeds[best.variant]]
-    reached = {one.variant: _range(one, speeds)[1] for one in usable if one.variant in able}
+    reached = {artifact.variant: _range(artifact, speeds)[1] for artifact in usable if artifact.variant in able}
     return nearest_of(usable, reached, lambda speed: speed >= bound)
 
 
 def _range(artifact: Artifact, speeds: dict[str, float]) -> tuple[float, float]:
     """The speeds of its turns, at least its own one."""
     speed = speeds[artifact.variant]
-    found = artifact.measured.speed_over_pytorch_range if artifact.measured.speed_over_pytorch else None
-    return found or (speed, speed)
+    turns = artifact.measured.speed_over_pytorch_range if artifact.measured.speed_over_pytorch else None
+    return turns or (speed, speed)
 
 
 def uncertain(artifact: Artifact) -> bool:
     """Whether its turns beside PyTorch gave speeds that are not near each other."""
-    found = artifact.measured.speed_over_pytorch_range
-    return found is not None and found[0] < (1 - NEAR) * found[1]
+    turns = artifact.measured.speed_over_pytorch_range
+    return turns is not None and turns[0] < (1 - NEAR) * turns[1]
 
 
 def over_pytorch(artifact: Artifact) -> float | None:
@@ -102,7 +102,7 @@ def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
     figures, merits = artifact.measured, list[str]()
     variant = find_variant(artifact.variant)
     if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
-        turns = " to ".join(units.number(one) for one in figures.speed_over_pytorch_range or ()) if uncertain(artifact) else ""
+        turns = " to ".join(units.number(factor) for factor in figures.speed_over_pytorch_range or ()) if uncertain(artifact) else ""
         merits.append(f"{units.times(figures.speed_over_pytorch)} {f'({turns}) ' if turns else ''}as fast as PyTorch")
     if figures.agreement is not None:
         merits.append(f"{units.percent(figures.agreement)} agreement with the live model")

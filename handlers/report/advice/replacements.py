@@ -18,35 +18,35 @@ from handlers.report.model import Replaced, StepDown
 def replaced(facts: JobFacts, checks: tuple[ArtifactCheck, ...], base_bytes: int | None) -> tuple[Replaced, ...]:
     """The story of each variant asked for that other forms were tried for, in plan order."""
     down = verdicts.way_down_of(facts.work, verdicts.stages_of(facts))
-    found = {check.variant: check for check in checks}
+    by_variant = {check.variant: check for check in checks}
     stages = {stage.name: stage for stage in facts.stages}
     stories = []
     for asked in dict.fromkeys([*(step.asked for step in down.steps), *down.stopped]):
         chain = down.chain(asked)
         steps = tuple(StepDown(wanted=step.wanted, taken=step.taken, reason=step.reason) for step in down.steps if step.asked == asked)
-        last = found.get(chain[-1])
+        last = by_variant.get(chain[-1])
         taken = chain[-1] if len(chain) > 1 and last is not None and verdicts.is_published(last, facts.work.validation) else None
         if not steps and taken is None and asked not in down.stopped:
             continue
-        sentence = _sentence(asked, chain, taken, found, stages, base_bytes, down.stopped.get(asked))
+        sentence = _sentence(asked, chain, taken, by_variant, stages, base_bytes, down.stopped.get(asked))
         stories.append(Replaced(asked=asked, steps=steps, taken=taken, sentence=sentence))
     return tuple(stories)
 
 
 def _sentence(
-    asked: str, chain: tuple[str, ...], taken: str | None, found: Mapping[str, ArtifactCheck], stages: Mapping[str, StageFacts],
+    asked: str, chain: tuple[str, ...], taken: str | None, by_variant: Mapping[str, ArtifactCheck], stages: Mapping[str, StageFacts],
     base_bytes: int | None, stopped: str | None,
 ) -> str:  # fmt: skip
-    missed = [name for name in chain if name != taken and name in found and found[name].reasons]
-    inexact = [name for name in missed if found[name].of_precision]
-    told = "; ".join((f"{name}: " if len(inexact) > 1 else "") + found[name].reasons[0].rstrip(".") for name in inexact)
-    lost = "".join(f" {name} was tried next: {found[name].reasons[0].rstrip('.')}." for name in missed if name not in inexact)
-    start = f"{asked} was not exact enough ({told}).{lost}"
+    missed = [name for name in chain if name != taken and name in by_variant and by_variant[name].reasons]
+    inexact = [name for name in missed if by_variant[name].of_precision]
+    why = "; ".join((f"{name}: " if len(inexact) > 1 else "") + by_variant[name].reasons[0].rstrip(".") for name in inexact)
+    lost = "".join(f" {name} was tried next: {by_variant[name].reasons[0].rstrip('.')}." for name in missed if name not in inexact)
+    start = f"{asked} was not exact enough ({why}).{lost}"
     if taken is None:
         return f"{start} Nothing takes its place{f': {stopped}' if stopped else ''}."
     stage = stages.get(taken)
-    merits = _merits(found[taken], stage.result.size if stage and stage.result else None, base_bytes)
-    kept = _told(stage.result.figures if stage and stage.result else {})
+    merits = _merits(by_variant[taken], stage.result.size if stage and stage.result else None, base_bytes)
+    kept = _read_choice(stage.result.figures if stage and stage.result else {})
     return f"{start} {taken} takes its place{f': {merits}' if merits else ''}.{f' {kept}' if kept else ''}"
 
 
@@ -62,7 +62,7 @@ def _merits(check: ArtifactCheck, size: int | None, base_bytes: int | None) -> s
     return ", ".join(parts)
 
 
-def _told(figures: Mapping[str, Any]) -> str:
+def _read_choice(figures: Mapping[str, Any]) -> str:
     """What the stage says of its choice, where it made one."""
     text = figures.get("told")
     return text if isinstance(text, str) else ""

@@ -17,8 +17,8 @@ def run_so_far(run: RunFigures | None, own: Json) -> RunSoFar | None:
     if run is None or mine is None or not run.points:
         return None
     points = latest([mine, *run.points])
-    found = standing(points, run.best_variant)
-    known = found if isinstance(found, Standing) else None
+    outcome = standing(points, run.best_variant)
+    known = outcome if isinstance(outcome, Standing) else None
     return RunSoFar(
         points=points, trainers_best=run.trainers_best, variant=known.variant if known else None, metric=known.metric if known else None,
         best=known.best.export if known else None, best_step=known.best.step if known else None,

@@ -29,27 +29,27 @@ _MOST = 160
 def choices(report: Report) -> tuple[TargetChoice, ...]:
     """One for each target that `export.deploy` names; without it, one for each target for which something passed."""
     asked = _asked(report)
-    found = [_choice(target, report) for target in TARGETS if target in asked or not asked]
-    return tuple(one for one in found if asked or one.variant is not None)
+    answers = [_choice(target, report) for target in TARGETS if target in asked or not asked]
+    return tuple(answer for answer in answers if asked or answer.variant is not None)
 
 
 def rows(report: Report) -> tuple[tuple[str, str, str], ...]:
     """(targets, artifact, why) for a table: targets with the same answer share a row."""
     grouped: dict[tuple[str, str], list[str]] = {}
-    for one in report.recommendation.targets:
-        why = one.sentence[len(one.variant) + 2 :] if one.variant else one.sentence
-        grouped.setdefault((one.variant or "none", f"{why[:1].upper()}{why[1:]}"), []).append(one.target)
+    for choice in report.recommendation.targets:
+        why = choice.sentence[len(choice.variant) + 2 :] if choice.variant else choice.sentence
+        grouped.setdefault((choice.variant or "none", f"{why[:1].upper()}{why[1:]}"), []).append(choice.target)
     return tuple((", ".join(names), variant, why) for (variant, why), names in grouped.items())
 
 
 def _asked(report: Report) -> list[str]:
     export = report.configuration.get("export")
     named = export.get("deploy") if isinstance(export, dict) else None
-    return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list | tuple) else []
 
 
 def _choice(target: Target, report: Report) -> TargetChoice:
-    names = {one.name for one in fitting(target, catalog())}
+    names = {spec.name for spec in fitting(target, catalog())}
     here = [artifact for artifact in report.artifacts if artifact.variant in names]
     usable = [artifact for artifact in here if ranking.deploys(artifact) in ranking.USABLE]
     usable = [artifact for artifact in usable if artifact.variant in _first(target)] or usable
@@ -57,7 +57,7 @@ def _choice(target: Target, report: Report) -> TargetChoice:
     best = fastest or ranking.smallest(usable) or min(usable, key=ranking.loss, default=None)
     if best is None:
         return TargetChoice(target=target, variant=None, sentence=_nothing(target, here))
-    equal = tuple(one.variant for one in usable if one is not best and _equal(one, best, by_speed=fastest is not None))
+    equal = tuple(artifact.variant for artifact in usable if artifact is not best and _equal(artifact, best, by_speed=fastest is not None))
     return TargetChoice(
         target=target, variant=best.variant, equal=equal,
         sentence=_why(target, best, usable, equal, by_speed=fastest is not None),
@@ -67,13 +67,17 @@ def _choice(target: Target, report: Report) -> TargetChoice:
 def _first(target: Target) -> set[str]:
     """Variants that come before others which can be used at a target too."""
     if target == "nvidia":
-        return {one.name for one in made_for(target, catalog())}
-    return {variant.name for one in catalog().formats if target in one.recommended_first for variant in one.variants}
+        return {spec.name for spec in made_for(target, catalog())}
+    return {variant.name for declared in catalog().formats if target in declared.recommended_first for variant in declared.variants}
 
 
 def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
     kind = "fastest" if by_speed else "smallest"
-    first = max(usable, key=lambda one: ranking.over_pytorch(one) or 0) if by_speed else min(usable, key=lambda one: one.size_bytes or 0)
+    first = (
+        max(usable, key=lambda artifact: ranking.over_pytorch(artifact) or 0)
+        if by_speed
+        else min(usable, key=lambda artifact: artifact.size_bytes or 0)
+    )
     if len(usable) == 1:
         why = "the only one that fits and passed"
     elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
@@ -97,7 +101,7 @@ def _nothing(target: Target, here: Sequence[Artifact]) -> str:
     if missing := lacking([target], catalog()):
         return f"{missing[target][:1].upper()}{missing[target][1:]}."
     if not here:
-        names = ", ".join(one.name for one in made_for(target, catalog()))
+        names = ", ".join(spec.name for spec in made_for(target, catalog()))
         return f"Nothing that fits was asked for; name {names} in export.variants."
     alike: dict[str, list[str]] = {}
     for artifact in here:
@@ -107,18 +111,18 @@ def _nothing(target: Target, here: Sequence[Artifact]) -> str:
 
 
 def _what_is_wrong(artifact: Artifact) -> str:
-    told = {Verdict.FAILED: "failed", Verdict.UNVERIFIED: "could not be checked", Verdict.PASSED: "passed, but nothing was compared"}
+    words = {Verdict.FAILED: "failed", Verdict.UNVERIFIED: "could not be checked", Verdict.PASSED: "passed, but nothing was compared"}
     reason = " ".join(artifact.reasons[0].rstrip(".").split()) if artifact.reasons else ""
     reason = reason.removeprefix("it could not be checked: ")
-    return f"{told[artifact.verdict]}{f' ({reason[:_MOST]})' if reason else ''}"
+    return f"{words[artifact.verdict]}{f' ({reason[:_MOST]})' if reason else ''}"
 
 
-def _equal(one: Artifact, best: Artifact, *, by_speed: bool) -> bool:
+def _equal(artifact: Artifact, best: Artifact, *, by_speed: bool) -> bool:
     """Whether two are equal by what they are chosen by: speed or size, and nearness."""
-    mine, other = _figure(one, by_speed=by_speed), _figure(best, by_speed=by_speed)
+    mine, other = _figure(artifact, by_speed=by_speed), _figure(best, by_speed=by_speed)
     if mine is None or other is None or abs(mine - other) > ranking.NEAR * max(mine, other):
         return False
-    near, nearest = ranking.loss(one)[0], ranking.loss(best)[0]
+    near, nearest = ranking.loss(artifact)[0], ranking.loss(best)[0]
     return abs(near - nearest) <= max(_SAME, ranking.NEAR * max(near, nearest))
 
 

@@ -36,8 +36,8 @@ class TrtLlmEngine(TorchEngine):
     def weights_difference(spec: EngineSpec, merged: Path) -> str | None:
         """Why its weights are not those of the merged model, to the bit, as a clause; None where they are."""
         folder = Path(spec.folder)
-        told = readback.difference(folder / WEIGHTS, _config(folder), ModelFolder(merged))
-        return f"its weights are not those of the merge: {told}. So it is damaged, or of another checkpoint" if told else None
+        clause = readback.difference(folder / WEIGHTS, _config(folder), ModelFolder(merged))
+        return f"its weights are not those of the merge: {clause}. So it is damaged, or of another checkpoint" if clause else None
 
     def _load(self, spec: EngineSpec) -> Any:
         folder = Path(spec.folder)

@@ -38,23 +38,23 @@ class Unmapped(Exception):
 
 def weights(names: Collection[str], layers: int) -> dict[str, tuple[str, ...]]:
     """TensorRT-LLM's name → the tensors that it is made of, one below the other. Raises Unmapped for a tensor that has no place."""
-    known, found = set(names), dict[str, tuple[str, ...]]()
+    known, mapped = set(names), dict[str, tuple[str, ...]]()
     for theirs, ours in _TOP.items():
-        found[f"{theirs}.weight"] = (f"{ours}.weight",)
+        mapped[f"{theirs}.weight"] = (f"{ours}.weight",)
     if HEAD not in known:
-        found[HEAD] = (TABLE,)
+        mapped[HEAD] = (TABLE,)
     for number in range(layers):
         for theirs, parts in _LAYER.items():
             for kind in ("weight", "bias"):
                 sources = tuple(f"model.layers.{number}.{part}.{kind}" for part in parts)
                 if known.intersection(sources):
-                    found[f"transformer.layers.{number}.{theirs}.{kind}"] = sources
-    used = {one for sources in found.values() for one in sources}
+                    mapped[f"transformer.layers.{number}.{theirs}.{kind}"] = sources
+    used = {tensor for sources in mapped.values() for tensor in sources}
     if left := sorted(known - used):
         raise Unmapped(f"its tensor {left[0]} has no place in TensorRT-LLM's {'layers' if '.layers.' in left[0] else 'model'}")
     if lost := sorted(used - known):
         raise Unmapped(f"its tensor {lost[0]} is missing")
-    return found
+    return mapped
 
 
 def config(given: Mapping[str, Any], dtype: str, names: Collection[str]) -> Json:
@@ -73,8 +73,8 @@ def config(given: Mapping[str, Any], dtype: str, names: Collection[str]) -> Json
         (dtype not in ("float32", "float16", "bfloat16"), f"its weights are stored as {dtype}"),
         (rope.get("partial_rotary_factor", 1.0) != 1.0, "its rotary embedding turns a part of each head"),
     ]
-    if found := next((cause for is_so, cause in wrong if is_so), None):
-        raise Unmapped(f"{found}, which is not mapped")
+    if obstacle := next((cause for is_so, cause in wrong if is_so), None):
+        raise Unmapped(f"{obstacle}, which is not mapped")
     heads = int(given["num_attention_heads"])
     scaling = {"type": kind, **{key: value for key, value in rope.items() if key != "rope_theta"}} if kind != "default" else None
     return {
@@ -116,13 +116,13 @@ def apart(name: str, tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises Unmapped for a name or a size that does not belong there.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         stem = name.removesuffix(".weight")
         if stem not in _TOP or stem == name:
             raise Unmapped(f"{name} is no tensor of such a checkpoint")
         return {f"{_TOP[stem]}.weight": tensor}
-    number, theirs, kind = found.groups()
+    number, theirs, kind = match.groups()
     if theirs not in _LAYER:
         raise Unmapped(f"{name} is no tensor of such a checkpoint")
     query, pair = (int(given[key]) * int(given["head_size"]) for key in ("num_attention_heads", "num_key_value_heads"))

@@ -24,13 +24,13 @@ def difference(path: Path, config: Json, wanted: ModelFolder) -> str | None:
             parts = mapping.apart(name, _bytes(path, info), config)
         except mapping.Unmapped as error:
             return str(error)
-        for ours, found in parts.items():
+        for ours, stored in parts.items():
             source = mapping.TABLE if ours == mapping.HEAD and ours not in wanted.headers else ours
             if source not in wanted.headers:
                 return f"it has {ours}, which the merged model has not"
             left.discard(source)
             theirs = wanted.headers[source]
-            if info.dtype != theirs.dtype or not np.array_equal(found, _bytes(wanted.path / theirs.file, theirs)):
+            if info.dtype != theirs.dtype or not np.array_equal(stored, _bytes(wanted.path / theirs.file, theirs)):
                 return f"{source} differs"
     return f"it lacks {min(left)}" if left else None
 

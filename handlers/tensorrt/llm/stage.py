@@ -41,16 +41,16 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             )
         config = mapping.config(_config(source.path), dtypes[0], source.headers)
         table = mapping.weights(source.headers, config["num_hidden_layers"])
-        shapes = {name: _stacked(name, [source.headers[one] for one in parts]) for name, parts in table.items()}
+        shapes = {name: _stacked(name, [source.headers[part] for part in parts]) for name, parts in table.items()}
     except mapping.Unmapped as error:
         remedy = f"leave {context.stage} out of export.variants; newer releases load the variant pytorch"
         raise not_possible(context, str(error), source.path, remedy=remedy) from error
     (staging / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     written = _write(staging / WEIGHTS, source, table, shapes, reporter)
     reporter.progress(0.9, "reading the weights back")
-    if told := readback.difference(staging / WEIGHTS, config, source):
+    if fault := readback.difference(staging / WEIGHTS, config, source):
         raise Permanent(
-            FaultCode.MERGE_NOT_EXACT, f"make the variant {context.stage}", f"what was written is not what was merged: {told}",
+            FaultCode.MERGE_NOT_EXACT, f"make the variant {context.stage}", f"what was written is not what was merged: {fault}",
             "check this machine's disk and memory, and try again", path=staging / WEIGHTS,
         )  # fmt: skip
     copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, staging)
@@ -74,11 +74,11 @@ def _config(folder: Path) -> Json:
 def _stacked(name: str, parts: list[TensorInfo]) -> tuple[int, ...]:
     """The shape of tensors that lie one below the other. Raises Unmapped where they don't fit."""
     first = parts[0].shape
-    if any(one.shape[1:] != first[1:] for one in parts):
+    if any(part.shape[1:] != first[1:] for part in parts):
         raise mapping.Unmapped(
-            f"the parts of {name} have the shapes {', '.join(str(one.shape) for one in parts)}, which do not fit each other"
+            f"the parts of {name} have the shapes {', '.join(str(part.shape) for part in parts)}, which do not fit each other"
         )
-    return (sum(one.shape[0] for one in parts), *first[1:])
+    return (sum(part.shape[0] for part in parts), *first[1:])
 
 
 def _write(
@@ -88,7 +88,7 @@ def _write(
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, parts in table.items():
-        size = sum(source.headers[one].size for one in parts)
+        size = sum(source.headers[part].size for part in parts)
         header[name] = {"dtype": source.headers[parts[0]].dtype, "shape": list(shapes[name]), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
@@ -97,8 +97,8 @@ def _write(
         stream.write(len(text).to_bytes(8, "little") + text)
         for number, parts in enumerate(table.values()):
             reporter.progress(0.1 + 0.8 * number / len(table), "writing the weights")
-            for one in parts:
-                _copy(source.path / source.headers[one].file, source.headers[one], stream)
+            for part in parts:
+                _copy(source.path / source.headers[part].file, source.headers[part], stream)
     return at
 
 

@@ -137,11 +137,11 @@ def _below(pid: int) -> list[psutil.Process]:
 
 def find() -> str:
     """The program. Permanent where there is none."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
         remedy = "install one (on Debian and Ubuntu: `apt-get install chromium`)"
         raise Permanent(FaultCode.ENGINE_MISSING, OPERATION, "this box has no Chromium", remedy)
-    return os.path.realpath(found) if Path(found).is_symlink() else found
+    return os.path.realpath(program) if Path(program).is_symlink() else program
 
 
 def _environment() -> dict[str, str]:

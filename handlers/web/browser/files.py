@@ -28,7 +28,7 @@ class Files:
     inbox: dict[str, bytes] = field(default_factory=dict)
     """Number → bytes of an array."""
 
-    def found(self, address: str) -> tuple[bytes, str] | None:
+    def fetch(self, address: str) -> tuple[bytes, str] | None:
         """The bytes that an address stands for, and their kind; None for everything that is not the page's to see.
 
         `?size` asks for their number instead, `?from=…&to=…` for a part of them.

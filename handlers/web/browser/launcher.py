@@ -23,12 +23,12 @@ def main(read: int, write: int, parent: int, folder: str, command: list[str]) ->
         os._exit(1)
     for right in range(LAST_RIGHT + 1):
         libc.prctl(DROP_RIGHT, right, 0, 0, 0)  # without the right to do so this fails: then there is nothing to drop
-    high = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (read, write)]  # 3 or 4 may be one of the two
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (read, write)]  # 3 or 4 may be one of the two
     for number, descriptor in zip((3, 4), high, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    for one in {read, write} - {3, 4}:
-        os.close(one)
+    for descriptor in {read, write} - {3, 4}:
+        os.close(descriptor)
     place = fcntl.fcntl(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.F_DUPFD, 10)  # open as long as the browser lives
     os.execve(command[0], command, {**os.environ, "TMPDIR": f"/proc/{os.getpid()}/fd/{place}"})
 

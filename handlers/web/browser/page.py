@@ -32,10 +32,10 @@ INLINE = 1 << 16
 class Held:
     """An array of the page's, in the manner of onnxruntime's values. It lies there until nobody holds it here, or came with the answer."""
 
-    def __init__(self, page: Page, told: Json) -> None:
-        self._page, self.type, self._data = page, str(told["type"]), told.get("data")
-        self._shape, self._bytes = [int(size) for size in told["shape"]], int(told["bytes"])
-        self.number = int(told.get("held", 0))
+    def __init__(self, page: Page, reply: Json) -> None:
+        self._page, self.type, self._data = page, str(reply["type"]), reply.get("data")
+        self._shape, self._bytes = [int(size) for size in reply["shape"]], int(reply["bytes"])
+        self.number = int(reply.get("held", 0))
         if self.number:
             weakref.finalize(self, page.dropped.append, self.number)
 
@@ -47,7 +47,7 @@ class Held:
         """A copy of it."""
         if self._data is None:
             starts = range(0, self._bytes, PIECE)
-            texts = [self._page.ask("read", number=self.number, start=one, end=min(self._bytes, one + PIECE)) for one in starts]
+            texts = [self._page.ask("read", number=self.number, start=start, end=min(self._bytes, start + PIECE)) for start in starts]
         else:
             texts = [self._data]
         return np.frombuffer(bytearray(b"".join(map(base64.b64decode, texts))), DTYPES[self.type]).reshape(self._shape)
@@ -92,12 +92,12 @@ class Page:
         self, session: str, feeds: Mapping[str, np.ndarray | Held], outputs: Sequence[str], kept: Sequence[str] = ()
     ) -> dict[str, Held]:
         """Run a session; `kept`: which outputs stay in the page, since they will be fed again."""
-        sent = {name: one.feed() if isinstance(one, Held) else self._sent(one) for name, one in feeds.items()}
+        sent = {name: value.feed() if isinstance(value, Held) else self._sent(value) for name, value in feeds.items()}
         try:
-            told = self.ask("run", session=session, feeds=sent, outputs=list(outputs), kept=list(kept))
+            reply = self.ask("run", session=session, feeds=sent, outputs=list(outputs), kept=list(kept))
         finally:
             self._files.inbox.clear()
-        return {name: Held(self, told[name]) for name in outputs}
+        return {name: Held(self, reply[name]) for name in outputs}
 
     def _sent(self, array: np.ndarray) -> Json:
         facts: Json = {"type": array.dtype.name, "shape": list(array.shape)}
@@ -110,10 +110,10 @@ class Page:
 
     def _evaluate(self, expression: str, seconds: float = 1800.0) -> Any:
         facts = {"expression": expression, "awaitPromise": True, "returnByValue": True}
-        told = self.browser.ask("Runtime.evaluate", facts, self._session, seconds)
-        if "exceptionDetails" in told:
-            raise BrowserError(_reason(told["exceptionDetails"]))
-        return told["result"].get("value")
+        reply = self.browser.ask("Runtime.evaluate", facts, self._session, seconds)
+        if "exceptionDetails" in reply:
+            raise BrowserError(_reason(reply["exceptionDetails"]))
+        return reply["result"].get("value")
 
     def _heard(self, event: str, facts: Json) -> None:
         if event == "Fetch.requestPaused":
@@ -124,11 +124,11 @@ class Page:
             raise BrowserError(_reason(facts["exceptionDetails"]))
 
     def _answer(self, request: str, address: str) -> None:
-        found = self._files.found(address)
-        if found is None:
+        content = self._files.fetch(address)
+        if content is None:
             self.browser.send("Fetch.fulfillRequest", {"requestId": request, "responseCode": 404}, self._session)
             return
-        body, kind = found
+        body, kind = content
         headers = [{"name": "Content-Type", "value": kind}, {"name": "Cache-Control", "value": "no-store"}]
         facts = {"requestId": request, "responseCode": 200, "responseHeaders": headers, "body": base64.b64encode(body).decode()}
         self.browser.send("Fetch.fulfillRequest", facts, self._session)

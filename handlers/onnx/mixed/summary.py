@@ -8,7 +8,7 @@ MOST_NAMED = 4
 """Layers that a sentence names."""
 
 
-def told(choice: Choice) -> str:
+def summarize(choice: Choice) -> str:
     """What was kept more exact, and why, in a sentence; "" where nothing was."""
     parts = [f"{listed(names)} in {'fp32' if bits == LEVELS[-1] else f'{bits} bits'}" for bits, names in choice.raised.items() if names]
     if not parts:
@@ -26,8 +26,8 @@ def listed(names: list[str]) -> str:
     others = [name for name in names if not name.startswith("layer ")]
     shown = sorted(layers, key=int)
     if len(shown) > MOST_NAMED:
-        told = [f"{len(shown)} layers ({', '.join(shown[:MOST_NAMED])}, …)"]
+        numbered = [f"{len(shown)} layers ({', '.join(shown[:MOST_NAMED])}, …)"]
     else:
-        told = [f"layer{'s' if len(shown) > 1 else ''} {', '.join(shown)}"] if shown else []
-    parts = [*told, *others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if len(others) > MOST_NAMED else [])]
+        numbered = [f"layer{'s' if len(shown) > 1 else ''} {', '.join(shown)}"] if shown else []
+    parts = [*numbered, *others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if len(others) > MOST_NAMED else [])]
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
