@@ -86,8 +86,8 @@ def first_clause(remedy: str) -> str:
 def _ends(remedy: str) -> Iterator[int]:
     """Where its alternatives end, but for the last; a semicolon within a command ends none."""
     marks = 0
-    for found in re.finditer("`|; ", remedy):
-        if found[0] == "`":
+    for match in re.finditer("`|; ", remedy):
+        if match[0] == "`":
             marks += 1
         elif marks % 2 == 0:
-            yield found.start()
+            yield match.start()

@@ -130,8 +130,8 @@ def model_config(value: Any, path: Path, operation: str = "read the model's conf
         raise Permanent(
             FaultCode.BAD_MODEL_CONFIG, operation, problem, f"correct it in {path.name}, or copy that file again from its source", path=path
         )
-    found: Json = value
-    return found
+    config: Json = value
+    return config
 
 
 def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str | None:
@@ -140,17 +140,17 @@ def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str 
         return f"{name} contains {shown(value)}, not a JSON object"
     if "peft_type" in kind.model_fields and not value.get("peft_type"):
         return "it names no peft_type"
-    for key, one in value.items():
-        if why := _unwritable(key, one):
+    for key, entry in value.items():
+        if why := _unwritable(key, entry):
             return f"{above}{shown(key)} is {why}"
     try:
         kind.model_validate(value)
     except ValidationError as error:
-        first = min(error.errors(include_url=False, include_context=False, include_input=False), key=lambda one: str(one["loc"][:1]))
+        first = min(error.errors(include_url=False, include_context=False, include_input=False), key=lambda detail: str(detail["loc"][:1]))
         field = str(first["loc"][0])
         return f"{above}{_in_words(field, value.get(field), first['loc'])}, and it must be {kind.model_fields[field].description}"
     if kind is ModelConfig:
-        many = [key for key, one in value.items() if _REPEATED.fullmatch(key) and type(one) is int and not 0 <= one <= MOST_REPEATED]
+        many = [key for key, count in value.items() if _REPEATED.fullmatch(key) and type(count) is int and not 0 <= count <= MOST_REPEATED]
         if many:
             return f"{above}{many[0]} is {shown(value[many[0]])}, and it must be a whole number up to {MOST_REPEATED:,}"
     return None
@@ -159,7 +159,7 @@ def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str 
 def _in_words(field: str, value: Any, place: tuple[int | str, ...]) -> str:
     """What a field says; of an object or a list, the entry at `place` that is wrong."""
     if isinstance(value, dict) and len(place) > 1:
-        inner = next((one for one in place[1:] if isinstance(one, str) and one in value), None)
+        inner = next((key for key in place[1:] if isinstance(key, str) and key in value), None)
         if inner is not None:
             return f"{field} says {shown(value[inner])} for {shown(inner)}"
     return f"{field} is {shown(value)}"
@@ -180,7 +180,7 @@ def _depth(value: Any) -> int:
     """Levels of lists and objects in a JSON value, counted up to one more than may be."""
     level, inside = 0, [value]
     while inside and level <= _DEPTH:
-        inside = [one for part in inside if isinstance(part, dict | list) for one in (part.values() if isinstance(part, dict) else part)]
+        inside = [item for part in inside if isinstance(part, dict | list) for item in (part.values() if isinstance(part, dict) else part)]
         level += 1
     return level
 

@@ -1,7 +1,7 @@
 """The processor of this box, as far as results can depend on it: libraries choose their kernels by its instruction sets.
 
-Called for resume keys (`running.keys`), by the stages that keep something for a later attempt, by validation, the report and
-`ckptd formats`. Reads /proc/cpuinfo once; elsewhere than on Linux it knows the architecture alone.
+Called for resume keys (`daemon.running.rules.resume_keys`), by the stages that keep something for a later attempt, by validation, the
+report and `ckptd formats`. Reads /proc/cpuinfo once; elsewhere than on Linux it knows the architecture alone.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def not_run_on(cpu: Cpu) -> tuple[str, ...]:
 
     A processor with VNNI never runs the kernels of one without it, so these are named as well.
     """
-    present = [one for one in INTEGER_KERNELS if one.architecture == cpu.architecture and one.needs in cpu.features]
+    present = [kernel for kernel in INTEGER_KERNELS if kernel.architecture == cpu.architecture and kernel.needs in cpu.features]
     used = present[-1:]
-    return tuple(one.name for one in INTEGER_KERNELS if one not in used)
+    return tuple(kernel.name for kernel in INTEGER_KERNELS if kernel not in used)
 
 
 def doubt(arithmetic: str, cpu: Cpu) -> str | None:

@@ -120,10 +120,10 @@ class DataPlace:
         """The file itself, or those below the folder whose names end as `SUFFIXES`, by name, MOST_FILES at most. OSError where it can't
         be looked at."""
         with self.opened() as handle:
-            found = os.fstat(handle)
-            if stat.S_ISREG(found.st_mode):
-                return (DataFile(self, (), found.st_size, found.st_mtime_ns),)
-            if not stat.S_ISDIR(found.st_mode):
+            status = os.fstat(handle)
+            if stat.S_ISREG(status.st_mode):
+                return (DataFile(self, (), status.st_size, status.st_mtime_ns),)
+            if not stat.S_ISDIR(status.st_mode):
                 raise OSError(None, "it is neither a regular file nor a folder", self.shown)
         files: list[DataFile] = []
         folders: list[tuple[str, ...]] = [()]
@@ -143,7 +143,7 @@ class DataPlace:
                     elif holds_texts(entry.name) and entry.is_file(follow_symlinks=self.inner is None):
                         state = entry.stat(follow_symlinks=self.inner is None)
                         files.append(DataFile(self, (*folder, entry.name), state.st_size, state.st_mtime_ns))
-        return tuple(sorted(files, key=lambda one: one.parts)[:MOST_FILES])
+        return tuple(sorted(files, key=lambda file: file.parts)[:MOST_FILES])
 
 
 def holds_texts(name: str) -> bool:
@@ -153,8 +153,8 @@ def holds_texts(name: str) -> bool:
 
 def other_kind(beginning: bytes) -> str | None:
     """Why a file that begins so, with 8 bytes or more, can hold no rows, as a clause; None where it can."""
-    found = next((name for magic, name in _OTHER.items() if beginning.startswith(magic)), None)
-    return found and f"it is {found}; write its rows as UTF-8 text, for example as .jsonl"
+    kind = next((name for magic, name in _OTHER.items() if beginning.startswith(magic)), None)
+    return kind and f"it is {kind}; write its rows as UTF-8 text, for example as .jsonl"
 
 
 def stamp(value: str) -> list[list[str | int]]:

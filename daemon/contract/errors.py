@@ -59,7 +59,10 @@ class Fault(BaseModel):
         """Words without characters that act on a terminal or turn the text around, which a file may bring into them."""
         if value.isprintable():
             return value
-        return "".join(ascii(one)[1:-1] if unicodedata.category(one)[0] == "C" and one not in "\n\t" else one for one in value)
+        return "".join(
+            ascii(character)[1:-1] if unicodedata.category(character)[0] == "C" and character not in "\n\t" else character
+            for character in value
+        )
 
     @field_validator("cause", mode="after")
     @classmethod

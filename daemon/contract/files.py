@@ -98,8 +98,8 @@ def dead_temporaries(folder: Path) -> list[Path]:
     """Names that `temporary_of` gave processes which live no more: what a crash left, in no order."""
     if not folder.is_dir():
         return []
-    found = [(match, entry) for entry in os.scandir(folder) if (match := _TEMPORARY.fullmatch(entry.name))]
-    return [Path(entry.path) for match, entry in found if not lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
+    temporaries = [(match, entry) for entry in os.scandir(folder) if (match := _TEMPORARY.fullmatch(entry.name))]
+    return [Path(entry.path) for match, entry in temporaries if not lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
 
 
 def lives(process: int) -> bool:
@@ -115,10 +115,10 @@ def lives(process: int) -> bool:
 
 def sweep_temporaries(folder: Path) -> list[Path]:
     """Remove what `dead_temporaries` finds; gives it."""
-    found = dead_temporaries(folder)
-    for path in found:
+    dead = dead_temporaries(folder)
+    for path in dead:
         path.unlink(missing_ok=True)
-    return found
+    return dead
 
 
 def write_atomic(path: Path, data: bytes | str, *, durable: bool = True, mode: int | None = None) -> None:
@@ -167,12 +167,12 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def odd_below(folder: Path) -> list[str]:
     """Relative names of all below `folder` that is neither a regular file nor a folder: links, pipes, devices. It can't be sealed."""
-    found = []
+    odd = []
     for directory, folders, names in walk(folder):
         for path in (Path(directory, name) for name in (*folders, *names)):
             if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
-                found.append(path.relative_to(folder).as_posix())
-    return sorted(found)
+                odd.append(path.relative_to(folder).as_posix())
+    return sorted(odd)
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntry, ...]:

@@ -73,9 +73,9 @@ def parse_header(path: Path) -> dict[str, TensorInfo]:
     can't be opened.
     """
     size, text = _raw(path)
-    found = dict(_entry(path.name, 8 + len(text), name, value) for name, value in _table(text))
-    _check_places(found.values(), 8 + len(text), size)
-    return found
+    tensors = dict(_entry(path.name, 8 + len(text), name, value) for name, value in _table(text))
+    _check_places(tensors.values(), 8 + len(text), size)
+    return tensors
 
 
 def parse_metadata(path: Path) -> dict[str, Any]:

@@ -54,9 +54,9 @@ class SecretUrl(Secret[str]):
 
 def scheme_of(url: str) -> str:
     """A URL's scheme; "" where it has none that looks like one, and so might be a secret."""
-    scheme, found, _ = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     kind = scheme.strip().lower()
-    return kind if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else ""
+    return kind if separator and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else ""
 
 
 def is_credential(text: str) -> bool:
@@ -69,7 +69,7 @@ def may_be_secret(value: Any) -> bool:
     if isinstance(value, Secret):
         return True
     if isinstance(value, Mapping):
-        return any(may_be_secret(one) for pair in value.items() for one in pair)
+        return any(may_be_secret(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple | set | frozenset):
         return any(map(may_be_secret, value))
     if isinstance(value, bytes):
@@ -105,12 +105,12 @@ def keep(value: Any) -> None:
     if isinstance(value, Secret):
         keep(value.get_secret_value())
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, part in value.items():
             keep(key)
-            keep(one)
+            keep(part)
     elif isinstance(value, list | tuple):
-        for one in value:
-            keep(one)
+        for part in value:
+            keep(part)
     elif isinstance(value, str):
         _keep_text(value)
 
@@ -133,9 +133,9 @@ def _parts_of(url: str) -> set[str]:
     rest = url.partition("://")[2].strip()
     if not rest:
         return set()
-    user, found, place = rest.rpartition("@")
-    pieces = {one for one in re.split(r"[/?&=#,;+@:\s]+", place if found else rest) if len(one) >= 8 and not _is_common(one)}
-    return {*(one for one in (rest, user, *user.split(":")) if not _is_common(one)), *pieces}
+    user, at_sign, place = rest.rpartition("@")
+    pieces = {piece for piece in re.split(r"[/?&=#,;+@:\s]+", place if at_sign else rest) if len(piece) >= 8 and not _is_common(piece)}
+    return {*(piece for piece in (rest, user, *user.split(":")) if not _is_common(piece)), *pieces}
 
 
 def _is_common(piece: str) -> bool:
@@ -157,7 +157,7 @@ def censored_values(value: Any) -> Any:
     if isinstance(value, str):
         return censored(value)
     if isinstance(value, dict):
-        return {censored_values(key): censored_values(one) for key, one in value.items()}
+        return {censored_values(key): censored_values(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(censored_values, value))
     return value if value is None or isinstance(value, int | float) or censored(said := repr(value)) == said else STARS

@@ -64,8 +64,8 @@ def is_text(name: str) -> bool:
     return True
 
 
-def _code(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
+def _code(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
 
 
 def local_time(at: str | None, to_the: Literal["minute", "seconds"] = "minute") -> str:

@@ -35,17 +35,17 @@ def value_at(value: Any, *names: str) -> Any:
 
 def text_at(value: Any, *names: str) -> str | None:
     """The text there; None for anything else."""
-    found = value_at(value, *names)
-    return found if isinstance(found, str) else None
+    entry = value_at(value, *names)
+    return entry if isinstance(entry, str) else None
 
 
 def number_at(value: Any, *names: str) -> float | None:
     """The finite number there; None for anything else."""
-    found = value_at(value, *names)
-    if not isinstance(found, int | float) or isinstance(found, bool):
+    entry = value_at(value, *names)
+    if not isinstance(entry, int | float) or isinstance(entry, bool):
         return None
     try:
-        number = float(found)
+        number = float(entry)
     except OverflowError:  # a whole number may have any number of digits
         return None
     return number if math.isfinite(number) else None
@@ -53,5 +53,5 @@ def number_at(value: Any, *names: str) -> float | None:
 
 def whole_at(value: Any, *names: str) -> int | None:
     """The whole number there; None for anything else."""
-    found = value_at(value, *names)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    entry = value_at(value, *names)
+    return entry if isinstance(entry, int) and not isinstance(entry, bool) else None

@@ -111,17 +111,18 @@ class Attempts:
         """
 
         def claim(c: sqlite3.Connection) -> bool:
-            one = intent.attempt
-            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (one.job,)).fetchone():
+            attempt = intent.attempt
+            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (attempt.job,)).fetchone():
                 return False
             c.execute(
                 "UPDATE stage SET state = 'running', attempts = ?, fault = NULL, key = ? WHERE job = ? AND name = ?",
-                (one.number, intent.key, one.job, one.stage),
+                (attempt.number, intent.key, attempt.job, attempt.stage),
             )
             c.execute(
                 "INSERT INTO attempt (job, stage, number, strategy, folder, staging, estimate, started) VALUES (?,?,?,?,?,?,?,?)",
-                (one.job, one.stage, one.number, intent.strategy, str(intent.folder), str(intent.staging), intent.estimate, now()),
-            )
+                (attempt.job, attempt.stage, attempt.number, intent.strategy, str(intent.folder), str(intent.staging), intent.estimate,
+                 now()),
+            )  # fmt: skip
             return True
 
         return self._database.write("claim", claim)

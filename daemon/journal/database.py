@@ -193,8 +193,8 @@ class Database:
             return [problem]
         try:
             with reading_as_it_is(self.path) as connection:
-                found = integrity.misshapen(connection) or integrity.unsound(connection, full=full)
-                return found or integrity.unbelievable(connection)
+                problems = integrity.misshapen(connection) or integrity.unsound(connection, full=full)
+                return problems or integrity.unbelievable(connection)
         except Permanent as error:
             return [error.fault.cause]
 
@@ -267,21 +267,21 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _check_at_open(connection: sqlite3.Connection, path: Path) -> None:
     """Raises Permanent where the file is not sound, as far as that is known at once (`CHECKED_AT_OPEN`)."""
     try:
-        found = integrity.misshapen(connection)
-        if not found:
+        problems = integrity.misshapen(connection)
+        if not problems:
             refuse_unknown(connection, "open the journal", path)
             pages, page = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
         size = path.stat().st_size
-        if not found and pages * page > size:
-            found = [f"{pages * page - size} bytes of its end are missing"]
-        if not found and size <= CHECKED_AT_OPEN:
-            found = integrity.unsound(connection, full=True)
-        if not found and version_of(connection):
-            found = integrity.unbelievable(connection)
+        if not problems and pages * page > size:
+            problems = [f"{pages * page - size} bytes of its end are missing"]
+        if not problems and size <= CHECKED_AT_OPEN:
+            problems = integrity.unsound(connection, full=True)
+        if not problems and version_of(connection):
+            problems = integrity.unbelievable(connection)
     except sqlite3.Error as error:
         raise explained(error, "open the journal", path) or damaged("open the journal", str(error), path) from error
-    if found:
-        raise damaged("open the journal", "; ".join(found[:3]), path)
+    if problems:
+        raise damaged("open the journal", "; ".join(problems[:3]), path)
 
 
 @contextmanager

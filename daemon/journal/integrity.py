@@ -87,22 +87,22 @@ def _compare(version: int, shape: Shape, transitions_there: Callable[[], frozens
 
 def unbelievable(connection: sqlite3.Connection) -> list[str]:
     """Contradictions in the rows of open jobs. The cost grows with the number of open jobs, not with the size of the journal."""
-    found = []
+    problems = []
     for row in _dicts(connection, f"SELECT * FROM job WHERE {OPEN}"):
         try:
             seen = CheckpointRef.model_validate_json(row["checkpoint"])
             json.loads(row["work"]), json.loads(row.get("warnings", "[]"))
             if (seen.root, seen.run, seen.step, seen.identity) != (row.get("root", seen.root), row["run"], row["step"], row["identity"]):
-                found.append(f"the checkpoint of job {row['id']} contradicts its identity")
+                problems.append(f"the checkpoint of job {row['id']} contradicts its identity")
         except ValueError:
-            found.append(f"the checkpoint or the configuration of job {row['id']} can't be read")
+            problems.append(f"the checkpoint or the configuration of job {row['id']} can't be read")
     for table in ("stage", "attempt"):
         for row in _dicts(connection, f"SELECT t.* FROM {table} t JOIN job ON job.id = t.job WHERE job.{OPEN}"):
             try:
                 _ = Fault.model_validate_json(row["fault"]) if row["fault"] else None
             except ValueError:
-                found.append(f"a fault of job {row['job']} can't be read")
-    return found[:REPORTED]
+                problems.append(f"a fault of job {row['job']} can't be read")
+    return problems[:REPORTED]
 
 
 def _dicts(connection: sqlite3.Connection, statement: str) -> Iterator[dict[str, Any]]:
@@ -115,16 +115,18 @@ def _dicts(connection: sqlite3.Connection, statement: str) -> Iterator[dict[str,
 def unsound(connection: sqlite3.Connection, *, full: bool) -> list[str]:
     """What SQLite finds: its quick check, or (`full`) also every index against its table, and foreign keys and states."""
     check = "integrity_check" if full else "quick_check"
-    found = [str(row[0]) for row in connection.execute(f"PRAGMA {check}({REPORTED})") if row[0] != "ok"]
-    if full and not found:
-        found = [f"a row of {row[0]} belongs to no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check").fetchmany(REPORTED)]
-        found += _odd_rows(connection)
+    problems = [str(row[0]) for row in connection.execute(f"PRAGMA {check}({REPORTED})") if row[0] != "ok"]
+    if full and not problems:
+        problems = [
+            f"a row of {row[0]} belongs to no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check").fetchmany(REPORTED)
+        ]
+        problems += _odd_rows(connection)
         if (
-            not found
+            not problems
             and connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0] <= SMALL
         ):
             _read_all(connection)
-    return found
+    return problems
 
 
 def _read_all(connection: sqlite3.Connection) -> None:

@@ -182,7 +182,7 @@ class Jobs:
 
     def rewrites(self, run: str, path: str) -> int:
         """How many exports in a row of a directory gave way to its next content, without one that ended."""
-        return next((one.count for one in rewritten(self._database.read(OF_RUN, run)) if one.path == path), 0)
+        return next((rewrite.count for rewrite in rewritten(self._database.read(OF_RUN, run)) if rewrite.path == path), 0)
 
     def counts(self) -> dict[str, int]:
         """State → number of jobs."""

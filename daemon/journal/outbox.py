@@ -92,7 +92,7 @@ class Outbox:
             if not targets and (count := c.execute(f"UPDATE outbox SET state = 'abandoned' WHERE {_UNADDRESSED}").rowcount):
                 dropped.append(Dropped("nobody", count))
             c.execute(f"INSERT INTO delivery (message, target) SELECT id, digest FROM outbox, target WHERE outbox.{_UNADDRESSED}")
-            return [one for one in dropped if one.messages]
+            return [entry for entry in dropped if entry.messages]
 
         return self._database.write("adopt-targets", adopt)
 
@@ -112,10 +112,10 @@ class Outbox:
 
     def next_due(self) -> float | None:
         """When the next target's time comes; None where nothing waits."""
-        found = self._database.read(
+        due = self._database.read(
             "SELECT min(next_at) FROM target WHERE EXISTS (SELECT 1 FROM delivery WHERE target = digest AND state = 'pending')"
         )[0][0]
-        return None if found is None else float(found)
+        return None if due is None else float(due)
 
     def pending(self) -> int:
         """How many notifications wait."""
@@ -211,7 +211,7 @@ def _end(c: sqlite3.Connection, message: int, target: str, state: str) -> None:
 
 def _end_all(c: sqlite3.Connection, target: str, state: str, also: str = "", values: tuple[object, ...] = ()) -> int:
     """End what waits for a target; gives how many those were."""
-    found = c.execute(f"SELECT message FROM delivery WHERE target = ? AND state = 'pending' {also}", (target, *values)).fetchall()
-    for row in found:
+    rows = c.execute(f"SELECT message FROM delivery WHERE target = ? AND state = 'pending' {also}", (target, *values)).fetchall()
+    for row in rows:
         _end(c, row[0], target, state)
-    return len(found)
+    return len(rows)

@@ -119,7 +119,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
         outbox=_counts(connection, "outbox"),
         targets=_targets(connection),
         lost=_lost(connection, limit),
-        rewritten=tuple(one for one in rewritten(connection.execute(OF_ALL).fetchall()) if one.count >= OFTEN),
+        rewritten=tuple(rewrite for rewrite in rewritten(connection.execute(OF_ALL).fetchall()) if rewrite.count >= OFTEN),
         paused_since=said[PAUSED][1] if PAUSED in said else None,
         rebuilt=json.loads(said[REBUILT][0]) if REBUILT in said else None,
     )
@@ -200,10 +200,10 @@ def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
 
 def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured]]:
     """Stage → what its latest attempts took, newest first."""
-    found: dict[str, list[Measured]] = {}
+    by_stage: dict[str, list[Measured]] = {}
     for row in connection.execute("SELECT * FROM measured ORDER BY id DESC"):
-        found.setdefault(row["stage"], []).append(measured_of(row))
-    return found
+        by_stage.setdefault(row["stage"], []).append(measured_of(row))
+    return by_stage
 
 
 def bases_used(connection: sqlite3.Connection) -> set[str]:

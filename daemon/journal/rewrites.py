@@ -47,13 +47,13 @@ OF_ALL = _ENDED.format("IN (SELECT run FROM job WHERE state = 'superseded')")
 def rewritten(rows: Sequence[sqlite3.Row]) -> list[Rewritten]:
     """The directories whose last job that ended gave way so. `rows`: of the query OF_RUN or OF_ALL."""
     places = {row[0]: row[1] for row in rows}
-    found: dict[str, Rewritten] = {}
+    by_path: dict[str, Rewritten] = {}
     for _, path, state, reason, ended in rows:
         if ended is None:
             continue
         if state != "superseded":
-            found.pop(path, None)
+            by_path.pop(path, None)
         elif reason.startswith(IN_PLACE) or places.get(reason.removeprefix(BY)) == path:
-            before = found.get(path)
-            found[path] = Rewritten(path, before.count + 1, before.since) if before else Rewritten(path, 1, ended)
-    return list(found.values())
+            before = by_path.get(path)
+            by_path[path] = Rewritten(path, before.count + 1, before.since) if before else Rewritten(path, 1, ended)
+    return list(by_path.values())

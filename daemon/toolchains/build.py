@@ -53,7 +53,7 @@ def make(build: Build, wanted: Installer = "auto") -> None:
     (build.folder / IN_USE).touch()
     failpoints.point("toolchain.packages")
     if unlike := records.differing(build.folder):
-        build.say(f"not as its packages' own records say: {records.told(unlike)}")
+        build.say(f"not as its packages' own records say: {records.summarize(unlike)}")
     build.say("probing it")
     probed = probe(
         build.definition, build.folder, build.operation, f"read {build.log}; report it if the index provided the locked versions"
@@ -79,7 +79,9 @@ def _remove_scripts(folder: Path) -> None:
 def packages(folder: Path) -> dict[str, str]:
     """Distribution → version of all that is installed in an environment, and `npm:NAME` → version of packages of npm."""
     places = [str(path) for path in folder.glob("lib*/python*/site-packages") if not path.parents[1].is_symlink()]
-    return dict(sorted((one.metadata["Name"], one.version) for one in importlib.metadata.distributions(path=places))) | npm.packages(folder)
+    return dict(
+        sorted((distribution.metadata["Name"], distribution.version) for distribution in importlib.metadata.distributions(path=places))
+    ) | npm.packages(folder)
 
 
 def probe(definition: Definition, folder: Path, operation: str, remedy: str) -> dict[str, object]:

@@ -78,13 +78,13 @@ def remove(chains: Toolchains, name: str) -> int:
         raise _nothing_there(operation)
     try:
         with _only_one(chains.home, name, operation):
-            swept, found = _sweep(chains.home, name), chains.versions(definition.name)
+            swept, versions = _sweep(chains.home, name), chains.versions(definition.name)
             remains, fetched = chains.remains(name), size_of(chains.home, name)
-            freed = sum(one.manifest.size for one in found) + sum(map(_size, remains)) + fetched
-            if not (found or swept or remains or downloads_of(chains.home, name)):
+            freed = sum(version.manifest.size for version in versions) + sum(map(_size, remains)) + fetched
+            if not (versions or swept or remains or downloads_of(chains.home, name)):
                 raise _nothing_there(operation)
             (StatePaths(chains.home.parent).cache / OFFERED / name).unlink(missing_ok=True)  # first: it is removed, and not away
-            for folder in (*(one.folder for one in found), *remains):
+            for folder in (*(version.folder for version in versions), *remains):
                 _take_away(folder, chains.home / f".{name}.removing", operation)
             _forget_downloads(chains.home, name)
             (chains.home / f"{name}.log").unlink(missing_ok=True)
@@ -124,11 +124,11 @@ def check(chains: Toolchains, name: str) -> Installed:
     remedy = f"run `ckptd toolchain install {name} --again`"
     differing = sorted(set(known.manifest.packages.items()) ^ set(packages(known.folder).items()))
     if differing:
-        cause = f"its packages are not the ones that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
+        cause = f"its packages are not the ones that were installed ({', '.join(dict.fromkeys(package for package, _ in differing))})"
         raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder)
     changed = {path: wrong for path, wrong in records.differing(known.folder).items() if known.manifest.unlike.get(path) != wrong}
     if changed:
-        cause = f"its files are not the ones that were installed: {records.told(changed)}"
+        cause = f"its files are not the ones that were installed: {records.summarize(changed)}"
         raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder, details="\n".join(changed))
     probe(chains.definition(name), known.folder, operation, remedy)
     return known
@@ -149,15 +149,15 @@ class Examined:
 
 def examine_all(chains: Toolchains) -> list[Examined]:
     """`check` for every toolchain of which something is there, one that an earlier version of ckptd installed included."""
-    found = []
+    examined = []
     for name in chains.known:
         if not chains.versions(name) and not chains.remains(name):
             continue
         try:
-            found.append(Examined(name, True, None, str(check(chains, name).folder)))
+            examined.append(Examined(name, True, None, str(check(chains, name).folder)))
         except CkptdError as error:
-            found.append(Examined(name, False, str(error), None))
-    return found
+            examined.append(Examined(name, False, str(error), None))
+    return examined
 
 
 @contextmanager
@@ -213,12 +213,12 @@ def _put_in_place(build: Build, chains: Toolchains) -> None:
     os.rename(build.folder, target)
     fsync_directory(chains.home)
     failpoints.point("toolchain.placed")
-    for one in chains.versions(build.definition.name):
-        if not one.current:
+    for installed in chains.versions(build.definition.name):
+        if not installed.current:
             try:
-                _take_away(one.folder, aside, build.operation)
+                _take_away(installed.folder, aside, build.operation)
             except Retryable:
-                build.say(f"{one.folder} is still in use; `ckptd toolchain remove` removes it later")
+                build.say(f"{installed.folder} is still in use; `ckptd toolchain remove` removes it later")
 
 
 def _take_away(folder: Path, aside: Path, operation: str) -> None:

@@ -62,8 +62,8 @@ def _failed(operation: str, log: Path, text: str) -> CkptdError:
     if _NETWORK.search(text):
         remedy = "check the network, and npm's registry, proxy and certificate (`npm config list`), then try again"
         return Retryable(FaultCode.NO_NETWORK, operation, "npm could not reach its registry", remedy, path=log, details=text)
-    if found := _MISSING.search(text):
-        wanted = found[1].strip(".'")
+    if match := _MISSING.search(text):
+        wanted = match[1].strip(".'")
         cause = f"npm's registry has no {wanted}"
         remedy = "configure npm with a registry that has it (`npm config list`)"
         return Permanent(FaultCode.NO_PACKAGE, operation, cause, remedy, path=log, details=text)

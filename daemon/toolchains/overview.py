@@ -76,7 +76,7 @@ def costs(download: int, disk: int, seconds: float) -> str:
 
 def lacking_for(variants: Iterable[str], chains: Toolchains) -> tuple[str, ...]:
     """What variants of the configuration can't be made or checked without, as sentences without their ends."""
-    makes, checks, found = dict[str, list[str]](), dict[str, list[str]](), list[str]()
+    makes, checks, sentences = dict[str, list[str]](), dict[str, list[str]](), list[str]()
     for name in variants:
         spec, check = plan.spec_of(name), plan.check_of(name)
         if chains.lacking(spec.toolchain, name):
@@ -84,12 +84,12 @@ def lacking_for(variants: Iterable[str], chains: Toolchains) -> tuple[str, ...]:
         elif check and chains.lacking(check.toolchain, name):
             checks.setdefault(check.toolchain, []).append(name)
         if spec.programs and spec.program() is None:
-            found.append(f"{name} can't be made: none of the programs {', '.join(spec.programs)} is there")
+            sentences.append(f"{name} can't be made: none of the programs {', '.join(spec.programs)} is there")
     for served, what in ((makes, "made"), (checks, "checked")):
         for chain, names in served.items():
             if fault := chains.lacking(chain, "make them"):
-                found.append(f"{', '.join(names)} can't be {what}: {fault.cause}; {fault.remedy}")
-    return tuple(found)
+                sentences.append(f"{', '.join(names)} can't be {what}: {fault.cause}; {fault.remedy}")
+    return tuple(sentences)
 
 
 def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
@@ -107,6 +107,8 @@ def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
             disk=int(definition.disk),
             seconds=definition.seconds,
             stages=tuple(spec.name for spec in plan.all_specs() if spec.toolchain == name),
-            folders=tuple(ToolchainFolder(str(one.folder), one.current, **one.manifest.model_dump()) for one in chains.versions(name)),
+            folders=tuple(
+                ToolchainFolder(str(version.folder), version.current, **version.manifest.model_dump()) for version in chains.versions(name)
+            ),
         )
     return rows

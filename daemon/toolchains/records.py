@@ -25,25 +25,25 @@ def differing(folder: Path) -> dict[str, str]:
     expected: dict[Path, set[str]] = {}
     for path, digest in _recorded(folder):
         expected.setdefault(path, set()).add(digest)
-    found = {}
+    faults = {}
     for path, digests in expected.items():
         if not path.is_file():
-            found[path] = "is missing"
+            faults[path] = "is missing"
         elif "" not in digests and not any(_has(path, digest) for digest in digests):
-            found[path] = "was changed"
-    return {path.relative_to(folder).as_posix(): wrong for path, wrong in sorted(found.items())}
+            faults[path] = "was changed"
+    return {path.relative_to(folder).as_posix(): wrong for path, wrong in sorted(faults.items())}
 
 
-def told(found: dict[str, str]) -> str:
+def summarize(faults: dict[str, str]) -> str:
     """The same as the end of a sentence: the first files by name, and how many there are."""
-    names = [f"{Path(name).relative_to(_above(name))} {wrong}" for name, wrong in list(found.items())[:SHOWN]]
-    more = f", and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    names = [f"{Path(name).relative_to(_above(name))} {wrong}" for name, wrong in list(faults.items())[:SHOWN]]
+    more = f", and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
     return f"{', '.join(names)}{more}"
 
 
 def _above(name: str) -> Path:
     """What stands before the part of a path that says something: the folder of all packages."""
-    return next((one for one in Path(name).parents if one.name == "site-packages"), Path())
+    return next((parent for parent in Path(name).parents if parent.name == "site-packages"), Path())
 
 
 def _recorded(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -65,10 +65,10 @@ def _has(path: Path, digest: str) -> bool:
     """Whether a file has the digest of a record: `sha256=…`, or another that hashlib knows, in base64 without its padding."""
     name, _, text = digest.partition("=")
     if name == "sha256":
-        found = bytes.fromhex(sha256_file(path))
+        checksum = bytes.fromhex(sha256_file(path))
     elif name in hashlib.algorithms_available:
         with open(path, "rb", buffering=0) as stream:
-            found = hashlib.file_digest(stream, name).digest()
+            checksum = hashlib.file_digest(stream, name).digest()
     else:
         return True
-    return base64.urlsafe_b64encode(found).rstrip(b"=").decode() == text.rstrip("=")
+    return base64.urlsafe_b64encode(checksum).rstrip(b"=").decode() == text.rstrip("=")

@@ -160,8 +160,8 @@ class Toolchains:
     def versions(self, name: str) -> list[Installed]:
         """All that is there of a toolchain: the current one, and those that earlier requirements made."""
         wanted = self.folder(name)
-        found = [(path, _manifest(path)) for path in sorted(self.home.glob(f"{name}-*"))]
-        return [Installed(path, one, path == wanted) for path, one in found if one is not None and one.name == name]
+        manifests = [(path, _manifest(path)) for path in sorted(self.home.glob(f"{name}-*"))]
+        return [Installed(path, manifest, path == wanted) for path, manifest in manifests if manifest is not None and manifest.name == name]
 
     def remains(self, name: str) -> list[Path]:
         """Folders of a toolchain without a manifest that can be read: a disk that failed leaves such, or a hand."""
@@ -172,7 +172,7 @@ class Toolchains:
         """The toolchain as it can be used now, else None."""
         if programs.missing(self.definition(name).programs):
             return None
-        return next((one for one in self.versions(name) if one.current and not one.broken), None)
+        return next((version for version in self.versions(name) if version.current and not version.broken), None)
 
     def lacking(self, name: str, operation: str) -> Fault | None:
         """Why a stage can't run in this toolchain ("" is no toolchain), with the command that fixes it; None if it can."""
@@ -191,14 +191,14 @@ class Toolchains:
         return ", then ".join([*steps, *([] if there else [f"run `ckptd toolchain install {name}`"])])
 
     def _usable(self, name: str) -> bool:
-        return any(one.current and not one.broken for one in self.versions(name))
+        return any(version.current and not version.broken for version in self.versions(name))
 
     def state(self, name: str) -> str:
         """How a toolchain is, as the end of "it is …": installed, not installed, damaged, …"""
         if name not in self.known:
             return "not known to this version of ckptd"
         there = self.versions(name)
-        current = next((one for one in there if one.current), None)
+        current = next((version for version in there if version.current), None)
         if current is None and self.folder(name) in self.remains(name):
             return f"{DAMAGED} (its manifest is missing or can't be read)"
         if current is None:

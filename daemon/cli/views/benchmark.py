@@ -43,16 +43,16 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
     lines = hanging(about, value.folder, width, style="bold")
     hardware = f"{machine.cpu or machine.architecture}, {machine.usable_cores} cores, {human(machine.memory_bytes)}, load {machine.load:g}"
     lines += hanging("machine", hardware, width, style="bold")
-    if any(one.starts for one in value.variants):
+    if any(variant.starts for variant in value.variants):
         lines += [Text(), *_starts(value, width)]
-    if any(one.measured for one in value.variants):
+    if any(variant.measured for variant in value.variants):
         speeds = _points(value, width)
         lines += [Text(), *speeds, Text(), *_explained(value, width, quartiles=any("±" in line.plain for line in speeds))]
-    for one in value.variants:
-        if one.fault:
-            lines += hanging(f"{one.variant}:", one.fault, width, style="red")
-        for said, places in _problems(one).items():
-            lines += hanging(f"{one.variant}:", f"{said.removesuffix('.')} ({places}).", width, style="yellow")
+    for variant in value.variants:
+        if variant.fault:
+            lines += hanging(f"{variant.variant}:", variant.fault, width, style="red")
+        for said, places in _problems(variant).items():
+            lines += hanging(f"{variant.variant}:", f"{said.removesuffix('.')} ({places}).", width, style="yellow")
     if value.no_pytorch:
         lines += hanging("", value.no_pytorch, width)
     for note in value.notes:
@@ -74,11 +74,11 @@ def _starts(value: Bench, width: int | None) -> list[Text]:
         ]
         rows = [
             [
-                Cell(one.variant, "bold"), *([Cell(str(start.threads))] if several else []), Cell(human(one.size_bytes)),
+                Cell(variant.variant, "bold"), *([Cell(str(start.threads))] if several else []), Cell(human(variant.size_bytes)),
                 Cell(seconds(start.start_seconds)), *([Cell(seconds(start.load_seconds))] if loading else []),
                 Cell(human(start.peak_rss_bytes)),
             ]
-            for one in value.variants for start in one.starts
+            for variant in value.variants for start in variant.starts
         ]  # fmt: skip
         if width is None or fits(columns, rows, width):
             break
@@ -87,7 +87,7 @@ def _starts(value: Bench, width: int | None) -> list[Text]:
 
 def _points(value: Bench, width: int | None) -> list[Text]:
     """The table of speeds; on a narrow terminal medians alone, and then a table for each number of threads and rows."""
-    everything = [(one.variant, point) for one in value.variants for point in one.points if point.prefill_seconds is not None]
+    everything = [(variant.variant, point) for variant in value.variants for point in variant.points if point.prefill_seconds is not None]
     for quartiles in (True, False):
         columns, rows = _table(value, everything, quartiles=quartiles, apart=False)
         if width is None or fits(columns, rows, width):
@@ -116,7 +116,7 @@ def _table(
         (_FIRST.get(value.kind or "", "first"), lambda point: spread(point.prefill_seconds, seconds, quartiles)),
         ("tokens/s", lambda point: spread(point.tokens_per_second, rate, quartiles)),
     ]
-    if any(point.speed_over_pytorch for one in value.variants for point in one.points):
+    if any(point.speed_over_pytorch for variant in value.variants for point in variant.points):
         shown.append(("× PyTorch", lambda point: spread(point.speed_over_pytorch, times, quartiles)))
     columns = [Column("variant", least=10), *(Column(title, least=len(title), right=True) for title, _ in shown)]
     return columns, [[Cell(name, "bold"), *(Cell(say(point)) for _, say in shown)] for name, point in points]
@@ -135,14 +135,14 @@ def _explained(value: Bench, width: int | None, *, quartiles: bool) -> list[Text
     return hanging("", f"{what}. {end}", width)
 
 
-def _problems(one: BenchedVariant) -> dict[str, str]:
+def _problems(variant: BenchedVariant) -> dict[str, str]:
     """Sentence → the points that it is about."""
-    found: dict[str, list[str]] = {}
-    for point in one.points:
+    by_problem: dict[str, list[str]] = {}
+    for point in variant.points:
         if point.problem is not None:
             place = f"{point.threads} thread{'s' * (point.threads > 1)}, {point.batch} × {point.length} tokens"
-            found.setdefault(point.problem, []).append(place)
-    return {said: "; ".join(places) for said, places in found.items()}
+            by_problem.setdefault(point.problem, []).append(place)
+    return {said: "; ".join(places) for said, places in by_problem.items()}
 
 
 def spread(value: Spread | None, say: Callable[[float], str], quartiles: bool = True) -> str:

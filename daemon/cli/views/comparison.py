@@ -67,7 +67,7 @@ def print_comparison(value: Comparison) -> None:
 def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     """The lines, none wider than `width`."""
     a, b = value.a, value.b
-    lines = [line for name, one in (("A", a), ("B", b)) for line in hanging(name, f"{one.label}: {one.folder}", width, style="bold")]
+    lines = hanging("A", f"{a.label}: {a.folder}", width, style="bold") + hanging("B", f"{b.label}: {b.folder}", width, style="bold")
     for note in value.notes:
         lines += hanging("note", note, width, style="yellow")
     rows = list(_rows(_OF_EXPORT, a, b))
@@ -89,13 +89,14 @@ def _rows(
         if mine is None and other is None:
             continue
         ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else ""
-        cells = [Cell("–" if one is None else say(one), STATE_STYLE.get(str(one), "")) for one in (mine, other)]
+        cells = [Cell("–" if value is None else say(value), STATE_STYLE.get(str(value), "")) for value in (mine, other)]
         yield [Cell(indent + label), *cells, Cell(ratio)]
 
 
 def _greedy(a: ComparedArtifact | None, b: ComparedArtifact | None) -> Iterable[list[Cell]]:
     said = [
-        "–" if one is None or one.greedy_prompts is None else f"{one.greedy_identical or 0} of {one.greedy_prompts}" for one in (a, b)
+        "–" if artifact is None or artifact.greedy_prompts is None else f"{artifact.greedy_identical or 0} of {artifact.greedy_prompts}"
+        for artifact in (a, b)
     ]  # fmt: skip
     if said != ["–", "–"]:
         yield [Cell("  same answers"), Cell(said[0]), Cell(said[1]), Cell("")]
@@ -106,13 +107,13 @@ def _texts(a: ComparedExport, b: ComparedExport, width: int | None) -> list[Text
     if a.prompt is None and b.prompt is None:
         return []
     lines = hanging("prompt", _short(a.prompt or b.prompt), width, style="bold")
-    for name, one in (("A", a), ("B", b)):
-        if one.prompt != (a.prompt or b.prompt):
-            lines += hanging(f"{name} was asked", _short(one.prompt), width, style="bold")
-        lines += hanging(f"{name} live:", _short(one.live_text), width, style="cyan")
-        for variant, artifact in one.artifacts.items():
+    for name, export in (("A", a), ("B", b)):
+        if export.prompt != (a.prompt or b.prompt):
+            lines += hanging(f"{name} was asked", _short(export.prompt), width, style="bold")
+        lines += hanging(f"{name} live:", _short(export.live_text), width, style="cyan")
+        for variant, artifact in export.artifacts.items():
             if artifact.text is not None:
-                same = artifact.text == one.live_text
+                same = artifact.text == export.live_text
                 lines += hanging(f"{name} {variant}:", "the same" if same else _short(artifact.text), width, style="cyan")
     return lines
 

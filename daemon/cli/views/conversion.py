@@ -13,11 +13,11 @@ def print_conversion(value: Conversion) -> None:
     """`ckptd convert`."""
     console = terminal(soft_wrap=True)
     width = width_of(console)
-    for one in value.converted:
-        tensors = f"{one.tensors} tensor{'s' if one.tensors != 1 else ''}"
-        more = [f"{key} = {text}" for key, text in one.metadata.items() if key != "format"]
-        told = f"{one.target}, {tensors}, {human(one.size_bytes)}, equal{'; kept: ' + ', '.join(more) if more else ''}"
-        for line in hanging(one.source, told, width, style="bold"):
+    for file in value.converted:
+        tensors = f"{file.tensors} tensor{'s' if file.tensors != 1 else ''}"
+        more = [f"{key} = {text}" for key, text in file.metadata.items() if key != "format"]
+        summary = f"{file.target}, {tensors}, {human(file.size_bytes)}, equal{'; kept: ' + ', '.join(more) if more else ''}"
+        for line in hanging(file.source, summary, width, style="bold"):
             console.print(line)
     for path, why in value.left_out.items():
         for line in hanging("left out", f"{path}: {why}", width, style="bold"):

@@ -70,7 +70,7 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
     if (running := pace(stage)) is not None:
         return running.removeprefix(f"{stage.name} ")
     if stage.state == "skipped":
-        spec, states = find_spec(stage.name), {one.name: one.state for one in job.stages}
+        spec, states = find_spec(stage.name), {other.name: other.state for other in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
         return f"needs {', '.join(lacking)}" if lacking else ""
     if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
-from daemon.cli.views.status import told_of
+from daemon.cli.views.status import describe_lost
 from daemon.contract.text import local_time
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.operating.wrapping import width_of
@@ -106,7 +106,7 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
     line("journal", _recorded(value) or "knows nothing of it")
     if value.journal and value.journal.artifacts:
         line("artifacts", " ".join(f"{name}:{verdict}" for name, verdict in value.journal.artifacts.items()))
-        for text in told_of(value.journal.lost):
+        for text in describe_lost(value.journal.lost):
             line("failed", text, "yellow")
     if value.selected:
         line("select", ("wanted: " if value.selected.wanted else "not wanted: ") + value.selected.reason)

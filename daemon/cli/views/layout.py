@@ -79,24 +79,24 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) 
 
 def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[int]:
     """Cells of each column: what it needs, where that fits; else columns give way, the widest first, down to their least."""
-    wanted = [max([cell_len(one.title), *(cell_len(row[place].text) for row in rows)]) for place, one in enumerate(columns)]
+    wanted = [max([cell_len(column.title), *(cell_len(row[place].text) for row in rows)]) for place, column in enumerate(columns)]
     if width is None:
         return wanted
     spare = width - GAP * (len(columns) - 1)
-    found = list(wanted)
-    while sum(found) > spare:
-        wide = max(range(len(found)), key=lambda place: found[place] - columns[place].least)
-        if found[wide] <= columns[wide].least:
-            return found
-        found[wide] -= 1
-    return found
+    cells = list(wanted)
+    while sum(cells) > spare:
+        wide = max(range(len(cells)), key=lambda place: cells[place] - columns[place].least)
+        if cells[wide] <= columns[wide].least:
+            return cells
+        cells[wide] -= 1
+    return cells
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[list[Text]]:
     """The title's lines, then the lines of each row: none longer than `width`, where the columns' least widths allow it."""
     rows = [[Cell(printable(cell.text), cell.style) for cell in row] for row in rows]
     taken = widths(columns, rows, width)
-    return [_row([Cell(one.title, "bold") for one in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
+    return [_row([Cell(column.title, "bold") for column in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
 
 
 def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[Text]:

@@ -33,7 +33,7 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
     ]  # fmt: skip
     lines = hanging("run", value.run, width, style="bold")
     lines += [line for row in table(columns, list(_rows(value, metric)), width) for line in row]
-    if any(one.folder is None for one in value.exports):
+    if any(export.folder is None for export in value.exports):
         lines += hanging(_GONE, "there is no export of this step now: it failed, or it was removed", width)
     if value.best is not None:
         lines += hanging(_BEST, f"the best export by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
@@ -41,27 +41,27 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
 
 
 def _has(value: RunQuality, metric: str) -> bool:
-    return any(metric in one.quality for at in value.exports for one in at.artifacts.values())
+    return any(metric in artifact.quality for at in value.exports for artifact in at.artifacts.values())
 
 
 def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
     for at in value.exports:
         label = ("end" if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
-        for place, (variant, one) in enumerate(at.artifacts.items()):
+        for place, (variant, artifact) in enumerate(at.artifacts.items()):
             best = at.id == value.best and variant == value.variant
             yield [
                 Cell(label if place == 0 else "", "bold"), Cell(f"{variant} {_BEST}" if best else variant, "bold" if best else ""),
-                *_figures(one, metric),
+                *_figures(artifact, metric),
             ]  # fmt: skip
 
 
-def _figures(one: QualityOfArtifact, metric: str | None) -> list[Cell]:
-    agree = "–" if one.agreement is None else f"{100 * one.agreement:.4g} %"
-    if one.verdict != "passed":
-        cells = [Cell(one.verdict, STATE_STYLE.get(one.verdict, "")), Cell(agree)]
+def _figures(artifact: QualityOfArtifact, metric: str | None) -> list[Cell]:
+    agree = "–" if artifact.agreement is None else f"{100 * artifact.agreement:.4g} %"
+    if artifact.verdict != "passed":
+        cells = [Cell(artifact.verdict, STATE_STYLE.get(artifact.verdict, "")), Cell(agree)]
     else:
-        cells = [Cell("–" if one.kl is None else f"{one.kl:.2g}"), Cell(agree)]
+        cells = [Cell("–" if artifact.kl is None else f"{artifact.kl:.2g}"), Cell(agree)]
     if metric:
-        cells.append(Cell(figure(one.quality.get(metric))))
-    size = "–" if one.size_bytes is None else human(one.size_bytes)
-    return [*cells, Cell(size), Cell("–" if one.speed_over_pytorch is None else f"{one.speed_over_pytorch:.2g}×")]
+        cells.append(Cell(figure(artifact.quality.get(metric))))
+    size = "–" if artifact.size_bytes is None else human(artifact.size_bytes)
+    return [*cells, Cell(size), Cell("–" if artifact.speed_over_pytorch is None else f"{artifact.speed_over_pytorch:.2g}×")]

@@ -115,7 +115,7 @@ def _fitting(jobs: Sequence[JobStatus], width: int | None, room: int) -> list[Jo
 
 def _head(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
     """(label, text, style of the label) of what there is to say before the exports."""
-    return [*_daemon(value), *_notices(value), *_roots(value), *_directories(value, most), *_untold(value), *_queue(value)]
+    return [*_daemon(value), *_notices(value), *_roots(value), *_directories(value, most), *_undelivered(value), *_queue(value)]
 
 
 def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -130,36 +130,36 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
         return [("not running:", f"{ended}. It was last seen alive at {local_time(daemon.said, 'seconds')}. To continue, {start}", "red")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
     if daemon.stopping:
-        told = "it starts nothing new, and ends when the running stages have stopped; a second signal ends them at once"
-        return [("stopping", f"(pid {daemon.pid}) since {local_time(daemon.stopping, 'seconds')}: {told}", "yellow")]
+        explanation = "it starts nothing new, and ends when the running stages have stopped; a second signal ends them at once"
+        return [("stopping", f"(pid {daemon.pid}) since {local_time(daemon.stopping, 'seconds')}: {explanation}", "yellow")]
     known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
     return [(f"running, {verdict}", f"({known})", "green" if verdict == "healthy" else "red")]
 
 
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
-    found = [("no room", f"{one.sentence()}; work waits until there is enough. {one.delete}", "red") for one in value.disks]
-    found += [("configuration", value.config_problem, "red")] if value.config_problem else []
-    found += [("unwell", why, "red") for why in value.daemon.unwell]
+    notices = [("no room", f"{disk.sentence()}; work waits until there is enough. {disk.delete}", "red") for disk in value.disks]
+    notices += [("configuration", value.config_problem, "red")] if value.config_problem else []
+    notices += [("unwell", why, "red") for why in value.daemon.unwell]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
-        found.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
-    found += [("thread", f"at {local_time(one.at)}: {one.sentence()} It was restarted.", "yellow") for one in value.daemon.deaths]
+        notices.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
+    notices += [("thread", f"at {local_time(death.at)}: {death.sentence()} It was restarted.", "yellow") for death in value.daemon.deaths]
     if value.last_end is not None:
-        found.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
+        notices.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
     if value.paused:
-        found.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` continues the work", "yellow"))
+        notices.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` continues the work", "yellow"))
     loaded = value.daemon.configuration if value.daemon.running else None
     if loaded and loaded.problem:
-        found.append(("the last reload was refused:", one_line(loaded.problem), "red"))
+        notices.append(("the last reload was refused:", one_line(loaded.problem), "red"))
     if loaded and loaded.is_of_another_file(value.config):
         its = f"on {loaded.file}" if loaded.file else "without a configuration file"
-        found.append(("configuration", f"the daemon that is shown here works {its}, not on {value.config}", "yellow"))
+        notices.append(("configuration", f"the daemon that is shown here works {its}, not on {value.config}", "yellow"))
     if (journal := value.daemon.journal) and journal.problem:
-        found.append(("journal", journal.problem, "red"))
+        notices.append(("journal", journal.problem, "red"))
     if rebuilt := value.journal:
         text = f"from {rebuilt.get('from')} at {local_time(rebuilt.get('at'))}; the damaged file is {rebuilt.get('set_aside')}"
-        found.append(("the journal was damaged and rebuilt", text, "yellow"))
-    return found
+        notices.append(("the journal was damaged and rebuilt", text, "yellow"))
+    return notices
 
 
 def _roots(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -174,7 +174,7 @@ def _state_of(root: RootState) -> str:
 
 def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
     """What was found below the roots and is not exported: of each kind the first `most`, and how many more there are."""
-    incomplete = [f"{one.path} for {duration(one.seconds)}: {'; '.join(one.missing)}" for one in value.incomplete]
+    incomplete = [f"{directory.path} for {duration(directory.seconds)}: {'; '.join(directory.missing)}" for directory in value.incomplete]
     kinds = [
         ("incomplete", "yellow", "that are incomplete", incomplete),
         ("seen, not watched", "yellow", "that are seen and not watched", [f"{path}: {why}" for path, why in value.passed_over.items()]),
@@ -183,19 +183,19 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
          [f"{row.path} at {local_time(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen" for row in value.lost]),
         ("no export ends", "yellow", "of which no export ends", [again.sentence() for again in value.rewritten]),
     ]  # fmt: skip
-    found = []
+    notices = []
     for label, style, which, texts in kinds:
-        found += [(label, text, style) for text in texts[:most]]
+        notices += [(label, text, style) for text in texts[:most]]
         if most is not None and len(texts) > most:
-            found.append((f"and {len(texts) - most} more {which};", "`ckptd status --all` lists them", style))
-    return found
+            notices.append((f"and {len(texts) - most} more {which};", "`ckptd status --all` lists them", style))
+    return notices
 
 
-def _untold(value: Snapshot) -> list[tuple[str, str, str]]:
+def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
     """Notifications that wait, and why."""
     waiting = value.outbox.get("pending", 0)
-    found = [(f"{waiting} notification{'s wait' if waiting != 1 else ' waits'}", "for delivery", "yellow")] if waiting else []
-    return found + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
+    notices = [(f"{waiting} notification{'s wait' if waiting != 1 else ' waits'}", "for delivery", "yellow")] if waiting else []
+    return notices + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
 
 
 def _trouble_of(target: TargetState) -> str:
@@ -207,11 +207,11 @@ def _trouble_of(target: TargetState) -> str:
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     """How many exports there are of each kind."""
-    found = Counter({state: value.counts[state] for state in ENDED_JOB if state in value.counts})
+    ended = Counter({state: value.counts[state] for state in ENDED_JOB if state in value.counts})
     opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
     opened["waiting"] += opened.pop("pending", 0)
     opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
-    counts = [f"{count} {state}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + found)[state])]
+    counts = [f"{count} {state}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
     return [("exports", ", ".join(counts), "bold")] if counts else []
 
 
@@ -231,7 +231,7 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
             rows = [_row(job, names[job.id], short=True) for job in jobs]
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
-        who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
+        who = ", ".join(names[job_id] for job_id in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
@@ -250,12 +250,12 @@ def _of_several(text: str) -> str:
 
 def handles(ids: Sequence[str]) -> dict[str, str]:
     """Id → the shortest beginning of its last part that names it among these; by it every verb finds the job."""
-    ends = {one: one.rpartition("-")[2] for one in ids}
+    ends = {job_id: job_id.rpartition("-")[2] for job_id in ids}
     length = _HANDLE
     while len({end[:length] for end in ends.values()}) < len(set(ids)) and length < max(map(len, ends.values()), default=0):
         length += 1
-    known = {one: end[:length] for one, end in ends.items()}
-    return {one: short if list(known.values()).count(short) == 1 else one for one, short in known.items()}
+    known = {job_id: end[:length] for job_id, end in ends.items()}
+    return {job_id: short if list(known.values()).count(short) == 1 else job_id for job_id, short in known.items()}
 
 
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
@@ -273,7 +273,7 @@ def _loss(value: float | None) -> str:
 
 def _worst(job: JobStatus) -> str:
     verdicts = set(job.artifacts.values())
-    return next((STATE_STYLE[one] for one in ("failed", "unpublished", "unverified", "passed") if one in verdicts), "")
+    return next((STATE_STYLE[verdict] for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts), "")
 
 
 def _running(job: JobStatus) -> list[StageStatus]:
@@ -296,8 +296,8 @@ def _in_short(job: JobStatus) -> str:
         return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
     if job.artifacts:
         verdicts = list(job.artifacts.values())
-        known = [*(one for one in ("failed", "unpublished", "unverified", "passed") if one in verdicts)]
-        return ", ".join(f"{verdicts.count(one)} {one}" for one in known)
+        known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
+        return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in known)
     return ""
 
 
@@ -320,33 +320,34 @@ def _progress(stage: StageStatus) -> str:
 
 def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     """What is said below the rows → the jobs of which it is true, and its style; one cause once, however many have it."""
-    found: dict[str, tuple[list[str], str]] = {}
+    remarks: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
         texts += [("`ckptd first` put it at the front of the queue", "dim")] if job.first else []
         texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []
-        texts += [(text, "yellow") for text in told_of(_unsaid(job))]
+        texts += [(text, "yellow") for text in describe_lost(_unsaid(job))]
         texts += [(text, "yellow") for text in job.warnings]
         for text, style in texts:
-            found.setdefault(printable(text), ([], style))[0].append(job.id)
-    return found
+            remarks.setdefault(printable(text), ([], style))[0].append(job.id)
+    return remarks
 
 
 def _unsaid(job: JobStatus) -> list[LostArtifact]:
     """The lost variants of which the error of the job does not say all that there is to say."""
     errors = {stage.name: stage.error for stage in job.stages}
     return [
-        one for one in job.lost if errors.get(one.stage) != job.error or not (job.state == "failed" or one.variant == one.stage)
+        artifact for artifact in job.lost
+        if errors.get(artifact.stage) != job.error or not (job.state == "failed" or artifact.variant == artifact.stage)
     ]  # fmt: skip
 
 
-def told_of(lost: Iterable[LostArtifact]) -> list[str]:
+def describe_lost(lost: Iterable[LostArtifact]) -> list[str]:
     """A line for each stage that failed: the variants that it took, and its cause."""
     taken: dict[tuple[str, str], list[str]] = {}
-    for one in lost:
-        taken.setdefault((one.stage, one.cause), []).append(one.variant)
+    for artifact in lost:
+        taken.setdefault((artifact.stage, artifact.cause), []).append(artifact.variant)
     return [
         f"{', '.join(names)}: {'its stage' if names == [stage] else f'the stage {stage}'} failed: {cause}"
         for (stage, cause), names in taken.items()

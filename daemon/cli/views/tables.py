@@ -58,7 +58,7 @@ def note_of(running: Running) -> str:
 class ExportView:
     """The progress of one export on stderr: a bar a stage on a terminal, a line a change elsewhere."""
 
-    def __init__(self, found: Inspection, log: Path, *, quiet: bool) -> None:
+    def __init__(self, inspection: Inspection, log: Path, *, quiet: bool) -> None:
         """`log`: where the log of this export goes."""
         self._quiet = quiet
         self._log = log
@@ -74,7 +74,7 @@ class ExportView:
             _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
         )  # fmt: skip
         if not quiet:
-            put(self._console, f"[bold]{escape(found.path.parent.name)}[/bold] step {found.step}: {escape(str(found.path))}")
+            put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] step {inspection.step}: {escape(str(inspection.path))}")
         if self._live:
             self._progress.start()
 
@@ -85,7 +85,7 @@ class ExportView:
 
     def show(self, stages: Mapping[str, StageRow], running: Sequence[Running], waiting: Fault | None = None) -> None:
         """Bring the display up to date. `waiting`: why the export as a whole waits, if that lasts; it is said once."""
-        active = {one.stage: one for one in running}
+        active = {attempt.stage: attempt for attempt in running}
         for name, stage in stages.items():
             if self._live:
                 self._bar(name, stage, active.get(name))
@@ -158,17 +158,17 @@ class ExportView:
 def _rejections(report: Json | None) -> list[str]:
     """Why artifacts were rejected: each reason once, with the variants that it was given for."""
     variants: dict[str, list[str]] = {}
-    for one in (report or {}).get("artifacts", []):
-        if one["verdict"] != "passed" and one.get("reasons"):
-            variants.setdefault("; ".join(one["reasons"]), []).append(one["variant"])
+    for artifact in (report or {}).get("artifacts", []):
+        if artifact["verdict"] != "passed" and artifact.get("reasons"):
+            variants.setdefault("; ".join(artifact["reasons"]), []).append(artifact["variant"])
     return [f"{', '.join(names)}: {why}" for why, names in variants.items()]
 
 
 def _replacements(report: Json | None) -> list[str]:
     """What took the place of what, or why nothing did."""
     stories = (report or {}).get("replaced", [])
-    return [f"{one['taken']} takes the place of {one['asked']}" for one in stories if one["taken"]] + [
-        str(one["sentence"]) for one in stories if not one["taken"]
+    return [f"{story['taken']} takes the place of {story['asked']}" for story in stories if story["taken"]] + [
+        str(story["sentence"]) for story in stories if not story["taken"]
     ]
 
 
@@ -187,11 +187,11 @@ def artifact_table(report: Json) -> Table:
         shown.add_column(title, no_wrap=True)
     for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
         shown.add_column(title, justify="right", no_wrap=True)
-    for one in report.get("artifacts", []):
-        figures = figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures()
+    for artifact in report.get("artifacts", []):
+        figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
         shown.add_row(
-            escape(one["variant"]), styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
-            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
+            escape(artifact["variant"]), styled(artifact["verdict"]), human(artifact["size_bytes"]) if artifact.get("size_bytes") else "–",
+            _figure(artifact.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
             _percent(figures.agreement), _figure(figures.tokens_per_second, "{:.0f}"),
             _figure(figures.pytorch_tokens_per_second, "{:.0f}"),
         )  # fmt: skip
@@ -270,13 +270,13 @@ def _served(name: str, value: FormatsHere) -> str:
     made = [variant for variant, row in value.variants.items() if row.toolchain == name]
     checked = [variant for variant, row in value.variants.items() if row.check_toolchain == name and row.toolchain != name]
     parts = [f"for {', '.join(made)}" if made else "", f"checks {', '.join(checked)}" if checked else ""]
-    told = "; ".join(filter(None, parts))
-    return escape(f" ({told})") if told else ""
+    purposes = "; ".join(filter(None, parts))
+    return escape(f" ({purposes})") if purposes else ""
 
 
 def _state(chain: ToolchainHere) -> str:
     if chain.installed:
-        return f"[green]installed, {human(sum(one.size for one in chain.folders))}[/green]"
+        return f"[green]installed, {human(sum(folder.size for folder in chain.folders))}[/green]"
     if chain.command is None:
         return f"[yellow]{escape(chain.state)}[/yellow]"
     there = f", of which {human(chain.downloaded)} are there already" if chain.downloaded else ""

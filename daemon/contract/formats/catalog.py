@@ -64,52 +64,52 @@ class Catalog:
     @functools.cached_property
     def variants(self) -> dict[str, Variant]:
         """Name → variant, in plan order."""
-        return {variant.name: variant for one in self.formats for variant in one.variants}
+        return {variant.name: variant for declared in self.formats for variant in declared.variants}
 
     @functools.cached_property
     def stages(self) -> dict[str, StageSpec]:
         """Name → stage that variants are made of and that is not published, in plan order."""
-        return {spec.name: spec for one in self.formats for spec in one.stages}
+        return {spec.name: spec for declared in self.formats for spec in declared.stages}
 
     @functools.cached_property
     def sections(self) -> dict[str, type[Frozen]]:
         """Section of the configuration → its class."""
-        return {one.section: one.options for one in self.formats if one.options is not None}
+        return {declared.section: declared.options for declared in self.formats if declared.options is not None}
 
     @functools.cached_property
     def quantized(self) -> dict[tuple[str, Level], str]:
         """(variant, level) → its smaller form."""
-        return {(one.form_of, one.level): one.name for one in self.variants.values() if one.form_of and one.level}
+        return {(variant.form_of, variant.level): variant.name for variant in self.variants.values() if variant.form_of and variant.level}
 
     @functools.cached_property
     def engines(self) -> dict[str, dict[str, str]]:
         """Engine → kind of model → `module:class`."""
-        return {name: dict(kinds) for one in self.formats for name, kinds in one.engines.items()}
+        return {name: dict(kinds) for declared in self.formats for name, kinds in declared.engines.items()}
 
     @functools.cached_property
     def files(self) -> dict[str, dict[str, FileKind]]:
         """Variant → what its files decide, by pattern; nothing for a format that does not say it."""
-        return {variant.name: dict(one.files) for one in self.formats for variant in one.variants}
+        return {variant.name: dict(declared.files) for declared in self.formats for variant in declared.variants}
 
     @functools.cached_property
     def modules(self) -> dict[str, str]:
         """Module → distribution of the libraries that single formats load."""
-        return {module: distribution for one in self.formats for module, distribution in one.modules.items()}
+        return {module: distribution for declared in self.formats for module, distribution in declared.modules.items()}
 
     @functools.cached_property
     def on_gpu(self) -> frozenset[str]:
         """Engines that run on a GPU."""
-        return frozenset(one.limits.engine for one in self.variants.values() if one.limits.gpu)
+        return frozenset(variant.limits.engine for variant in self.variants.values() if variant.limits.gpu)
 
     @functools.cached_property
     def in_pytorch(self) -> frozenset[str]:
         """Engines that run a model of transformers in PyTorch."""
-        return frozenset(one.limits.engine for one in self.variants.values() if one.limits.pytorch)
+        return frozenset(variant.limits.engine for variant in self.variants.values() if variant.limits.pytorch)
 
     @functools.cached_property
     def thresholds(self) -> dict[str, Thresholds]:
         """Variant → its default thresholds."""
-        return {one.name: one.thresholds for one in self.variants.values()}
+        return {variant.name: variant.thresholds for variant in self.variants.values()}
 
 
 _used: tuple[FormatEntry, ...] | None = None
@@ -142,7 +142,7 @@ class _Package(importlib.abc.MetaPathFinder):
 @functools.cache
 def catalog() -> Catalog:
     """The formats, found once in a process."""
-    found: list[tuple[FormatEntry, Format]] = []
+    pairs: list[tuple[FormatEntry, Format]] = []
     problems: list[str] = []
     for entry in _entries() if _used is None else _used:
         try:
@@ -159,19 +159,19 @@ def catalog() -> Catalog:
         if wrong:
             problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
             continue
-        found.append((entry, declared))
-    taken = _fitting(found, problems)
-    return Catalog(tuple(one for _, one in taken), tuple(entry for entry, _ in taken), tuple(problems))
+        pairs.append((entry, declared))
+    taken = _fitting(pairs, problems)
+    return Catalog(tuple(declared for _, declared in taken), tuple(entry for entry, _ in taken), tuple(problems))
 
 
-def _fitting(found: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -> list[tuple[FormatEntry, Format]]:
+def _fitting(pairs: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -> list[tuple[FormatEntry, Format]]:
     """The declarations that fit together, in plan order. Where two clash ours stays, else the one that comes first in plan order; what
     builds on one that is left out is left out too. Adds a sentence to `problems` for each."""
-    left = sorted(found, key=lambda pair: (pair[0].value.partition(".")[0] != "handlers", pair[1].order, pair[1].name))
+    left = sorted(pairs, key=lambda pair: (pair[0].value.partition(".")[0] != "handlers", pair[1].order, pair[1].name))
     place = 0
     while place < len(left):
         entry, declared = left[place]
-        wrong = next(_clashes(declared, [one for _, one in left[:place]], [one for _, one in left]), None)
+        wrong = next(_clashes(declared, [other for _, other in left[:place]], [other for _, other in left]), None)
         if wrong is None:
             place += 1
             continue
@@ -182,10 +182,10 @@ def _fitting(found: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -
 
 
 def _entries() -> list[FormatEntry]:
-    found = []
+    entries = []
     for value in sorted({entry.value for entry in importlib.metadata.entry_points(group=GROUP)}):
-        found.append(FormatEntry(value=value, root=_root(value.partition(":")[0].partition(".")[0])))
-    return found
+        entries.append(FormatEntry(value=value, root=_root(value.partition(":")[0].partition(".")[0])))
+    return entries
 
 
 def _root(package: str) -> str:
@@ -202,28 +202,28 @@ def _root(package: str) -> str:
 
 def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
     """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
-    names = {spec.name for one in before for spec in (*one.stages, *one.variants)} | OWN_STAGES
+    names = {spec.name for declaration in before for spec in (*declaration.stages, *declaration.variants)} | OWN_STAGES
     own = [spec.name for spec in (*declared.stages, *declared.variants)]
     if declared.section in OWN_SECTIONS:
         yield f"its section can't be named {declared.section!r}"
-    if declared.name in {one.name for one in before}:
+    if declared.name in {declaration.name for declaration in before}:
         yield "another format has that name"
     for name in own:
         if name.startswith("check-"):
             yield f"{name} is the name of a check"
         if name in names or own.count(name) > 1:
             yield f"there is another stage {name}"
-    for one in before:
-        if declared.options and one.section == declared.section and one.options is not declared.options:
-            yield f"the format {one.name} also has a section [{one.section}]"
+    for declaration in before:
+        if declared.options and declaration.section == declared.section and declaration.options is not declared.options:
+            yield f"the format {declaration.name} also has a section [{declaration.section}]"
     for name in declared.engines:
-        if name in OWN_ENGINES or any(name in one.engines for one in before):
+        if name in OWN_ENGINES or any(name in declaration.engines for declaration in before):
             yield f"there is another engine {name}"
-    yield from _same_places(declared, [spec for one in before for spec in one.variants])
+    yield from _same_places(declared, [spec for declaration in before for spec in declaration.variants])
     yield from _unknown_settings(declared, everyone)
-    specs: dict[str, StageSpec] = {spec.name: spec for one in everyone for spec in (*one.stages, *one.variants)}
-    published = {spec.name for one in everyone for spec in one.variants}
-    engines = {name for one in everyone for name in one.engines} | OWN_ENGINES
+    specs: dict[str, StageSpec] = {spec.name: spec for declaration in everyone for spec in (*declaration.stages, *declaration.variants)}
+    published = {spec.name for declaration in everyone for spec in declaration.variants}
+    engines = {name for declaration in everyone for name in declaration.engines} | OWN_ENGINES
     for stage in (*declared.stages, *declared.variants):
         for other in (*stage.needs, *stage.after):
             if other in OWN_STAGES - FIRST_STAGES:
@@ -249,9 +249,9 @@ def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
     """What one variant alone can be: the merged model itself, and the form that a level of another one stands for."""
     taken = list(before)
     for spec in declared.variants:
-        if "merged" in spec.traits and (other := next((one for one in taken if "merged" in one.traits), None)):
+        if "merged" in spec.traits and (other := next((variant for variant in taken if "merged" in variant.traits), None)):
             yield f"{spec.name} can't be the merged model, which is {other.name}"
-        same = next((one for one in taken if spec.level and (one.form_of, one.level) == (spec.form_of, spec.level)), None)
+        same = next((variant for variant in taken if spec.level and (variant.form_of, variant.level) == (spec.form_of, spec.level)), None)
         if same:
             yield f"{spec.name} can't be {spec.form_of} in {spec.level}, which is {same.name}: leave its level out"
         taken.append(spec)
@@ -259,7 +259,7 @@ def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
 
 def _unknown_settings(declared: Format, everyone: Sequence[Format]) -> Iterator[str]:
     """Settings that a stage depends on and that nobody has."""
-    keys = {one.section: frozenset(one.options.model_fields) for one in everyone if one.options} | OWN_KEYS
+    keys = {declaration.section: frozenset(declaration.options.model_fields) for declaration in everyone if declaration.options} | OWN_KEYS
     for spec in (*declared.stages, *declared.variants):
         for path in spec.settings:
             section, *rest = path.split(".")

@@ -98,8 +98,8 @@ def _wrong_type(declared: Format) -> str | None:
 def _field(declared: Format, place: Sequence[int | str]) -> str:
     """The name of a field, after that of its variant; of what lies in a tuple or a set, the field's."""
     if place[:1] in (("variants",), ("stages",)) and len(place) > 1 and isinstance(place[1], int):
-        one = getattr(declared, str(place[0]))[place[1]]
-        name, place = getattr(one, "name", f"{str(place[0])[:-1]} {place[1] + 1}"), place[2:]
+        spec = getattr(declared, str(place[0]))[place[1]]
+        name, place = getattr(spec, "name", f"{str(place[0])[:-1]} {place[1] + 1}"), place[2:]
         return f"{name}: {_dotted(place) or 'it'}"
     return f"its {_dotted(place) or 'declaration'}"
 
@@ -149,45 +149,45 @@ def _defaults(section: str, options: type[Frozen]) -> Iterator[str]:
         yield f"[{section}]: it has a set, whose order differs in every process; use a tuple"
 
 
-def _stage(one: StageSpec) -> Iterator[str]:
+def _stage(stage: StageSpec) -> Iterator[str]:
     """What is wrong with a stage, published or not."""
-    if not _NAME.fullmatch(one.name) or one.name in _FOLDERS:
+    if not _NAME.fullmatch(stage.name) or stage.name in _FOLDERS:
         yield (
-            f"the name of a variant can't be {one.name!r}; it is the name of a folder: use only small letters, digits, - and _, and none of"
-            f" {', '.join(_FOLDERS)}"
+            f"the name of a variant can't be {stage.name!r}; it is the name of a folder: use only small letters, digits, - and _, and none"
+            f" of {', '.join(_FOLDERS)}"
         )
-    if not _PLACE.fullmatch(one.entry):
-        yield f"{one.name}: entry is {one.entry!r}; write module:function"
-    if one.checks or one.alone:
-        yield f"{one.name}: artifact, checks and alone are only for ckptd's own stages"
-    for name, count in Counter(one.needs).items():
+    if not _PLACE.fullmatch(stage.entry):
+        yield f"{stage.name}: entry is {stage.entry!r}; write module:function"
+    if stage.checks or stage.alone:
+        yield f"{stage.name}: artifact, checks and alone are only for ckptd's own stages"
+    for name, count in Counter(stage.needs).items():
         if count > 1:
-            yield f"{one.name}: needs names {name} more than once"
-    if min(one.threads, one.memory_fixed, one.disk_fixed) < 0:
-        yield f"{one.name}: a size or a number of threads is negative"
-    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (one.memory_fp32, one.disk_stored, one.disk_fp32)):
-        yield f"{one.name}: a factor of its memory or disk is negative, or more than {_LARGEST_FACTOR:.0e}"
+            yield f"{stage.name}: needs names {name} more than once"
+    if min(stage.threads, stage.memory_fixed, stage.disk_fixed) < 0:
+        yield f"{stage.name}: a size or a number of threads is negative"
+    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (stage.memory_fp32, stage.disk_stored, stage.disk_fp32)):
+        yield f"{stage.name}: a factor of its memory or disk is negative, or more than {_LARGEST_FACTOR:.0e}"
 
 
-def _variant(one: Variant) -> Iterator[str]:
-    yield from _stage(one)
-    if not one.artifact:
-        yield f"{one.name}: artifact, checks and alone are only for ckptd's own stages"
-    if not isinstance(one.thresholds, Thresholds):
-        yield f"{one.name}: its thresholds are a {type(one.thresholds).__name__}, not a Thresholds"
-    if one.level and not one.form_of:
-        yield f"{one.name}: level is given without form_of; name the variant that it is a smaller form of"
-    if one.name in (one.form_of, one.fallback):
-        yield f"{one.name}: it is its own fallback or form_of; name another variant"
-    if one.usage is not None and not one.usage.is_file():
-        yield f"{one.name}: usage is {one.usage}, which does not exist; add this file to the package (package-data of setuptools)"
-    limits = one.limits
+def _variant(variant: Variant) -> Iterator[str]:
+    yield from _stage(variant)
+    if not variant.artifact:
+        yield f"{variant.name}: artifact, checks and alone are only for ckptd's own stages"
+    if not isinstance(variant.thresholds, Thresholds):
+        yield f"{variant.name}: its thresholds are a {type(variant.thresholds).__name__}, not a Thresholds"
+    if variant.level and not variant.form_of:
+        yield f"{variant.name}: level is given without form_of; name the variant that it is a smaller form of"
+    if variant.name in (variant.form_of, variant.fallback):
+        yield f"{variant.name}: it is its own fallback or form_of; name another variant"
+    if variant.usage is not None and not variant.usage.is_file():
+        yield f"{variant.name}: usage is {variant.usage}, which does not exist; add this file to the package (package-data of setuptools)"
+    limits = variant.limits
     if limits.twin and not _PLACE.fullmatch(limits.twin):
-        yield f"{one.name}: limits.twin is {limits.twin!r}; write module:class"
+        yield f"{variant.name}: limits.twin is {limits.twin!r}; write module:class"
     if min(limits.memory_fixed, limits.cache, limits.padding, limits.noise_share, limits.merged or 0) < 0:
-        yield f"{one.name}: a limit of its check is negative"
+        yield f"{variant.name}: a limit of its check is negative"
     if not all(0 <= factor <= _LARGEST_FACTOR for factor in (limits.memory_fp32, limits.disk_fp32)):
-        yield f"{one.name}: the factor of its check's memory is negative, or more than {_LARGEST_FACTOR:.0e}"
+        yield f"{variant.name}: the factor of its check's memory is negative, or more than {_LARGEST_FACTOR:.0e}"
 
 
 def _short(value: Any) -> str:

@@ -128,7 +128,7 @@ class StageSpec:
     def program(self) -> str | None:
         """Path of the one of its `programs` that it takes; None where none is there."""
         named = (os.environ.get(name[1:], "") if name.startswith("$") else name for name in self.programs)
-        return next((found for name in named if name and (found := shutil.which(name))), None)
+        return next((path for name in named if name and (path := shutil.which(name))), None)
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""

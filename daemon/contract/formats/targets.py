@@ -30,12 +30,15 @@ def made_for(target: Target, known: Catalog) -> tuple[Variant, ...]:
     """The variants that `export.deploy` makes for a target, in plan order: those that are declared for it, else the first that can be
     used there too; none where no installed format fits."""
     variants = tuple(known.variants.values())
-    return tuple(one for one in variants if target in one.targets) or tuple(one for one in variants if target in one.also_for)[:1]
+    return (
+        tuple(variant for variant in variants if target in variant.targets)
+        or tuple(variant for variant in variants if target in variant.also_for)[:1]
+    )
 
 
 def fitting(target: Target, known: Catalog) -> tuple[Variant, ...]:
     """All variants that can be used at a target, in plan order."""
-    return tuple(one for one in known.variants.values() if target in one.targets | one.also_for)
+    return tuple(variant for variant in known.variants.values() if target in variant.targets | variant.also_for)
 
 
 def lacking(targets: Iterable[Target], known: Catalog) -> dict[Target, str]:

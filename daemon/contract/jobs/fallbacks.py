@@ -91,8 +91,8 @@ def _why_next(variant: str, checks: Mapping[str, ArtifactCheck], lost: Mapping[s
     inexact = check is not None and check.verdict is Verdict.FAILED and check.of_precision
     if not inexact and (variant not in lost or (check is not None and check.verdict is not Verdict.UNVERIFIED)):
         return None
-    sources = {unquantized(variant), *(name for name, one in catalog().variants.items() if "merged" in one.traits)}
-    if any(found.variant in sources and found.verdict is Verdict.FAILED for found in checks.values()):
+    sources = {unquantized(variant), *(name for name, spec in catalog().variants.items() if "merged" in spec.traits)}
+    if any(other.variant in sources and other.verdict is Verdict.FAILED for other in checks.values()):
         return None
     if check is not None and check.reasons:
         return check.reasons[0]

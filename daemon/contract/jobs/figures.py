@@ -85,14 +85,14 @@ def _read(written: object, model: type[Model]) -> tuple[Model | None, set[str]]:
 
 def _innermost(loc: tuple[int | str, ...], value: dict[str, Any]) -> tuple[str, ...]:
     """The longest beginning of a place that names entries of objects: a list that holds something odd is odd as a whole."""
-    found: list[str] = []
+    names: list[str] = []
     inside: Any = value
     for name in loc:
         if not isinstance(inside, dict) or name not in inside:
             break
         inside = inside[name]
-        found.append(str(name))
-    return tuple(found)
+        names.append(str(name))
+    return tuple(names)
 
 
 def _drop(value: dict[str, Any], place: tuple[str, ...]) -> None:

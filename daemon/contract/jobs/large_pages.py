@@ -21,4 +21,4 @@ def added(tunables: str) -> str:
 
 def removed(tunables: str) -> str:
     """What NAME held before `added`."""
-    return ":".join(one for one in tunables.split(":") if one != _OURS)
+    return ":".join(setting for setting in tunables.split(":") if setting != _OURS)

@@ -95,7 +95,7 @@ class CheckpointRef(Frozen):
         """What is merged with which factor: ["", weight] for its own adapter, then [digest, weight] of each addition; [] for its own
         adapter as it is."""
         rows: list[list[str | float]] = [["", self.weight]]
-        rows += [[one.digest, one.weight] for one in self.additions]
+        rows += [[addition.digest, addition.weight] for addition in self.additions]
         return rows if rows != [["", 1.0]] else []
 
     @property
@@ -273,7 +273,7 @@ class StageContext(Frozen):
     @property
     def additions(self) -> tuple[tuple[Path, Addition], ...]:
         """The adapters that are merged with the checkpoint's own, each with the folder of its pin."""
-        return tuple((Path(self.pin, ADDITIONS, str(number)), one) for number, one in enumerate(self.checkpoint.additions))
+        return tuple((Path(self.pin, ADDITIONS, str(number)), addition) for number, addition in enumerate(self.checkpoint.additions))
 
     @property
     def attempt_id(self) -> str:

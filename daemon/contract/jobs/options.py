@@ -191,11 +191,11 @@ class Work(Frozen):
         sections = catalog().sections
         if unknown := sorted(given.keys() - sections.keys()):
             raise ValueError(f"no format that is installed has a section [{unknown[0]}]")
-        found = {}
+        formats = {}
         for name, options in sections.items():
             section = given.get(name, {})
-            found[name] = section if isinstance(section, options) else options.model_validate(section)
-        return {**own, "formats": found}
+            formats[name] = section if isinstance(section, options) else options.model_validate(section)
+        return {**own, "formats": formats}
 
     @model_serializer(mode="wrap")
     def _flat(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Work(Frozen):
 
     def options(self, kind: type[Options]) -> Options:
         """The section of a format whose options are of this class."""
-        return next((one for one in self.formats.values() if isinstance(one, kind)), None) or kind()
+        return next((section for section in self.formats.values() if isinstance(section, kind)), None) or kind()
 
     def with_options(self, options: Frozen) -> Work:
         """The same configuration with another section of a format."""
@@ -217,10 +217,10 @@ class Work(Frozen):
         for one that does not exist."""
         section, *keys = path.split(".")
         value = self.formats[section] if section in self.formats else getattr(self, section)
-        found = value.model_dump(mode="json", include={keys[0]} if keys else None)
+        data = value.model_dump(mode="json", include={keys[0]} if keys else None)
         for key in keys:
-            found = found[key]
-        return found
+            data = data[key]
+        return data
 
     @property
     def digest(self) -> str:
@@ -236,8 +236,8 @@ class Work(Frozen):
             sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions(), "merge": MergeOptions()}
             sections |= {name: kind() for name, kind in catalog().sections.items()}
             with contextlib.suppress(ValueError):
-                found = json.loads(text)
-                sections |= {name: _understood(type(default), value_at(found, name)) for name, default in sections.items()}
+                data = json.loads(text)
+                sections |= {name: _understood(type(default), value_at(data, name)) for name, default in sections.items()}
             return cls(**sections)
 
 

@@ -49,10 +49,10 @@ def _table() -> dict[str, StageSpec]:
 @functools.lru_cache(maxsize=1)
 def _table_of(known: Catalog) -> dict[str, StageSpec]:
     variants = tuple(known.variants.values())
-    merged = tuple(one.name for one in variants if "merged" in one.traits)
-    checks = tuple(_check(one) for one in variants if one.name not in merged)
-    names = tuple(one.name for one in variants)
-    checked = (*names, "reference", "merged", *(one.name for one in checks))
+    merged = tuple(variant.name for variant in variants if "merged" in variant.traits)
+    checks = tuple(_check(variant) for variant in variants if variant.name not in merged)
+    names = tuple(variant.name for variant in variants)
+    checked = (*names, "reference", "merged", *(check.name for check in checks))
     rest = (
         StageSpec(
             "reference", "handlers.validate.reference:run", 7, needs=("merge",),
@@ -92,7 +92,7 @@ in fp32, an embedding that it is tied to no more, and then the graphs' own runs.
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
     sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
-    source = next((one for one in sources if one in variant.needs), None)
+    source = next((name for name in sources if name in variant.needs), None)
     limits = variant.limits
     memory = (limits.memory_fixed, limits.memory_fp32)
     most = (max(memory[0], _TWIN[0]), max(memory[1], _TWIN[1])) if limits.twin else memory
@@ -159,7 +159,7 @@ def resolved(export: ExportOptions) -> ExportOptions:
     """
     if not export.deploy:
         return export
-    wanted = {one.name for target in export.deploy for one in made_for(target, catalog())}
+    wanted = {variant.name for target in export.deploy for variant in made_for(target, catalog())}
     wanted |= {*effective_variants(export.variants, export.quantization)}
     unknown = tuple(name for name in export.variants if find_variant(name) is None)
     named = (*(name for name in variant_names() if name in wanted), *unknown)
@@ -168,24 +168,24 @@ def resolved(export: ExportOptions) -> ExportOptions:
 
 def unquantized(variant: str) -> str | None:
     """The variant that a quantized one was made of; None for one that is not quantized."""
-    found = find_variant(variant)
-    return found.form_of if found else None
+    spec = find_variant(variant)
+    return spec.form_of if spec else None
 
 
 def fallback(variant: str) -> str | None:
     """The next less quantized form to take where this one is not exact enough; None where there is none."""
-    found = find_variant(variant)
-    return found.fallback if found else None
+    spec = find_variant(variant)
+    return spec.fallback if spec else None
 
 
 def with_fallbacks(variants: Iterable[str]) -> list[str]:
     """Variants, and all forms that may be taken in the place of one of them."""
-    found = list(variants)
-    for name in found:  # which grows meanwhile
+    names = list(variants)
+    for name in names:  # which grows meanwhile
         following = fallback(name)
-        if following is not None and following not in found:
-            found.append(following)
-    return found
+        if following is not None and following not in names:
+            names.append(following)
+    return names
 
 
 def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) -> tuple[StageSpec, ...]:

@@ -60,12 +60,12 @@ def point_of(report: object) -> StepPoint | None:
     if step is None or export is None or not isinstance(artifacts, list):
         return None
     metadata = value_at(report, "checkpoint", "metadata")
-    rows = [one for one in artifacts if isinstance(one, Mapping) and isinstance(one.get("variant"), str)]
+    rows = [row for row in artifacts if isinstance(row, Mapping) and isinstance(row.get("variant"), str)]
     return StepPoint(
         export=export, step=step, ending=value_at(report, "checkpoint", "ending") is True,
         status=text_at(report, "status") or "", finished=text_at(report, "finished") or "",
         loss=_first(number_at(metadata, "evaluation", "eval_loss"), number_at(metadata, "loss")),
-        comparison=_comparison(report), artifacts={one["variant"]: _artifact(one) for one in rows},
+        comparison=_comparison(report), artifacts={row["variant"]: _artifact(row) for row in rows},
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _comparison(report: Json) -> str:
     """What must be equal for figures to be compared: the texts, how many tokens are decoded, the task and the reference's precision."""
     stages = report.get("stages")
     reference = (
-        next((value_at(one, "figures") for one in stages if value_at(one, "name") == "reference"), None)
+        next((value_at(stage, "figures") for stage in stages if value_at(stage, "name") == "reference"), None)
         if isinstance(stages, list)
         else None
     )
@@ -100,10 +100,10 @@ def _comparison(report: Json) -> str:
 
 def latest(points: Iterable[StepPoint], most: int = MOST_STEPS) -> tuple[StepPoint, ...]:
     """The points in the order of training, each export once (the first that is given counts), the last `most` of them."""
-    found: dict[str, StepPoint] = {}
+    by_export: dict[str, StepPoint] = {}
     for point in points:
-        found.setdefault(point.export, point)
-    return tuple(sorted(found.values(), key=lambda point: point.place)[-most:])
+        by_export.setdefault(point.export, point)
+    return tuple(sorted(by_export.values(), key=lambda point: point.place)[-most:])
 
 
 def standing(points: Sequence[StepPoint], variant: str = "") -> Standing | Unranked:
@@ -120,11 +120,12 @@ def standing(points: Sequence[StepPoint], variant: str = "") -> Standing | Unran
         )  # fmt: skip
     latest_made = max(measured, key=lambda point: (point.finished, point.place))
     group = [point for point in measured if point.comparison == latest_made.comparison] if latest_made.comparison else [latest_made]
-    metric = next(name for name, _ in METRICS if any(name in one.quality for one in latest_made.artifacts.values() if _passed(one)))
+    passed = [artifact for artifact in latest_made.artifacts.values() if _passed(artifact)]
+    metric = next(name for name, _ in METRICS if any(name in artifact.quality for artifact in passed))
     by_variant: dict[str, list[StepPoint]] = {}
     for point in group:
-        for name, one in point.artifacts.items():
-            if _passed(one) and metric in one.quality:
+        for name, artifact in point.artifacts.items():
+            if _passed(artifact) and metric in artifact.quality:
                 by_variant.setdefault(name, []).append(point)
     chosen = variant or _smallest(by_variant, len(group))
     if chosen not in by_variant:
@@ -141,7 +142,7 @@ def standing(points: Sequence[StepPoint], variant: str = "") -> Standing | Unran
 
 def is_measured(point: StepPoint) -> bool:
     """Whether the quality of an artifact that passed is known."""
-    return any(_passed(one) and one.quality for one in point.artifacts.values())
+    return any(_passed(artifact) and artifact.quality for artifact in point.artifacts.values())
 
 
 def _smallest(by_variant: Mapping[str, Sequence[StepPoint]], exports: int) -> str:
@@ -156,30 +157,32 @@ def _alone(name: str) -> bool:
     return variant is None or variant.deploys == "alone"
 
 
-def _passed(one: ArtifactPoint) -> bool:
-    return one.published and one.verdict == Verdict.PASSED
+def _passed(artifact: ArtifactPoint) -> bool:
+    return artifact.published and artifact.verdict == Verdict.PASSED
 
 
 def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str = "") -> str:
     """Which checkpoint to deploy, in one sentence: by the trainer's metric, and by the artifacts' own."""
-    found = standing(points, variant)
+    ranking = standing(points, variant)
     trainers = next((point for point in points if point.step == trainers_best and not point.ending), None)
     loss = f" (loss {figure(trainers.loss)})" if trainers and trainers.loss is not None else ""
     named = f"The trainer's best is step {trainers_best}{loss}" if trainers_best is not None else "The trainer names no best step"
-    if isinstance(found, Unranked):
-        return f"{named}; which checkpoint is the best after quantization can't be said: {found.why}."
-    best, metric = found.best, found.metric.replace("_", " ")
-    value = figure(found.value(best))
-    if len(found.ranked) == 1:
-        return f"{named}; only {best.label} has figures that can be compared: {metric} of {found.variant} {value}."
+    if isinstance(ranking, Unranked):
+        return f"{named}; which checkpoint is the best after quantization can't be said: {ranking.why}."
+    best, metric = ranking.best, ranking.metric.replace("_", " ")
+    value = figure(ranking.value(best))
+    if len(ranking.ranked) == 1:
+        return f"{named}; only {best.label} has figures that can be compared: {metric} of {ranking.variant} {value}."
     if best is trainers:
-        return f"{named}; by the quality of {found.variant} it is the best too: {metric} {value}, the best of {len(found.ranked)} exports."
-    start = f"{named}; by the quality of {found.variant} deploy {best.label}" if trainers_best is None else (
-        f"{named}; by the quality of {found.variant} it is {best.label}"
+        return (
+            f"{named}; by the quality of {ranking.variant} it is the best too: {metric} {value}, the best of {len(ranking.ranked)} exports."
+        )
+    start = f"{named}; by the quality of {ranking.variant} deploy {best.label}" if trainers_best is None else (
+        f"{named}; by the quality of {ranking.variant} it is {best.label}"
     )  # fmt: skip
-    if trainers in found.ranked and trainers is not None:
-        return f"{start}, {metric} {value} against {figure(found.value(trainers))}."
-    return f"{start}, {metric} {value}, the best of {len(found.ranked)} exports."
+    if trainers in ranking.ranked and trainers is not None:
+        return f"{start}, {metric} {value} against {figure(ranking.value(trainers))}."
+    return f"{start}, {metric} {value}, the best of {len(ranking.ranked)} exports."
 
 
 def figure(value: float | None) -> str:

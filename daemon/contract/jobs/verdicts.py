@@ -31,9 +31,9 @@ def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: Vali
 
     A variant without a check counts as failed; checks of other variants count for nothing.
     """
-    found = {check.variant: check for check in checks}
-    verdicts = [found[variant].verdict if variant in found else Verdict.FAILED for variant in asked]
-    if not any(variant in found and is_published(found[variant], rules) for variant in (*asked, *added)):
+    by_variant = {check.variant: check for check in checks}
+    verdicts = [by_variant[variant].verdict if variant in by_variant else Verdict.FAILED for variant in asked]
+    if not any(variant in by_variant and is_published(by_variant[variant], rules) for variant in (*asked, *added)):
         return "failed"
     return "succeeded" if all(verdict is Verdict.PASSED for verdict in verdicts) else "partial"
 
@@ -104,11 +104,11 @@ def added_variants(facts: JobFacts) -> tuple[str, ...]:
 
 def replaced_by(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
     """Published variant → the variants asked for whose place it takes."""
-    down, found = way_down_of(facts.work, stages_of(facts)), {check.variant: check for check in checks}
+    down, by_variant = way_down_of(facts.work, stages_of(facts)), {check.variant: check for check in checks}
     taken: dict[str, list[str]] = {}
     for asked in dict.fromkeys(step.asked for step in down.steps):
         last = down.chain(asked)[-1]
-        if last in found and is_published(found[last], facts.work.validation):
+        if last in by_variant and is_published(by_variant[last], facts.work.validation):
             taken.setdefault(last, []).append(asked)
     return taken
 
@@ -152,8 +152,8 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
     is one, else what its absence means."""
     stages = stages_of(facts)
     given = _given({name: stage.result for name, stage in stages.items()})
-    found = stage_figures(facts, "speed", SpeedFigures)
-    for variant, speed in found.speed.items() if found else ():
+    measured = stage_figures(facts, "speed", SpeedFigures)
+    for variant, speed in measured.speed.items() if measured else ():
         if variant in given:
             given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
     return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
@@ -192,12 +192,12 @@ def _checker(variant: str) -> str:
 
 def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | None) -> ArtifactCheck:
     if not was_made(stages.get(variant)):
-        found = culprit(variant, stages)
-        if found is None:
+        origin = culprit(variant, stages)
+        if origin is None:
             state = stages[variant].state if variant in stages else "not planned"
             reason, remedy = f"it was not made: its stage is {state}", GENERAL_REMEDY
         else:
-            reason, remedy = f"it was not made: {found[0]} failed: {found[1].cause}", found[1].remedy
+            reason, remedy = f"it was not made: {origin[0]} failed: {origin[1].cause}", origin[1].remedy
         if check is not None and check.verdict is Verdict.FAILED and check.reasons:
             return check.model_copy(update={"remedy": check.remedy or remedy})
         return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=(reason,), remedy=remedy)

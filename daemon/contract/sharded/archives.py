@@ -100,10 +100,10 @@ class _Window(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = min(len(buffer), max(0, self._length - self._at))
         self._stream.seek(self._start + self._at)
-        found = self._stream.read(count)
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        data = self._stream.read(count)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, gradient: Any = None, hooks: Any = None, more: Any = None) -> Any:
@@ -174,12 +174,12 @@ def _as_tuple(values: Any = ()) -> tuple[Any, ...]:
 
 def as_dict(pairs: Any = ()) -> dict[Any, Any]:
     """What a mapping's class is called with: nothing, or by older protocols a list of pairs."""
-    found = dict[Any, Any]()
+    entries = dict[Any, Any]()
     for key, value in pairs:
         if not isinstance(key, (str, int)):
             raise Unreadable("it has a key that is not text")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 PLAIN: dict[str, Any] = {

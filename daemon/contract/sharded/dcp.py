@@ -59,7 +59,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     files = _Files(folder)
     for place in places.values():  # the optimizer's too: a file that is cut short is still being copied, or damaged
         files.check(place)
-    found = dict[str, ShardedTensor]()
+    tensors = dict[str, ShardedTensor]()
     left = len(places)
     for named, value in described.items():
         if not isinstance(value, Instance):
@@ -76,8 +76,8 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         tensor = _tensor(name, value, chunks, places, files)
         if problem := tensor.problem():
             raise Unreadable(problem)
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def files_named(folder: Path) -> list[str]:
@@ -113,8 +113,8 @@ def is_of_training(name: str, paths: Any) -> bool:
     return parts[0].lower().startswith(_OPTIMIZER) or (len(parts) > 2 and parts[1] in _BESIDE_MODEL)
 
 
-def _is_whole(one: Any) -> bool:
-    return type(one) is int and 0 <= one < 1 << 62
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _numbers(value: Any) -> tuple[int, ...]:

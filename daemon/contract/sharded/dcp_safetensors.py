@@ -30,7 +30,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         for name, info in parse_header(folder / file).items():
             if not is_of_training(name, None):
                 parts.setdefault(name, []).append((info, _offsets(places.get(name), info, name)))
-    found = {}
+    tensors = {}
     for name, pieces in parts.items():
         dtypes, dimensions = {info.dtype for info, _ in pieces}, {len(info.shape) for info, _ in pieces}
         if len(dtypes) != 1 or len(dimensions) != 1:
@@ -38,10 +38,10 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         ends = [tuple(at + size for at, size in zip(offsets, info.shape, strict=True)) for info, offsets in pieces]
         shape = tuple(map(max, *ends)) if len(ends) > 1 else ends[0]
         boxes = tuple(Piece(info.file, info.start, info.size, offsets, info.shape) for info, offsets in pieces)
-        found[name] = ShardedTensor(name, next(iter(dtypes)), shape, boxes)
-        if problem := found[name].problem():
+        tensors[name] = ShardedTensor(name, next(iter(dtypes)), shape, boxes)
+        if problem := tensors[name].problem():
             raise Unreadable(problem)
-    return found
+    return tensors
 
 
 def _places(path: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _offsets(place: Any, info: TensorInfo, name: str) -> tuple[int, ...]:
     if (
         not isinstance(offsets, list)
         or len(offsets) != len(info.shape)
-        or not all(type(one) is int and 0 <= one < 1 << 62 for one in offsets)
+        or not all(type(offset) is int and 0 <= offset < 1 << 62 for offset in offsets)
     ):
         raise Unreadable(f"{info.file} does not say where the piece of {name} is")
     return tuple(offsets)

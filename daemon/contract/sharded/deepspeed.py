@@ -90,14 +90,14 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     first = _read(folder, f"{tag}/{models[0]}")
     if first.get("autoep_layers") or first.get("ds_autoep_layers"):
         raise Unsupported("it contains experts that are divided over ranks")
-    module, found = _mapping(first.get("module") or {}), dict[str, ShardedTensor]()
+    module, tensors = _mapping(first.get("module") or {}), dict[str, ShardedTensor]()
     if first.get("param_shapes") is None:
         if optimizers:
             raise Unreadable("its model states don't say how the optimizer's are divided")
         return {name: _whole(name, value, f"{tag}/{models[0]}") for name, value in module.items() if _is_tensor(value)}
     for name in first.get("buffer_names") or []:
         if name in module:
-            found[str(name)] = _whole(str(name), module[name], f"{tag}/{models[0]}")
+            tensors[str(name)] = _whole(str(name), module[name], f"{tag}/{models[0]}")
     states = [_mapping(_read(folder, f"{tag}/{file}").get("optimizer_state_dict")) for _, file in sorted(optimizers.items())]
     stage = _stage(states, optimizers)
     shapes = [{str(name): _shape(name, shape) for name, shape in _mapping(group).items()} for group in first["param_shapes"]]
@@ -106,19 +106,21 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     files = [f"{tag}/{file}" for _, file in sorted(optimizers.items())]
     groups = [[_run(value, file) for value in _listed(state.get(key), file)] for state, file in zip(states, files, strict=True)]
     if stage == 3:
-        found |= _frozen_of_ranks(folder, tag, models, frozen, len(states), first)
-        found |= _cut_by_parameter({name: shape for group in shapes for name, shape in group.items()}, groups)
+        tensors |= _frozen_of_ranks(folder, tag, models, frozen, len(states), first)
+        tensors |= _cut_by_parameter({name: shape for group in shapes for name, shape in group.items()}, groups)
     else:
         fragments = _mapping(first.get("frozen_param_fragments") or {})
-        found |= {name: _whole(name, fragments.get(name), f"{tag}/{models[0]}", shape) for name, shape in frozen.items()}
-        found |= _cut_by_group(shapes, groups, states[0].get("param_alignment_paddings"))
+        tensors |= {name: _whole(name, fragments.get(name), f"{tag}/{models[0]}", shape) for name, shape in frozen.items()}
+        tensors |= _cut_by_group(shapes, groups, states[0].get("param_alignment_paddings"))
     for alias, name in _mapping(first.get("shared_params") or {}).items():
-        if name in found:
-            found[str(alias)] = ShardedTensor(str(alias), found[name].dtype, found[name].shape, found[name].pieces, found[name].flat)
-    for tensor in found.values():
+        if name in tensors:
+            tensors[str(alias)] = ShardedTensor(
+                str(alias), tensors[name].dtype, tensors[name].shape, tensors[name].pieces, tensors[name].flat
+            )
+    for tensor in tensors.values():
         if problem := tensor.problem():
             raise Unreadable(problem)
-    return found
+    return tensors
 
 
 # Files and what is in them
@@ -155,7 +157,7 @@ def _stage(states: Sequence[Mapping[Any, Any]], ranks: Mapping[int, str]) -> int
     if not states:
         raise Unreadable("the optimizer's states, which hold the weights, are not there")
     stage, count = states[0].get("zero_stage"), states[0].get("partition_count")
-    count = max(count, default=0) if isinstance(count, list) and all(type(one) is int for one in count) else count
+    count = max(count, default=0) if isinstance(count, list) and all(type(part) is int for part in count) else count
     if stage not in (1, 2, 3) or type(count) is not int:
         raise Unsupported(f"it is of ZeRO's stage {stage!r:.40}, but only 1, 2 and 3 are known")
     if sorted(ranks) != list(range(count)):
@@ -179,7 +181,7 @@ def _shape(name: Any, value: Any) -> tuple[int, ...]:
     if (
         not isinstance(value, (tuple, list))
         or len(value) > MOST_DIMENSIONS
-        or not all(type(one) is int and 0 <= one < 1 << 62 for one in value)
+        or not all(type(size) is int and 0 <= size < 1 << 62 for size in value)
     ):
         raise Unreadable(f"it gives no shape for {name}")
     return tuple(value)
@@ -220,42 +222,42 @@ def _cut_by_group(
     """Stages 1 and 2: the ranks' parts of a group, one behind the other, are its parameters in their order."""
     if any(len(group) != len(shapes) for group in groups):
         raise Unreadable("its ranks have other groups of parameters than it says")
-    found, align = dict[str, ShardedTensor](), 2 * len(groups)
+    tensors, align = dict[str, ShardedTensor](), 2 * len(groups)
     for number, held in enumerate(shapes):
         row, at = [group[number] for group in groups], 0
         behind = _paddings(paddings, number, len(held))
         for (name, shape), padding in zip(held.items(), behind, strict=True):
-            found[name] = _flat(name, shape, row, at)
+            tensors[name] = _flat(name, shape, row, at)
             at += math.prod(shape) + padding
         # DeepSpeed fills a group up to a multiple of twice its ranks, and leaves some of that out of the file.
         if -(-at // align) != -(-sum(run.elements for run in row) // align):
             raise Unreadable(f"the group {number} has {sum(run.elements for run in row):,} elements, but its parameters have {at:,}")
-    return found
+    return tensors
 
 
 def _paddings(value: Any, number: int, count: int) -> list[int]:
     """Elements behind each parameter of a group, which newer releases leave to align them."""
     if value is None:
         return [0] * count
-    one = value[number] if isinstance(value, list) and number < len(value) else None
-    if not isinstance(one, (list, tuple)) or len(one) != count or not all(type(size) is int and 0 <= size < 1 << 32 for size in one):
+    sizes = value[number] if isinstance(value, list) and number < len(value) else None
+    if not isinstance(sizes, (list, tuple)) or len(sizes) != count or not all(type(size) is int and 0 <= size < 1 << 32 for size in sizes):
         raise Unreadable("it is damaged (the alignment of parameters)")
-    return list(one)
+    return list(sizes)
 
 
 def _cut_by_parameter(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[Sequence[_Run]]) -> dict[str, ShardedTensor]:
     """Stage 3: each rank has an equal part of every parameter, the last of them filled up; its groups follow each other."""
     ranks, at = len(groups), 0
-    found = dict[str, ShardedTensor]()
+    tensors = dict[str, ShardedTensor]()
     for name, shape in shapes.items():
         elements = math.prod(shape)
         part = -(-elements // ranks)
-        runs = [one for group in groups for one in _part(group, at, part)]
-        found[name] = _flat(name, shape, runs, 0)
+        runs = [run for group in groups for run in _part(group, at, part)]
+        tensors[name] = _flat(name, shape, runs, 0)
         at += part
     if any(sum(run.elements for run in group) != at for group in groups):
         raise Unreadable(f"its ranks have {sum(run.elements for run in groups[0]):,} elements each, but its parameters need {at:,}")
-    return found
+    return tensors
 
 
 def _frozen_of_ranks(
@@ -277,13 +279,13 @@ def _frozen_of_ranks(
 
 def _part(row: Sequence[_Run], start: int, count: int) -> list[_Run]:
     """The elements `start` to `start + count` of runs that follow each other."""
-    found, before = [], 0
+    runs, before = [], 0
     for run in row:
         begin, end = max(start, before), min(start + count, before + run.elements)
         if begin < end:
-            found.append(_Run(run.file, run.start + (begin - before) * DTYPES[run.dtype][1], end - begin, run.dtype))
+            runs.append(_Run(run.file, run.start + (begin - before) * DTYPES[run.dtype][1], end - begin, run.dtype))
         before += run.elements
-    return found
+    return runs
 
 
 def _flat(name: str, shape: tuple[int, ...], row: Sequence[_Run], start: int) -> ShardedTensor:

@@ -70,12 +70,12 @@ def read_tensors(file: Path) -> dict[str, ShardedTensor]:
     state = value.get("state_dict") if isinstance(value, dict) else None
     if not isinstance(state, dict):
         raise Unreadable(f"{file.name} has no state_dict")
-    found = {}
+    tensors = {}
     for name, tensor in state.items():
         if isinstance(tensor, OtherTensor):
             raise Unreadable(f"{tensor_name(name)} in {file.name} {tensor.reason}")
         if isinstance(tensor, StoredTensor):
             offsets = (0,) * len(tensor.shape)
             piece = Piece(file.name, tensor.start, tensor.size, offsets, tensor.shape, strides=tensor.strides)
-            found[tensor_name(name)] = ShardedTensor(tensor_name(name), tensor.dtype, tensor.shape, (piece,))
-    return found
+            tensors[tensor_name(name)] = ShardedTensor(tensor_name(name), tensor.dtype, tensor.shape, (piece,))
+    return tensors

@@ -42,7 +42,7 @@ def shown(name: Any) -> str:
     """A name out of a file, for a sentence: short, on one line, and without what a terminal or a journal can't take."""
     if not isinstance(name, str):
         return f"a {type(name).__name__}"
-    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in name[:80])
+    text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in name[:80])
     return text + ("…" if len(name) > 80 else "")
 
 
@@ -128,9 +128,9 @@ class _Machine:
         end = self._at + count
         if end > len(self._data):
             raise Unreadable(f"it is truncated at byte {len(self._data):,}")
-        found = self._data[self._at : end]
+        data = self._data[self._at : end]
         self._at = end
-        return found
+        return data
 
     def _number(self, form: str) -> int:
         (value,) = struct.unpack(form, self._take(struct.calcsize(form)))
@@ -153,9 +153,9 @@ class _Machine:
             at -= 1
             if at < 0:
                 raise Unreadable("it is damaged (no mark)")
-        found = self._stack[at + 1 :]
+        items = self._stack[at + 1 :]
         del self._stack[at:]
-        return found
+        return items
 
     def _top(self, kind: type) -> Any:
         top = self._stack[-1]
@@ -260,14 +260,14 @@ class _Machine:
         qualified = f"{module}.{name}"
         if qualified not in self._known:
             raise Unsafe(qualified)
-        found = self._known[qualified]
-        self._push(Named(qualified, found) if callable(found) else found)
+        value = self._known[qualified]
+        self._push(Named(qualified, value) if callable(value) else value)
 
     def call(self) -> None:
         arguments, made = self._stack.pop(), self._stack.pop()
         if not isinstance(made, Named) or not isinstance(arguments, tuple):
             raise Unreadable("it is damaged (a call of something that is not a function)")
-        self._charge(len(arguments) + sum(len(one) for one in arguments if isinstance(one, (list, tuple, dict, str, bytes))))
+        self._charge(len(arguments) + sum(len(argument) for argument in arguments if isinstance(argument, (list, tuple, dict, str, bytes))))
         self._push(made.make(*arguments))
 
     def call_with_names(self) -> None:

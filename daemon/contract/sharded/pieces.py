@@ -127,6 +127,6 @@ def _are_apart(boxes: list[Piece]) -> bool:
     if len(boxes) > _MOST_IRREGULAR:
         return False
     return not any(
-        all(a < b + m and b < a + n for a, n, b, m in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True))
-        for one, other in itertools.combinations(boxes, 2)
+        all(a < b + m and b < a + n for a, n, b, m in zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True))
+        for box, other in itertools.combinations(boxes, 2)
     )

@@ -188,10 +188,10 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
         job = job_of(row)
         if job.state == "failed" and job.reason is not None:  # it was not published, whatever its checks say
             continue
-        rows = [stage_of(one) for one in connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (job.id,))]
+        rows = [stage_of(stage_row) for stage_row in connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (job.id,))]
         facts = JobFacts(
             export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=job.work,
-            stages=tuple(StageFacts(name=one.name, state=one.state, result=one.result, fault=one.fault) for one in rows),
+            stages=tuple(StageFacts(name=stage.name, state=stage.state, result=stage.result, fault=stage.fault) for stage in rows),
         )  # fmt: skip
         follows = status_that_follows(facts)
         if job.state != follows:

@@ -251,18 +251,18 @@ class JournalMaintenance:
     @property
     def problem(self) -> str | None:
         """What is wrong, the worst first; None where nothing is."""
-        return next(iter(sorted(self._problems.values(), key=lambda one: one != self._problems.get(DAMAGED))), None)
+        return next(iter(sorted(self._problems.values(), key=lambda problem: problem != self._problems.get(DAMAGED))), None)
 
     def state(self) -> JournalCare:
         """For `ckptd status`."""
         rebuilt = None
-        with self._told("read the journal"):
+        with self._note_failures("read the journal"):
             rebuilt = rebuilt_state(self.database)
         return JournalCare(self.checked, self.backed_up, self.problem, rebuilt)
 
     def check_integrity(self) -> None:
         """Check all of it; one that is damaged is rebuilt at the next start."""
-        with self._told("check the journal"):
+        with self._note_failures("check the journal"):
             problems = self.database.check(full=True)
             if problems:
                 self._damaged("; ".join(problems[:3]))
@@ -272,7 +272,7 @@ class JournalMaintenance:
 
     def back_up(self) -> None:
         """Take a backup and remove the oldest; if no backup can be taken, the old ones stay."""
-        with self._told("back the journal up"):
+        with self._note_failures("back the journal up"):
             if self.keep > 0:
                 see_room(self.paths.state, self.paths.journal.stat().st_size, self.reserve)
                 self.database.backup(backups.fresh_name(self.paths.backups))
@@ -280,7 +280,7 @@ class JournalMaintenance:
             backups.rotate(self.paths.backups, self.keep)
 
     @contextmanager
-    def _told(self, operation: str) -> Iterator[None]:
+    def _note_failures(self, operation: str) -> Iterator[None]:
         try:
             yield
         except Permanent as error:

@@ -51,7 +51,7 @@ def rebuild(database: Database, paths: Paths, target_of: Callable[[CheckpointRef
     remains, skipped = find(paths)
 
     def write(c: sqlite3.Connection) -> tuple[int, int]:
-        return sum(not _taken_in(c, one, target_of) for one in remains), _give_up(c)
+        return sum(not _take_in(c, of_job, target_of) for of_job in remains), _give_up(c)
 
     spoilt, given_up = database.write("rebuild", write)
     counts = {str(row[0]): int(row[1]) for row in database.read("SELECT state, count(*) FROM job GROUP BY state")}
@@ -59,137 +59,139 @@ def rebuild(database: Database, paths: Paths, target_of: Callable[[CheckpointRef
     return Rebuilt(opened, sum(counts.values()) - opened, given_up, skipped + spoilt)
 
 
-def _taken_in(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> bool:
+def _take_in(c: sqlite3.Connection, remains: Remains, target_of: Callable[[CheckpointRef], Path]) -> bool:
     """One job by itself: what can't be entered beside the rest is passed over."""
-    c.execute("SAVEPOINT one")
+    c.execute("SAVEPOINT job")
     try:
-        row = c.execute("SELECT state FROM job WHERE id = ?", (one.job,)).fetchone()
-        if row is None and (one.ended_as or one.pinned):  # else it neither ended nor can go on
-            _enter(c, one, target_of)
+        row = c.execute("SELECT state FROM job WHERE id = ?", (remains.job,)).fetchone()
+        if row is None and (remains.ended_as or remains.pinned):  # else it neither ended nor can go on
+            _enter(c, remains, target_of)
             row = ("pending",)
         if row is not None:
-            _complete(c, one, str(row[0]))
+            _complete(c, remains, str(row[0]))
     except (sqlite3.IntegrityError, KeyError) as error:
-        c.execute("ROLLBACK TO one")
+        c.execute("ROLLBACK TO job")
         log.warning(
-            "a job was passed over while the journal was rebuilt", event_id=Event.JOURNAL_PASSED_OVER, job=one.job, error=str(error)
+            "a job was passed over while the journal was rebuilt", event_id=Event.JOURNAL_PASSED_OVER, job=remains.job, error=str(error)
         )
         return False
     finally:
-        c.execute("RELEASE one")
+        c.execute("RELEASE job")
     return True
 
 
-def _enter(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> None:
+def _enter(c: sqlite3.Connection, remains: Remains, target_of: Callable[[CheckpointRef], Path]) -> None:
     """A job that the journal lacks, as it was when it was new."""
-    seen = one.checkpoint
+    seen = remains.checkpoint
     c.execute(
         "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings, newest_first)"
         " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-        (one.job, seen.identity, one.work.digest, seen.root, seen.run, seen.step, seen.model_dump_json(), one.work.model_dump_json(),
-         str(one.pin or ""), str(_target(one, target_of)), one.created, json.dumps(list(one.warnings)), int(one.newest_first)),
+        (remains.job, seen.identity, remains.work.digest, seen.root, seen.run, seen.step, seen.model_dump_json(),
+         remains.work.model_dump_json(), str(remains.pin or ""), str(_target(remains, target_of)), remains.created,
+         json.dumps(list(remains.warnings)), int(remains.newest_first)),
     )  # fmt: skip
-    if one.fingerprint:
+    if remains.fingerprint:
         c.execute(
             "INSERT OR IGNORE INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,'taken',?,?)",
-            (seen.path, one.fingerprint, one.job, now()),
+            (seen.path, remains.fingerprint, remains.job, now()),
         )
 
 
-def _planned(one: Remains) -> list[str]:
+def _planned(remains: Remains) -> list[str]:
     """The stages of a job: those of its configuration, and those of forms that took the place of others."""
-    seen = {tried.file.stage for tried in one.tries}
-    seen |= {str(row.get("name")) for row in _rows_of_report(one)}
+    seen = {tried.file.stage for tried in remains.tries}
+    seen |= {str(row.get("name")) for row in _rows_of_report(remains)}
     added = [name.removeprefix(CHECK) for name in sorted(seen) if name.startswith(CHECK)]
-    return stage_names(one.work, one.checkpoint.layout, [name for name in added if find_variant(name)])
+    return stage_names(remains.work, remains.checkpoint.layout, [name for name in added if find_variant(name)])
 
 
-def _rows_of_report(one: Remains) -> list[Json]:
+def _rows_of_report(remains: Remains) -> list[Json]:
     """What the report of a published export says of each stage."""
-    rows = one.published.report.get("stages", ()) if one.published else ()
+    rows = remains.published.report.get("stages", ()) if remains.published else ()
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
+def _complete(c: sqlite3.Connection, remains: Remains, state: str) -> None:
     """A job that the journal has: the disk counts where it is newer."""
-    ended = one.ended_as
+    ended = remains.ended_as
     if state in OPEN:
-        _bring_up(c, one, over=ended is not None)
-        if ended or one.tries:
+        _bring_up(c, remains, over=ended is not None)
+        if ended or remains.tries:
             c.execute(
                 "UPDATE job SET state = 'running', base = COALESCE(?, base), started = COALESCE(started, ?)"
                 " WHERE id = ? AND state = 'pending'",
-                (one.base, one.tries[0].started if one.tries else None, one.job),
+                (remains.base, remains.tries[0].started if remains.tries else None, remains.job),
             )
         if ended:
-            c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (ended, _ended_at(one), one.job))
-    elif ended is None and one.pinned and state not in ("superseded", "cancelled"):
+            c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (ended, _ended_at(remains), remains.job))
+    elif ended is None and remains.pinned and state not in ("superseded", "cancelled"):
         # A person put it back into the queue after the backup was taken.
-        c.execute("UPDATE job SET state = 'pending', ended = NULL WHERE id = ?", (one.job,))
-        c.execute("UPDATE stage SET state = 'waiting', failures = 0 WHERE job = ? AND state <> 'waiting'", (one.job,))
-        _complete(c, one, "pending")
+        c.execute("UPDATE job SET state = 'pending', ended = NULL WHERE id = ?", (remains.job,))
+        c.execute("UPDATE stage SET state = 'waiting', failures = 0 WHERE job = ? AND state <> 'waiting'", (remains.job,))
+        _complete(c, remains, "pending")
 
 
-def _bring_up(c: sqlite3.Connection, one: Remains, *, over: bool) -> None:
+def _bring_up(c: sqlite3.Connection, remains: Remains, *, over: bool) -> None:
     """The job's stages of which the disk knows later attempts than the journal, or, at the job's end, all."""
-    there = [row[0] for row in c.execute("SELECT name FROM stage WHERE job = ? ORDER BY position", (one.job,))]
-    for place, name in enumerate(_planned(one)):  # all of a job that was not there; forms that took the place of others after the backup
+    there = [row[0] for row in c.execute("SELECT name FROM stage WHERE job = ? ORDER BY position", (remains.job,))]
+    # New are all of a job that was not there, and forms that took the place of others after the backup.
+    for place, name in enumerate(_planned(remains)):
         if name not in there:
-            c.execute("INSERT INTO stage (job, name, position) VALUES (?,?,?)", (one.job, name, len(there) + place))
-    for name, state, attempts in c.execute("SELECT name, state, attempts FROM stage WHERE job = ?", (one.job,)).fetchall():
-        last = one.last(name)
+            c.execute("INSERT INTO stage (job, name, position) VALUES (?,?,?)", (remains.job, name, len(there) + place))
+    for name, state, attempts in c.execute("SELECT name, state, attempts FROM stage WHERE job = ?", (remains.job,)).fetchall():
+        last = remains.last(name)
         if last and (last.file.attempt > attempts or (state == "running" and over)):
-            _add_attempts(c, one, name)
-            _set_stage(c, one, name, over=over)
+            _add_attempts(c, remains, name)
+            _set_stage(c, remains, name, over=over)
         elif over and state in ("waiting", "running"):
-            _set_stage(c, one, name, over=True)
+            _set_stage(c, remains, name, over=True)
 
 
-def _add_attempts(c: sqlite3.Connection, one: Remains, stage: str) -> None:
-    for tried in one.tries:
+def _add_attempts(c: sqlite3.Connection, remains: Remains, stage: str) -> None:
+    for tried in remains.tries:
         if tried.file.stage == stage:
             fault = tried.result.fault if tried.result else None
             c.execute(
                 "INSERT INTO attempt (job, stage, number, strategy, outcome, folder, staging, started, ended, fault)"
                 " VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, stage, number) DO UPDATE SET"
                 " outcome = COALESCE(outcome, excluded.outcome), ended = COALESCE(ended, excluded.ended)",
-                (one.job, stage, tried.file.attempt, tried.file.strategy, tried.outcome, str(tried.folder), tried.file.staging,
+                (remains.job, stage, tried.file.attempt, tried.file.strategy, tried.outcome, str(tried.folder), tried.file.staging,
                  tried.started, tried.ended or tried.started, _json(fault)),
             )  # fmt: skip
 
 
-def _set_stage(c: sqlite3.Connection, one: Remains, stage: str, *, over: bool) -> None:
+def _set_stage(c: sqlite3.Connection, remains: Remains, stage: str, *, over: bool) -> None:
     """Put a stage into the state that its last attempt left. `over`: the job has ended, so that no stage waits any more."""
-    last = one.last(stage)
-    state, fault = _state_of(one, stage, last, over)
+    last = remains.last(stage)
+    state, fault = _state_of(remains, stage, last, over)
     result = last.result if last and state in ("succeeded", "failed") else None
-    failures = sum(tried.file.stage == stage and tried.outcome in (Outcome.RETRYABLE, Outcome.PERMANENT) for tried in one.tries)
-    c.execute("UPDATE stage SET state = 'waiting' WHERE job = ? AND name = ? AND state <> 'waiting'", (one.job, stage))
+    failures = sum(tried.file.stage == stage and tried.outcome in (Outcome.RETRYABLE, Outcome.PERMANENT) for tried in remains.tries)
+    c.execute("UPDATE stage SET state = 'waiting' WHERE job = ? AND name = ? AND state <> 'waiting'", (remains.job, stage))
     c.execute(
         f"UPDATE stage SET {_STAGE} WHERE job = ? AND name = ?",
         (state, last.file.attempt if last else 0, failures, last.file.staging if last and state == "succeeded" else None,
-         _json(result), _json(fault), last.file.key if last else None, one.job, stage),
+         _json(result), _json(fault), last.file.key if last else None, remains.job, stage),
     )  # fmt: skip
 
 
-def _state_of(one: Remains, stage: str, last: Tried | None, over: bool) -> tuple[str, Fault | None]:
+def _state_of(remains: Remains, stage: str, last: Tried | None, over: bool) -> tuple[str, Fault | None]:
     result = last.result if last else None
     whole = last is not None and result is not None and result.outcome == Outcome.SUCCEEDED
     if last and result and whole and (over or same_files(Path(last.file.staging), result.files)):
         return "succeeded", None
     if result and result.outcome == Outcome.PERMANENT:
         return "failed", result.fault
-    return (_reported(one, stage), result.fault if result else None) if over else ("waiting", None)
+    return (_reported(remains, stage), result.fault if result else None) if over else ("waiting", None)
 
 
-def _reported(one: Remains, stage: str) -> str:
+def _reported(remains: Remains, stage: str) -> str:
     """How a stage of an ended job ended by the job's own report; its report stage by there being one."""
     if stage == "report":
         return "succeeded"
-    for row in _rows_of_report(one):
+    for row in _rows_of_report(remains):
         if row.get("name") == stage and row.get("state") in ("succeeded", "failed", "skipped"):
             return str(row["state"])
-    return "failed" if one.last(stage) else "skipped"
+    return "failed" if remains.last(stage) else "skipped"
 
 
 def _give_up(c: sqlite3.Connection) -> int:
@@ -212,16 +214,16 @@ def _give_up(c: sqlite3.Connection) -> int:
     return count
 
 
-def _target(one: Remains, target_of: Callable[[CheckpointRef], Path]) -> Path:
-    if one.published:
-        folder = one.published.folder
-        return folder.with_name(folder.name.removesuffix(FAILED_SUFFIX)) if one.published.status == "failed" else folder
-    return one.target or target_of(one.checkpoint)
+def _target(remains: Remains, target_of: Callable[[CheckpointRef], Path]) -> Path:
+    if remains.published:
+        folder = remains.published.folder
+        return folder.with_name(folder.name.removesuffix(FAILED_SUFFIX)) if remains.published.status == "failed" else folder
+    return remains.target or target_of(remains.checkpoint)
 
 
-def _ended_at(one: Remains) -> str:
-    report = one.last("report")
-    return one.published.ended if one.published else (report.ended if report and report.ended else now())
+def _ended_at(remains: Remains) -> str:
+    report = remains.last("report")
+    return remains.published.ended if remains.published else (report.ended if report and report.ended else now())
 
 
 def _json(value: BaseModel | None) -> str | None:

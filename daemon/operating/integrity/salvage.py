@@ -138,19 +138,19 @@ def _iso(clock: float) -> str:
 def find(paths: Paths) -> tuple[list[Remains], int]:
     """Every job of which enough is left, the oldest first, and the number of files and folders passed over."""
     exports = {export.job: export for export in sorted(published(paths.output), key=lambda export: export.clock)}
-    found, skipped = [], 0
+    salvaged, skipped = [], 0
     for folder in sorted(paths.jobs.iterdir()) if paths.jobs.is_dir() else []:
         remains, lost = _of_folder(folder, exports.get(folder.name), paths)
         skipped += lost
         if remains:
-            found.append(remains)
+            salvaged.append(remains)
             exports.pop(folder.name, None)
     for export in exports.values():
         remains = _of_export(export)
         skipped += remains is None
         if remains:
-            found.append(remains)
-    return sorted(found, key=lambda one: (one.created, one.checkpoint.step, one.job)), skipped
+            salvaged.append(remains)
+    return sorted(salvaged, key=lambda remains: (remains.created, remains.checkpoint.step, remains.job)), skipped
 
 
 def _read(path: Path) -> Any:

@@ -65,7 +65,7 @@ METRICS = (
     Metric("ckptd_export_seconds_total", "counter", "Total time from start to end of the exports that ended, in seconds.", ("state",)),
 )  # fmt: skip
 CONDITIONS = ("healthy", "full", "unwell")
-_BY_NAME = {one.name: one for one in METRICS}
+_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 @dataclass
@@ -163,5 +163,7 @@ def write(file: Path, text: str) -> None:
 
 def table(metrics: Iterable[Metric] = METRICS) -> str:
     """The page's table, in Markdown."""
-    rows = [f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} | {one.help} |" for one in metrics]
+    rows = [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |" for metric in metrics
+    ]
     return "\n".join(["| name | kind | labels | what it says |", "| --- | --- | --- | --- |", *rows]) + "\n"

@@ -60,8 +60,8 @@ class Build:
 
 def environment(temporary: Path | None = None, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of a command: ours, less those that would lead it elsewhere. `temporary`: where large files pass through."""
-    found = {key: value for key, value in os.environ.items() if key not in _FORGET} | dict(more or {})
-    return found if temporary is None else {**found, "TMPDIR": str(temporary)}
+    variables = {key: value for key, value in os.environ.items() if key not in _FORGET} | dict(more or {})
+    return variables if temporary is None else {**variables, "TMPDIR": str(temporary)}
 
 
 def execute(build: Build, command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
@@ -92,5 +92,5 @@ def notice(line: bytes, say: Say) -> None:
     """Tell what a line of an installer's output says of its progress."""
     text = line.decode(errors="replace").strip()
     for pattern, doing in _NOTICES:
-        if found := pattern.match(text):
-            return say(f"{doing} {found[1].rsplit('/', 1)[-1]}")
+        if match := pattern.match(text):
+            return say(f"{doing} {match[1].rsplit('/', 1)[-1]}")

@@ -32,9 +32,9 @@ def put_in(build: Build, wanted: Installer) -> Used:
     settings, why = pip_settings.read(build), ""
     if wanted != "pip":
         try:
-            found = uv.find()
-            build.say(f"using uv {found.version}")
-            return Used(f"uv {found.version}", "", uv.install(build, settings, found))
+            tool = uv.find()
+            build.say(f"using uv {tool.version}")
+            return Used(f"uv {tool.version}", "", uv.install(build, settings, tool))
         except UnlikePip as reason:
             why = str(reason)
         if wanted == "uv":
@@ -48,5 +48,5 @@ def put_in(build: Build, wanted: Installer) -> Used:
 
 
 def _pip_version(build: Build) -> str:
-    found = sorted(build.folder.glob("lib/python*/site-packages/pip-*.dist-info"))
-    return found[-1].name.removeprefix("pip-").removesuffix(".dist-info") if found else ""
+    folders = sorted(build.folder.glob("lib/python*/site-packages/pip-*.dist-info"))
+    return folders[-1].name.removeprefix("pip-").removesuffix(".dist-info") if folders else ""

@@ -49,15 +49,15 @@ class Downloads:
     def begin(cls, build: Build, *what: object) -> Downloads:
         """The folder for what is to be fetched, with what an earlier attempt has left in it; those for anything else are removed."""
         digest = digest_of([build.definition.digest, *what])[:12]
-        found = cls(build.folder.parent / f".{build.definition.name}.wheels-{digest}")
+        downloads = cls(build.folder.parent / f".{build.definition.name}.wheels-{digest}")
         for folder in of(build.folder.parent, build.definition.name):
-            if folder != found.folder:
+            if folder != downloads.folder:
                 remove_tree(folder)
-        for folder in (found.passing, found.parts):
+        for folder in (downloads.passing, downloads.parts):
             remove_tree(folder)
             make_folders(folder)
-        make_folders(found.wheels)
-        return found
+        make_folders(downloads.wheels)
+        return downloads
 
     @property
     def wheels(self) -> Path:
@@ -85,44 +85,44 @@ class Downloads:
 
     def kept(self) -> list[Fetched]:
         """What an earlier attempt has fetched and is as it was; the rest is removed."""
-        told = {one.file: one for one in self._told()}
-        whole = [one for one in told.values() if self._is_whole(one)]
+        recorded = {wheel.file: wheel for wheel in self._read_record()}
+        whole = [wheel for wheel in recorded.values() if self._is_whole(wheel)]
         for path in self.wheels.iterdir():
-            if path.name not in {one.file for one in whole}:
+            if path.name not in {wheel.file for wheel in whole}:
                 path.unlink()
         return whole
 
-    def _told(self) -> list[Fetched]:
+    def _read_record(self) -> list[Fetched]:
         try:
             lines = self._record.read_text(errors="replace", encoding="utf-8").splitlines()
         except FileNotFoundError:
             return []
-        found = []
+        wheels = []
         for line in lines:
             try:
-                found.append(Fetched(**json.loads(line)))
+                wheels.append(Fetched(**json.loads(line)))
             except (ValueError, TypeError):
                 continue  # the power failed while it was written
-        return found
+        return wheels
 
-    def _is_whole(self, one: Fetched) -> bool:
-        path = self.wheels / one.file
-        return path.is_file() and path.stat().st_size == one.size and sha256_file(path) == one.sha256
+    def _is_whole(self, wheel: Fetched) -> bool:
+        path = self.wheels / wheel.file
+        return path.is_file() and path.stat().st_size == wheel.size and sha256_file(path) == wheel.sha256
 
     def take(self, requirement: str, part: Path) -> Fetched:
         """Put the wheel that lies whole in `part` to the others, and record it."""
-        (found,) = part.glob("*.whl")
-        one = Fetched(requirement, found.name, sha256_file(found), found.stat().st_size)
-        fsync_file(found)
-        os.replace(found, self.wheels / found.name)
+        (file,) = part.glob("*.whl")
+        wheel = Fetched(requirement, file.name, sha256_file(file), file.stat().st_size)
+        fsync_file(file)
+        os.replace(file, self.wheels / file.name)
         fsync_directory(self.wheels)
         with open(self._record, "a", encoding="utf-8") as stream:
-            stream.write("\n" + json.dumps(vars(one)))
+            stream.write("\n" + json.dumps(vars(wheel)))
             stream.flush()
             os.fsync(stream.fileno())
         remove_tree(part)
         failpoints.point("toolchain.fetched")
-        return one
+        return wheel
 
     def write(self, name: str, lines: Sequence[str]) -> Path:
         """A file of lines in the folder."""

@@ -29,8 +29,8 @@ _NO_COMPILER = re.compile(r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?
 
 def missing_in(text: str) -> str | None:
     """The requirement that no place has which the installer looked at, where that is why it failed."""
-    found = None if _NETWORK.search(text) or _FULL.search(text) else _NOT_FOUND.search(text)
-    return (found[1] or found[2]).strip() if found else None
+    match = None if _NETWORK.search(text) or _FULL.search(text) else _NOT_FOUND.search(text)
+    return (match[1] or match[2]).strip() if match else None
 
 
 def broke_off(text: str) -> bool:
@@ -66,8 +66,8 @@ def no_packages(build: Build, text: str) -> CkptdError:
         cause = "a file that came is not the one that the index promised: the connection broke, or a proxy gave another file"
         remedy = "try again; what was fetched so far is kept. If it stays so, look at the index and the proxy (`pip config list`)"
         return Retryable(FaultCode.INSTALL_FAILED, build.operation, cause, remedy, path=build.log, details=text)
-    if found := missing_in(text):
-        cause = f"pip's package index has no {found} for Python {sys.version.split()[0]} on this machine"
+    if requirement := missing_in(text):
+        cause = f"pip's package index has no {requirement} for Python {sys.version.split()[0]} on this machine"
         return Permanent(
             FaultCode.NO_PACKAGE, build.operation, cause, "configure pip with an index that has it (`pip config list`)",
             path=build.log, details=text,

@@ -43,10 +43,10 @@ def install(build: Build, settings: PipSettings, version: str) -> dict[str, str]
     further = 0
     while (lacking := _install(build, downloads, wanted)) is not None:
         further += 1
-        if further > MOST_FURTHER or lacking in {one.requirement for one in fetching.got}:
+        if further > MOST_FURTHER or lacking in {wheel.requirement for wheel in fetching.got}:
             raise no_packages(build, f"ERROR: No matching distribution found for {lacking}")
         fetching.fetch([lacking], options, had)
-    return {one.file: one.sha256 for one in sorted(fetching.got, key=lambda one: one.file)}
+    return {wheel.file: wheel.sha256 for wheel in sorted(fetching.got, key=lambda wheel: wheel.file)}
 
 
 def _install(build: Build, downloads: Downloads, wanted: list[str]) -> str | None:
@@ -76,9 +76,9 @@ class _Fetching:
 
     def fetch(self, requirements: list[str], options: list[str], had: list[Fetched]) -> None:
         """Fetch each of them that is not among those that an earlier attempt has fetched. Raises CkptdError."""
-        there = {one.requirement: one for one in had}
-        self.got += [there[one] for one in requirements if one in there]
-        wanted = [one for one in requirements if one not in there]
+        there = {wheel.requirement: wheel for wheel in had}
+        self.got += [there[requirement] for requirement in requirements if requirement in there]
+        wanted = [requirement for requirement in requirements if requirement not in there]
         for left in reversed(range(TRIES)):
             wanted, failed = self._round(wanted, options)
             if failed is None:

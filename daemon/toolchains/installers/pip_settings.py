@@ -77,14 +77,14 @@ class PipSettings:
 
     def for_uv(self) -> ForUv:
         """The same for uv. Raises UnlikePip where it can't be told."""
-        told = ForUv()
+        settings = ForUv()
         for key, value in self.values.items():
             if value == "" or key in _INDIFFERENT:
                 continue
-            if key not in _TOLD:
+            if key not in _TRANSLATIONS:
                 raise UnlikePip(f"uv can't be told the setting {key!r} of your pip configuration")
-            _TOLD[key](told, value)
-        return told
+            _TRANSLATIONS[key](settings, value)
+        return settings
 
 
 def read(build: Build) -> PipSettings:
@@ -114,59 +114,62 @@ def parsed(text: str) -> PipSettings:
 
 
 def _each(option: str) -> Callable[[ForUv, str], None]:
-    return lambda told, value: told.options.extend(part for one in value.split() for part in (option, one))
+    return lambda settings, value: settings.options.extend(part for word in value.split() for part in (option, word))
 
 
 def _only(option: str) -> Callable[[ForUv, str], None]:
-    return lambda told, value: told.options.extend(part for one in re.split(r"[,\s]+", value.strip()) for part in (option, one))
+    return lambda settings, value: settings.options.extend(
+        part for package in re.split(r"[,\s]+", value.strip()) for part in (option, package)
+    )
 
 
 def _variable(*names: str) -> Callable[[ForUv, str], None]:
-    return lambda told, value: told.variables.update(dict.fromkeys(names, value))
+    return lambda settings, value: settings.variables.update(dict.fromkeys(names, value))
 
 
 def _switch(option: str) -> Callable[[ForUv, str], None]:
-    return lambda told, value: told.options.append(option) if value.lower() in ("1", "true", "yes", "on") else None
+    return lambda settings, value: settings.options.append(option) if value.lower() in ("1", "true", "yes", "on") else None
 
 
-def _extra(told: ForUv, value: str) -> None:
+def _extra(settings: ForUv, value: str) -> None:
     """Of the same version in several indexes, pip takes that of the last one, and uv that of the first."""
-    told.options += [part for one in reversed(value.split()) for part in ("--index", one)]
+    settings.options += [part for url in reversed(value.split()) for part in ("--index", url)]
 
 
-def _links(told: ForUv, value: str) -> None:
-    for one in value.split():
-        if not Path(one.removeprefix("file://")).is_dir():
+def _links(settings: ForUv, value: str) -> None:
+    for link in value.split():
+        if not Path(link.removeprefix("file://")).is_dir():
             raise UnlikePip("find-links of your pip configuration is no folder")
-        told.links.append(one)
+        settings.links.append(link)
 
 
-def _seconds(told: ForUv, value: str) -> None:
-    told.variables["UV_HTTP_TIMEOUT"] = str(round(float(value)))
+def _seconds(settings: ForUv, value: str) -> None:
+    settings.variables["UV_HTTP_TIMEOUT"] = str(round(float(value)))
 
 
-def _keyring(told: ForUv, value: str) -> None:
+def _keyring(settings: ForUv, value: str) -> None:
     if value == "subprocess":
-        told.options += ["--keyring-provider", value]
+        settings.options += ["--keyring-provider", value]
     elif value != "disabled":
         raise UnlikePip(f"uv can't ask the keyring as pip does (keyring-provider = {value})")
 
 
-def _features(told: ForUv, value: str) -> None:
+def _features(settings: ForUv, value: str) -> None:
     if set(value.split()) - {"truststore", "fast-deps"}:
         raise UnlikePip(f"uv knows no {value.split()[0]} (use-feature of your pip configuration)")
     if "truststore" in value.split():
-        told.variables |= {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
+        settings.variables |= {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
 
 
-_TOLD: dict[str, Callable[[ForUv, str], None]] = {
-    "index-url": lambda told, value: told.options.extend(("--default-index", value.strip())),
+_TRANSLATIONS: dict[str, Callable[[ForUv, str], None]] = {
+    "index-url": lambda settings, value: settings.options.extend(("--default-index", value.strip())),
     "extra-index-url": _extra, "find-links": _links, "no-index": _switch("--no-index"),
-    "constraint": lambda told, value: told.constraints.extend(value.split()),
+    "constraint": lambda settings, value: settings.constraints.extend(value.split()),
     "only-binary": _only("--only-binary"), "no-binary": _only("--no-binary"),
     "cert": _variable("SSL_CERT_FILE"), "client-cert": _variable("SSL_CLIENT_CERT"),
     "proxy": _variable("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "trusted-host": _each("--allow-insecure-host"),
-    "timeout": _seconds, "default-timeout": _seconds, "retries": _variable("UV_HTTP_RETRIES"), "resume-retries": lambda told, value: None,
-    "keyring-provider": _keyring, "use-feature": _features, "use-deprecated": lambda told, value: None,
+    "timeout": _seconds, "default-timeout": _seconds, "retries": _variable("UV_HTTP_RETRIES"),
+    "resume-retries": lambda settings, value: None, "keyring-provider": _keyring, "use-feature": _features,
+    "use-deprecated": lambda settings, value: None,
 }  # fmt: skip
 """Key of pip's → how uv is told."""

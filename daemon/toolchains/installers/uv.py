@@ -82,12 +82,12 @@ def find() -> Uv:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnlikePip(f"the uv of this box can't be run ({error})") from error
-    found = re.match(r"uv ((\d+)\.(\d+)\S*)", done.stdout)
-    if done.returncode != 0 or found is None:
+    match = re.match(r"uv ((\d+)\.(\d+)\S*)", done.stdout)
+    if done.returncode != 0 or match is None:
         raise UnlikePip(f"the uv of this box can't be run ({line_of(done.stderr)})")
-    if (int(found[2]), int(found[3])) < LEAST:
-        raise UnlikePip(f"the uv of this box is {found[1]}, older than {'.'.join(map(str, LEAST))}")
-    return Uv(command, found[1])
+    if (int(match[2]), int(match[3])) < LEAST:
+        raise UnlikePip(f"the uv of this box is {match[1]}, older than {'.'.join(map(str, LEAST))}")
+    return Uv(command, match[1])
 
 
 def install(build: Build, settings: PipSettings, uv: Uv) -> dict[str, str]:
@@ -95,86 +95,86 @@ def install(build: Build, settings: PipSettings, uv: Uv) -> dict[str, str]:
 
     Raises UnlikePip, in which case nothing was installed; CkptdError.
     """
-    told = settings.for_uv()
+    for_uv = settings.for_uv()
     downloads = Downloads.begin(build, "uv", settings.digest, digest_of(uv.version))
-    at_work = _AtWork(build, uv, told, downloads)
+    at_work = _AtWork(build, uv, for_uv, downloads)
     lines = as_uv_reads(build.definition.lines)
-    found = at_work.resolved(lines)
-    if doubtful := next((one for one in found if one.doubtful), None):
+    packages = at_work.resolved(lines)
+    if doubtful := next((package for package in packages if package.doubtful), None):
         raise UnlikePip(f"uv and pip may choose otherwise between several files of {doubtful.pinned}")
     options = [line for line in lines if line.startswith("-")]
-    asked = downloads.write("install.txt", [*options, *(one.line for one in found)])
+    asked = downloads.write("install.txt", [*options, *(package.line for package in packages)])
     exactly = ("--no-deps", "--require-hashes", "--compile-bytecode")
     code, said = at_work.run("pip", "install", *exactly, "--requirements", str(asked))
     if code != 0:
         raise no_packages(build, said)
-    return {file: digest for one in found for file, digest in sorted(_installed(build, one).items())}
+    return {file: digest for package in packages for file, digest in sorted(_installed(build, package).items())}
 
 
 def as_uv_reads(lines: Sequence[str]) -> list[str]:
     """The same lines, with one package a line where pip takes a list of them."""
-    found: list[str] = []
+    rewritten: list[str] = []
     for line in lines:
         option, _, names = line.replace("=", " ", 1).partition(" ")
         several = option in ("--only-binary", "--no-binary")
-        found += [f"{option} {name.strip()}" for name in names.split(",")] if several else [line]
-    return found
+        rewritten += [f"{option} {name.strip()}" for name in names.split(",")] if several else [line]
+    return rewritten
 
 
-def _installed(build: Build, one: _Resolved) -> dict[str, str]:
+def _installed(build: Build, package: _Resolved) -> dict[str, str]:
     """Of several files that suit this machine, the one whose tags the installed package has."""
-    normal = one.name.replace("-", "_")
+    normal = package.name.replace("-", "_")
     for path in build.folder.glob("lib/python*/site-packages/*.dist-info/WHEEL"):
         name, _, version = path.parent.name.removesuffix(".dist-info").partition("-")
-        if (re.sub(r"[-_.]+", "_", name).lower(), version) == (normal, one.version):
+        if (re.sub(r"[-_.]+", "_", name).lower(), version) == (normal, package.version):
             tags = set(re.findall(r"^Tag: (\S+)", path.read_text(errors="replace", encoding="utf-8"), re.MULTILINE))
-            return {file: digest for file, digest in one.files.items() if _tags(file) == tags} or one.files
-    return one.files
+            return {file: digest for file, digest in package.files.items() if _tags(file) == tags} or package.files
+    return package.files
 
 
 def _tags(file: str) -> set[str]:
     """The tags in a wheel's name, each by itself."""
     parts = file.removesuffix(".whl").split("-")[-3:]
-    return {"-".join(one) for one in itertools.product(*(part.split(".") for part in parts))}
+    return {"-".join(tag) for tag in itertools.product(*(part.split(".") for part in parts))}
 
 
 class _AtWork:
     """uv with all that it is told."""
 
-    def __init__(self, build: Build, uv: Uv, told: ForUv, downloads: Downloads) -> None:
-        self._build, self._uv, self._told, self._downloads = build, uv, told, downloads
+    def __init__(self, build: Build, uv: Uv, settings: ForUv, downloads: Downloads) -> None:
+        self._build, self._uv, self._settings, self._downloads = build, uv, settings, downloads
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """uv's exit code, and the end of what it said."""
-        folders = [part for one in self._told.links for part in ("--find-links", one)]
-        where = ["--python", self._build.python, "--index-strategy", "unsafe-best-match", *self._told.options, *folders]
+        folders = [part for link in self._settings.links for part in ("--find-links", link)]
+        where = ["--python", self._build.python, "--index-strategy", "unsafe-best-match", *self._settings.options, *folders]
         command = [*self._uv.command, "--no-config", "--cache-dir", str(self._downloads.cache), "--color", "never", *arguments, *where]
         return execute(self._build, command, self._variables())
 
     def _variables(self) -> Mapping[str, str]:
-        found = environment(self._downloads.passing, {**self._told.variables, "UV_PYTHON_DOWNLOADS": "never"})
-        own = {"UV_PYTHON_DOWNLOADS", *self._told.variables}
-        return {name: value for name, value in found.items() if name in own or not name.startswith("UV_") or name.startswith(_KEPT)}
+        variables = environment(self._downloads.passing, {**self._settings.variables, "UV_PYTHON_DOWNLOADS": "never"})
+        own = {"UV_PYTHON_DOWNLOADS", *self._settings.variables}
+        return {name: value for name, value in variables.items() if name in own or not name.startswith("UV_") or name.startswith(_KEPT)}
 
     def resolved(self, lines: Sequence[str]) -> list[_Resolved]:
         """What uv would install for them. Raises UnlikePip where it finds no answer: pip may."""
         asked, answer = self._downloads.write("wanted.txt", lines), self._downloads.folder / "pylock.toml"
         answer.unlink(missing_ok=True)
         command = ("pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--output-file", str(answer), str(asked))
-        bounds = [part for one in self._told.constraints for part in ("--constraint", one)]
+        bounds = [part for file in self._settings.constraints for part in ("--constraint", file)]
         code, said = self.run(*command, *bounds)
         if code != 0 or not answer.is_file():
             raise UnlikePip(f"uv can't resolve its packages ({line_of(said)})")
-        found = [_resolved(one) for one in tomllib.loads(answer.read_text(encoding="utf-8"))["packages"]]
-        if incomplete := [one.name for one in found if not one.files]:
+        packages = [_resolved(package) for package in tomllib.loads(answer.read_text(encoding="utf-8"))["packages"]]
+        if incomplete := [package.name for package in packages if not package.files]:
             raise UnlikePip(f"uv does not say what {incomplete[0]} is installed from")
-        return found
+        return packages
 
 
 def _resolved(package: Mapping[str, Any]) -> _Resolved:
     """One entry of pylock.toml."""
-    sources = package.get("wheels") or [one for one in (package.get("sdist"), package.get("archive")) if one]
-    files = {(unquote(_place(one).rsplit("/", 1)[-1]), digest) for one in sources if (digest := _digest(one))}
+    sources = package.get("wheels") or [source for source in (package.get("sdist"), package.get("archive")) if source]
+    files = {(unquote(_place(source).rsplit("/", 1)[-1]), digest) for source in sources if (digest := _digest(source))}
     kinds = {(frozenset(_tags(file)), digest) for file, digest in files}
     return _Resolved(package["name"], package.get("version", ""), dict(sorted(files)), len(kinds) > len({tags for tags, _ in kinds}))
 
