@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from daemon.contract.errors import Fault
@@ -77,6 +78,16 @@ def cause_of(error: BaseException) -> str:
         return "its file system does not answer"
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"it can't be read now ({said})"
+
+
+def fault_at(error: OSError, places: Sequence[Path], operation: str) -> Fault | None:
+    """What is away by an error: of files below these places of our own the place as a whole, or nothing; of others the file itself."""
+    path = Path(os.fsdecode(error.filename))
+    for place in places:
+        if place in (path, *path.parents):
+            problem = problem_of_whole(place)
+            return None if problem is None else fault_of(place, problem, operation)
+    return fault_of(path, error, operation)
 
 
 def fault_of(path: str | Path, error: BaseException, operation: str) -> Fault:

@@ -76,12 +76,9 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
 
 
 def _away(error: OSError, output: Path, operation: str) -> Fault | None:
-    """What is away, the output as a whole or something in it, where that keeps an export from being published."""
-    if not away.is_away(error):
-        return None
-    if (problem := away.problem_of_whole(output)) is not None:
-        return away.fault_of(output, problem, operation)
-    return None if isinstance(error, PermissionError) else away.fault_of(error.filename or output, error, operation)
+    """What is away where that keeps an export from being published: the output as a whole, whatever the error says of a file in it."""
+    problem = away.problem_of_whole(output) if away.is_away(error) else None
+    return None if problem is None else away.fault_of(output, problem, operation)
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:

@@ -204,7 +204,7 @@ class Children:
             inode = self._make_staging(spec, staging, same=ready.row.key == ready.key)
         except OSError as error:
             operation = f"make the folders of stage {spec.name}"
-            return _away(error, operation) or from_oserror(error, operation).fault, False
+            return self._away(error, operation) or from_oserror(error, operation).fault, False
         except Permanent as error:
             return error.fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
@@ -218,7 +218,8 @@ class Children:
         try:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits, need.memory)))
         except (OSError, MemoryError) as error:
-            return _not_started(error, f"start the stage {spec.name}"), True
+            operation = f"start the stage {spec.name}"
+            return self._away(error, operation) or _not_started(error, operation), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
             log.exception("an attempt could not be started", event_id=Event.ATTEMPT_NOT_STARTED)
             cause, remedy = f"{type(error).__name__}: {error}", "report it with the traceback in the log"
@@ -311,22 +312,22 @@ class Children:
         for running in self.running.values():
             running.hurry() if hurry else running.stop()
 
+    def _away(self, error: BaseException, operation: str) -> Fault | None:
+        """What is away where an attempt could not be begun; None for every other error.
+
+        Of our own files only the place that they lie in can be away: nobody but us brings them back.
+        """
+        if not isinstance(error, OSError) or not away.is_away(error) or not error.filename:
+            return None
+        return away.fault_at(error, (self._paths.state, self._paths.output), operation)
+
     @staticmethod
     def interrupted(result: StageResult) -> StageResult:
         """The outcome of an attempt whose result is of no use any more."""
         return StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
 
 
-def _away(error: BaseException, operation: str) -> Fault | None:
-    """What is away where an attempt could not be begun; None for every other error."""
-    if isinstance(error, OSError) and away.is_away(error) and error.filename:
-        return away.fault_of(error.filename, error, operation)
-    return None
-
-
 def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
-    if (fault := _away(error, operation)) is not None:
-        return fault
     if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
         return from_oserror(error, operation).fault
     cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"

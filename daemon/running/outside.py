@@ -176,8 +176,10 @@ def _names_in(index: str, size: int, modified: int) -> tuple[str, ...]:
 
 
 def _named(job: JobRow, fault: Fault, places: Sequence[Place], toolchains: Path) -> None:
-    """Raise Absent while what an attempt found to be away is so still. A folder of ours is made again."""
+    """Raise Absent while what an attempt found to be away is so still. A folder of ours, and what lies in it, is made again."""
     path = str(fault.path)
+    if any(place.folder in Path(path).parents for place in places) and job.pin not in (Path(path), *Path(path).parents):
+        return
     if job.base is not None and job.base in Path(path).parents and not os.path.lexists(path):
         return  # whether all of the base is there is asked of the base: it may be stored in other files by now
     if path not in {str(place.folder) for place in places} and (problem := away.problem_of(path)) is not None:

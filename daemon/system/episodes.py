@@ -1,18 +1,21 @@
 """What exports, and checkpoints on their way in, wait for because it is away: since when, for which of them, and what was told of it.
 
 The runner has one, used by its thread alone, and the intake another for the adapters that it adds. Remembered over restarts in a small
-file, so that a restart neither tells it again nor begins the time anew for which an export waits (`limits.away_hours`).
+file, so that a restart neither tells it again nor begins the time anew for which an export waits (`limits.away_hours`). That time is no
+wall clock's, which somebody may set: a box without a battery begins in another year. It goes on from what the file says, by the time
+since the machine's start; over a reboot the time in which the machine was off does not count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import structlog
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
@@ -29,7 +32,7 @@ SAME_SECONDS = 600.0
 
 
 class Episode(BaseModel):
-    """A time in which something is away. Times are seconds since the epoch."""
+    """A time in which something is away. Times are seconds of `Away`'s own clock, about those since the epoch."""
 
     since: float
     back: float | None = None
@@ -42,19 +45,33 @@ class Episode(BaseModel):
     """Exports that waited for it, have not found it there since, and wait for something else first, or have come further meanwhile."""
 
 
+class _Kept(BaseModel):
+    """What the file holds."""
+
+    clock: float
+    """When it was written, by the clock of `Away`."""
+    boot: str
+    uptime: float
+    """The same since that start of the machine, sleep included."""
+    episodes: dict[str, Episode] = {}
+
+
 class Away:
     """The things that are away, by what names each: a path, or the name of a base. `patience`: seconds that an export waits."""
 
     def __init__(self, file: Path, patience: float, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: seconds since the epoch; by default as they were when this was made, and steady from then on."""
-        began = time.time() - time.monotonic()
-        self._file, self.patience, self._clock = file, patience, clock or (lambda: began + time.monotonic())
+        """`clock`: seconds since the epoch, for tests; by default steady, and going on where the file ends."""
+        self._file, self.patience = file, patience
         self.tell: Callable[[Fault, bool], object] = lambda fault, over: None
         """Called with what is waited for as that begins, and (True) as it is over."""
         self.episodes: dict[str, Episode] = {}
         self._faults: dict[str, Fault] = {}
+        kept = None
         with contextlib.suppress(OSError, ValidationError):
-            self.episodes = _READER.validate_json(file.read_bytes())
+            kept = _Kept.model_validate_json(file.read_bytes())
+            self.episodes = kept.episodes
+        began = _goes_on(kept) - _uptime()
+        self._clock = clock or (lambda: began + _uptime())
 
     def waits(self, job: str, key: str, fault: Fault, kind: str = "") -> float | None:
         """An export finds something away: how long it waits until the next look, in seconds; None where it has waited long enough.
@@ -137,7 +154,27 @@ class Away:
 
     def _keep(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk it is told once more after a restart
-            write_atomic(self._file, _READER.dump_json(self.episodes).decode(), durable=False)
+            kept = _Kept(clock=self._clock(), boot=_boot(), uptime=_uptime(), episodes=self.episodes)
+            write_atomic(self._file, kept.model_dump_json(), durable=False)
 
 
-_READER = TypeAdapter(dict[str, Episode])
+def _goes_on(kept: _Kept | None) -> float:
+    """What the clock says now: the wall clock's time where nothing was kept."""
+    if kept is None or not kept.episodes:
+        return time.time()
+    return kept.clock + (max(0.0, _uptime() - kept.uptime) if kept.boot == _boot() else 0.0)
+
+
+def _uptime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _boot() -> str:
+    """What names this start of the machine; "" where nothing does, and then no two of them are the same."""
+    try:
+        return _BOOT.read_text(encoding="utf-8").strip()
+    except OSError:
+        return str(os.getpid())
+
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")

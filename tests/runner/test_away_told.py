@@ -117,6 +117,28 @@ def test_over_a_restart_it_is_told_once_and_the_time_goes_on(tmp_path: Path) -> 
     assert episodes.Away(tmp_path / "away.json", 3 * 3600.0, lambda: 1000.0 + 2 * 3600).waits("run-1", "/models/base", fault) == 60.0
 
 
+def test_a_wall_clock_that_is_set_between_two_starts_ends_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, fault = tmp_path / "away.json", absence.fault_of("/models/base", FileNotFoundError(), "read the base model")
+    uptime = [5000.0]
+    monkeypatch.setattr(episodes, "_uptime", lambda: uptime[0])
+
+    def pause() -> float | None:
+        return episodes.Away(file, 3600.0).waits("run-1", "/models/base", fault)
+
+    assert pause() == episodes.FIRST_LOOKS
+    for wall in (9e9, 0.0):
+        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
+        assert pause() == episodes.FIRST_LOOKS
+    uptime[0] += 1800.0
+    assert pause() == 60.0, "the time since then counts"
+    monkeypatch.setattr(episodes, "_boot", lambda: "another start of the machine")
+    uptime[0] = 20.0
+    assert pause() is not None
+    uptime[0] += 3600.0
+    waited = episodes.Away(file, 3600.0)
+    assert waited.waits("run-1", "/models/base", fault) is not None, "what was written down before the reboot is all that is known"
+
+
 def test_what_is_away_is_told_once_though_its_export_waits_for_something_else_first_and_comes_further(tmp_path: Path) -> None:
     told: list[tuple[str | None, bool]] = []
     waited = episodes.Away(tmp_path / "away.json", 100.0, lambda: 1000.0)

@@ -43,6 +43,28 @@ def _fail(*_: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOENT])
+@pytest.mark.parametrize("where", ["state", "output"])
+def test_an_error_with_a_file_of_our_own_is_nothing_that_is_away_and_is_over_with_the_error(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch, number: int, where: str
+) -> None:
+    desk = make_desk(limits={"retry_seconds": 0.0})
+    folder = {"state": desk.runner.paths.state, "output": desk.runner.paths.output}[where]
+    name, told = desk.add("run", 1), []
+    desk.runner.away.tell = lambda fault, over: told.append(fault)
+    with monkeypatch.context() as inner:
+
+        def start(order: object) -> None:
+            raise OSError(number, os.strerror(number), str(folder / ".job.json.1.tmp"))
+
+        inner.setattr(desk.runner.children._executor, "start", start)
+        desk.tick(2)
+    fault = desk.journal.stages.of(name)["merge"].fault
+    assert fault is not None and fault.code != FaultCode.SOURCE_AWAY and told == []
+    desk.tick(30)
+    assert desk.state(name) == "succeeded"
+
+
 def test_an_error_of_one_job_keeps_no_other_from_its_turn(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = make_desk(limits={"jobs": 1})
     desk.script = lambda context: None

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from daemon.cli.main import exit_code_of
+from daemon.cli.main import EXIT_TEMPORARY, exit_code_of
 from daemon.config.loading import load
 from daemon.config.paths import prepare
-from daemon.contract.errors import CkptdError
+from daemon.contract.errors import CkptdError, from_oserror
 from daemon.operating import disk_watch, logs
 from daemon.operating.service import serve
 from daemon.running.executor import Executor
@@ -33,6 +33,9 @@ def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExec
     except CkptdError as error:
         print(f"ckptd: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))
+    except OSError as error:  # as the command does
+        print(f"ckptd: {from_oserror(error, 'go on')}", file=sys.stderr)
+        sys.exit(EXIT_TEMPORARY)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.wall = 0.0
+        """By how much the wall clock is ahead, as somebody may set it."""
 
     def monotonic(self) -> float:
         return self.now
 
-    time = monotonic
+    def time(self) -> float:
+        return self.now + self.wall
+
+    CLOCK_BOOTTIME = 7
+
+    def clock_gettime(self, which: int) -> float:
+        return self.now
 
 
 def calendar_of(clock: Clock) -> type[datetime]:

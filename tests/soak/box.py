@@ -42,6 +42,7 @@ VERBS: list[tuple[str, ...]] = [
     ("fsck",), ("retry", "JOB"), ("cancel", "JOB"), ("show", "JOB"), ("prune", "--dry-run"),
 ]  # fmt: skip
 MOST_OPEN = 12
+BEGINNING_SECONDS = 5.0
 FINAL_SECONDS = 180
 """In which something more has ended once nothing more happens."""
 
@@ -70,6 +71,7 @@ class Box:
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._first_size = 0
+        self._started = 0.0
         self._began = time.monotonic()
 
     def soak(self, seconds: float) -> list[str]:
@@ -110,6 +112,7 @@ class Box:
         with (self.folder / "daemon.log").open("ab") as log:
             environment = {**os.environ, **self._toy.environment, "HF_HUB_OFFLINE": "1"}
             self._toy.process = self._faults.start([*self._toy.command, str(self._toy.config)], stdout=log, stderr=log, env=environment)
+        self._started = time.monotonic()
         self.counts["starts"] += 1
 
     def _train(self) -> None:
@@ -220,7 +223,12 @@ class Box:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             process = self._process()
-            if process.poll() is not None:
+            # What can't begin on a failing disk ends, as a service manager expects, and is started again.
+            if process.poll() is not None and self._faults.failed and time.monotonic() < self._started + BEGINNING_SECONDS:
+                self.counts["starts on a disk that failed"] += 1
+                self._faults.set()
+                self._start()
+            elif process.poll() is not None:
                 self.problems.append(f"the daemon ended by itself with {process.returncode}: {self._toy.log()[-1500:]}")
                 self._faults.set()
                 self._start()

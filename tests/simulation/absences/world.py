@@ -137,6 +137,8 @@ class World:
 
     def _die(self) -> None:
         self.counts["deaths"] += 1
+        if self.rng.random() < 0.7:  # while it is down the wall clock is set
+            self.clock.wall = self.rng.choice([0.0, -3600.0, 86400.0, 365 * 86400.0])
         self._note("the daemon died")
         if self.runner is not None:
             self.runner.parts.resumption.close()
