@@ -123,14 +123,15 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         if candidate not in strange and is_model(candidate):
             return candidate
     looked = ", ".join(_listed(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
+    led = ""
     if led_out := [candidate for candidate in strange if os.path.lexists(candidate)]:
         why = "leads out of base.search through a link, and the link's owner is not root, this user or that folder's owner"
-        looked += f"; {_listed(led_out[0])} {why}"
+        led = f"{_listed(led_out[0])} {why}; "  # first: a long list is cut
     ours = [candidate for candidate in candidates if _searched(candidate, search) is not None and candidate not in strange]
     closed = next(filter(None, (access.denial(candidate, "list") for candidate in ours)), None)
     if closed is not None:
         raise Permanent(
-            FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", f"{closed.cause}; looked in {looked}",
+            FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", f"{led}{closed.cause}; looked in {looked}",
             access.remedy(closed, Path(closed.path)), path=closed.path,
         )  # fmt: skip
     unseen = (
@@ -138,7 +139,7 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
     )
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}",
-        f"no folder with its config.json and weights exists{unseen}; looked in {looked}",
+        f"{led}no folder with its config.json and weights exists{unseen}; looked in {looked}",
         f'set base.map.{quoted(name)} = "/folder/of/the/model", or add the folder that contains it to base.search (or, for one export, use'
         " `ckptd export --base FOLDER`)",
     )  # fmt: skip

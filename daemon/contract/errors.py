@@ -101,7 +101,9 @@ class Fault(BaseModel):
         whole = _joined(operation, path, cause, remedy)
         if len(whole) <= MOST_OF_SENTENCE:
             return whole
-        operation, path = shortened(operation, _MOST_OF_PART), "" if path in cause else shortened(path, _MOST_OF_PART)  # once is enough
+        operation, path = shortened(operation, _MOST_OF_PART), shortened(path, _MOST_OF_PART)
+        if self.path and (self.path in self.cause or self.path in first_clause(self.remedy)):
+            path = ""  # once is enough
         room = MOST_OF_SENTENCE - len(_joined(operation, path, "", ""))
         needed = min(len(first_clause(remedy)), room - _LEAST_OF_CAUSE)
         remedy = whole_clauses(remedy, max(room // 2, room - len(cause), needed))

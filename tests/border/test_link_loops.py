@@ -58,5 +58,5 @@ def test_a_link_that_leads_to_itself_is_an_error_of_the_system_and_no_other(tmp_
     loop(tmp_path / "loop")
     with pytest.raises(OSError, match="symbolic links"):
         put(tmp_path / "loop", tmp_path / "new")
-    assert Files({"model": tmp_path}).found("https://check.invalid/model/loop") is None
+    assert Files({"model": tmp_path}).fetch("https://check.invalid/model/loop") is None
     assert denial(tmp_path / "loop", "read") is None, "no right is missing"

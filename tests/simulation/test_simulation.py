@@ -12,6 +12,7 @@ import pytest
 
 from daemon.watching.settle import Settler
 from daemon.watching.tracker import Tracker
+from daemon.watching.undecided import Undecided
 from tests.simulation.disk import Version
 from tests.simulation.oracle import check, longest_life, must_be_taken
 from tests.simulation.play import play, play_one
@@ -49,7 +50,7 @@ def test_a_detection_that_never_scans_is_found_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_detection_that_takes_a_renaming_for_a_loss_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracker, "_renamed", lambda *_: None)
+    monkeypatch.setattr(Undecided, "_renamed", lambda *_: None)
     assert any("was called lost" in line for said in play(range(10)).failed.values() for line in said)
 
 

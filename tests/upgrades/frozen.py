@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.publishing import ours
+from daemon.publishing.exchange import ours
 
 STATES = Path(__file__).with_name("states")
 HOME = "/home-of-a-frozen-state"

@@ -18,7 +18,7 @@ from daemon.journal.database import reading
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.monitoring.status import find
-from daemon.publishing import ours
+from daemon.publishing.exchange import ours
 from daemon.publishing.lending import is_as_lent, lent_in
 from daemon.publishing.verification import verify
 from tests.runner.conftest import ALL, Toy
