@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ MOST = 1 << 30
 """Bytes of a file that is read at all: a log of some million steps."""
 WHOLE = 1 << 20
 """Bytes of a file that is parsed as a whole."""
+ROWS, GIVE_WAY_SECONDS = 64, 0.0001
+"""After so many rows other threads may go on, which wait up to 5 ms for the interpreter otherwise, at each call of the system. (A shorter
+`sys.setswitchinterval` does the same, but lets threads that are told to give way wait on glibc's condition variables, whose bug 25847
+loses a wake-up now and then: a process at rest then stays so.)"""
 _WINDOW = 1 << 20
 _MOST_VALUE = 8 << 20
 _MOST_KEPT, _MOST_KEYS = 16 << 20, 10_000
@@ -82,6 +87,8 @@ def _end_of(text: _Text) -> list[Any]:
     text.take("[")
     place = 0
     while text.next() != "]":
+        if place % ROWS == 0:
+            time.sleep(GIVE_WAY_SECONDS)
         if place:
             text.take(",")
         row = text.value()

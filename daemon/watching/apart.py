@@ -8,7 +8,6 @@ runs of a root. Of what is known to be large one piece is done at a time; what t
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -24,9 +23,6 @@ from daemon.contract.sharded.dcp import METADATA
 THREADS, MOST_THREADS = 3, 16
 """Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more."""
 LONG_SECONDS = 1.0
-SWITCH_SECONDS = 0.0005
-"""So long a thread that computes keeps the interpreter from one that asks for it. Python's own 5 ms are waited for after every call that
-writes or reads a file: an ordinary checkpoint makes dozens of them, and took half a second beside one whose log was being parsed."""
 IDLE_SECONDS = 30.0
 """A thread that has had nothing to do for so long ends."""
 
@@ -188,7 +184,6 @@ class Hands:
         return not any(thread.is_alive() for thread in threads)
 
     def _serve(self, number: int) -> None:
-        sys.setswitchinterval(SWITCH_SECONDS)  # the whole process's: nothing of ours needs it longer
         while (task := self._next(number)) is not None:
             try:
                 task.result = task.work(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -163,17 +162,6 @@ def test_roots_take_turns_whatever_is_asked_of_one() -> None:
     answer_of(hands, Path("/quiet"), quiet, 0, None, ended)
     assert begun.index(quiet) <= 1
     hands.stop(WAIT)
-
-
-def test_a_thread_that_computes_keeps_the_interpreter_from_the_others_for_less_than_a_millisecond_at_a_time() -> None:
-    ended, before = threading.Event(), sys.getswitchinterval()
-    hands = Hands(lambda path: ended.set())
-    try:
-        asked = Path("/root/run/checkpoint-1")
-        assert answer_of(hands, Path("/root"), asked, 0, lambda number: sys.getswitchinterval(), ended) < 0.001
-    finally:
-        hands.stop(WAIT)
-        sys.setswitchinterval(before)
 
 
 def test_an_error_is_raised_where_the_answer_is_asked_for() -> None:

@@ -87,3 +87,11 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
     assert len(state[HISTORY]) == LOSSES + 1 and state[HISTORY][-1] == {"eval_loss": 0.5, "step": 60000}
     assert [row["step"] for row in state[HISTORY][:-1]] == list(range(60_001 - LOSSES, 60_001))
     assert peak < 8 << 20
+
+
+def test_whoever_reads_a_long_log_gives_way_to_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(training_log.time, "sleep", pauses.append)
+    rows = b",".join([b'{"loss": 1, "step": 2}'] * 6400)
+    assert read_long(io.BytesIO(b'{"log_history": [' + rows + b"]}"))[HISTORY][0] == {"loss": 1, "step": 2}
+    assert len(pauses) == 100 and 0 < max(pauses) < 0.001, "without a pause another thread waits up to 5 ms for the interpreter"
