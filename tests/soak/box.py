@@ -42,7 +42,7 @@ VERBS: list[tuple[str, ...]] = [
     ("fsck",), ("retry", "JOB"), ("cancel", "JOB"), ("show", "JOB"), ("prune", "--dry-run"),
 ]  # fmt: skip
 MOST_OPEN = 12
-BEGINNING_SECONDS = 5.0
+BEGINNING_SECONDS = 15.0
 FINAL_SECONDS = 180
 """In which something more has ended once nothing more happens."""
 
