@@ -40,7 +40,10 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     one = Clock()
     for module in (additions, episodes):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=one.monotonic, time=time.time))
+        stand_in = SimpleNamespace(
+            monotonic=one.monotonic, time=time.time, CLOCK_BOOTTIME=time.CLOCK_BOOTTIME, clock_gettime=lambda which: one.monotonic()
+        )
+        monkeypatch.setattr(module, "time", stand_in)
     return one
 
 
