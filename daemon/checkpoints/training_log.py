@@ -140,21 +140,26 @@ class _Text:
         """The next value."""
         self.next()
         while True:
-            if len(self._text) - self._at > self._window:
-                check_values(self._text[self._at :].encode(errors="surrogatepass"), MOST_VALUES)
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError:
                 if len(self._text) - self._at > _MOST_VALUE:
                     raise ValueError(f"a value in it is not JSON, or has more than {_MOST_VALUE:,} characters") from None
+                self._check(len(self._text))  # all that is left is of this value
                 if not self._more():
                     raise
                 continue
             if len(self._text) - end < _LONGEST_NUMBER and not self._ended:
                 self._more()
                 continue  # a number may go on
+            self._check(end)
             self._at, self.length = end, end - self._at
             return value
+
+    def _check(self, end: int) -> None:
+        """Raise ValueError where the value here, up to `end`, is long and holds more than MOST_VALUES."""
+        if end - self._at > self._window:
+            check_values(self._text[self._at : end].encode(errors="surrogatepass"), MOST_VALUES)
 
     def _more(self) -> bool:
         # What is left is parsed again each time, so that the windows grow with it.

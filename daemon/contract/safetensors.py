@@ -25,8 +25,8 @@ from daemon.contract.files import check_values, open_plain
 OPERATION = "read the safetensors header"
 MAX_HEADER = 32 << 20
 """Bytes. The format allows three times as much, but a model of 100,000 tensors needs less than half of this."""
-MAX_VALUES = 3_000_000
-"""JSON values of a header, of which a tensor has about ten."""
+MAX_VALUES = 3_750_000
+"""Marks of JSON values in a header (`check_values`), of which a tensor of two dimensions has twelve: for 312,000 tensors."""
 MAX_DIMENSIONS = 16
 MAX_NAME = 2048
 """Characters of a tensor's name: rules that take a name apart must come to an end."""

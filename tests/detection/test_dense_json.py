@@ -86,6 +86,15 @@ def test_a_header_of_any_length_costs_bounded_memory(size: int, tmp_path: Path, 
     assert growth < MOST_OF_HEADER, words
 
 
+def test_a_header_of_an_adapter_for_hundreds_of_experts_is_read(tmp_path: Path) -> None:
+    from daemon.contract.safetensors import parse_header
+
+    entry = b'"base.layers.%d.experts.%d.lora_A.weight":{"dtype":"F32","shape":[8,0],"data_offsets":[0,0]}'
+    text = b"{" + b",".join(entry % divmod(number, 512) for number in range(300_000)) + b"}"
+    (tmp_path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    assert len(parse_header(tmp_path / "adapter_model.safetensors")) == 300_000
+
+
 def test_an_index_of_the_largest_models_is_read(tmp_path: Path) -> None:
     from daemon.checkpoints.completeness import read_json
 

@@ -95,3 +95,13 @@ def test_whoever_reads_a_long_log_gives_way_to_other_threads(monkeypatch: pytest
     rows = b",".join([b'{"loss": 1, "step": 2}'] * 6400)
     assert read_long(io.BytesIO(b'{"log_history": [' + rows + b"]}"))[HISTORY][0] == {"loss": 1, "step": 2}
     assert len(pauses) == 100 and 0 < max(pauses) < 0.001, "without a pause another thread waits up to 5 ms for the interpreter"
+
+
+def test_the_bound_of_values_is_that_of_one_value_and_not_of_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_log, "MOST_VALUES", 300)
+    allowed = {name: [1] * 290 for name in "abcd"}
+    assert read_long(io.BytesIO(json.dumps(allowed, separators=(",", ":")).encode()), 256) == allowed
+    for name in "abcd":
+        text = json.dumps({**allowed, name: [1] * 320}, separators=(",", ":")).encode()
+        with pytest.raises(ValueError, match="more than the 300 values"):
+            read_long(io.BytesIO(text), 256)
