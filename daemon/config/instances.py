@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from daemon.contract.events import Event
-from daemon.contract.files import write_atomic
+from daemon.contract.files import boot_id, write_atomic
 
 log = structlog.get_logger("daemon")
 
@@ -60,7 +60,7 @@ def announced(config: Path | None, state: Path) -> Iterator[None]:
         folder = _own_place()
         _sweep(folder)
         file = folder / f"{os.getpid()}.json"
-        known = {"config": _key(config), "state": str(state), "pid": os.getpid(), "started": _started(os.getpid()), "boot": _boot()}
+        known = {"config": _key(config), "state": str(state), "pid": os.getpid(), "started": _started(os.getpid()), "boot": boot_id()}
         write_atomic(file, json.dumps(known), durable=False)
         file.chmod(0o644)
     except OSError as error:
@@ -178,7 +178,7 @@ def _read(file: Path, trusted: bool) -> Instance | None:
                 return None
             known = json.loads(stream.read(_MOST_BYTES))
         pid, config, state = int(known["pid"]), known["config"], Path(known["state"])
-        if known["boot"] != _boot() or known["started"] != _started(pid) or not state.is_absolute():
+        if known["boot"] != boot_id() or known["started"] != _started(pid) or not state.is_absolute():
             return None
         return Instance(None if config is None else Path(config), state, pid, status.st_uid, trusted)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -197,7 +197,3 @@ def _started(pid: int) -> int:
     """When a process was started, in clock ticks after boot. Raises OSError where there is none."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace", encoding="utf-8")
     return int(text.rpartition(")")[2].split()[_START_FIELD])
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from daemon.config.export_names import folded
 from daemon.config.paths import INSTANCE, Paths
+from daemon.contract.files import boot_id
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import Frozen, digest_of
 from daemon.contract.version import __version__
@@ -25,7 +26,7 @@ from daemon.contract.version import __version__
 RECORD = ".ckptd-owner-"
 """Beginning of a record's name."""
 _LIMIT = 1 << 16
-_MACHINE, _BOOT = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
+_MACHINE = Path("/etc/machine-id")
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _CLOCK_SECONDS = 2.0
@@ -113,12 +114,12 @@ def may_take_over(owner: Owner, seen: CheckpointRef) -> bool:
 
 def origin_of(state: Path) -> dict[str, str]:
     """`machine`, `boot` and `place` of a record by the ckptd with this state directory."""
-    return {"machine": _first_line(_MACHINE), "boot": _first_line(_BOOT), "place": _place_of(state)}
+    return {"machine": _first_line(_MACHINE), "boot": boot_id(), "place": _place_of(state)}
 
 
 def _is_here(owner: Owner) -> bool:
     """Whether the path that a record names leads, here, to where it led for the one who made the record."""
-    if owner.boot and owner.boot == _first_line(_BOOT):
+    if owner.boot and owner.boot == boot_id():
         return bool(owner.place) and owner.place == _place_of(Path(owner.state))
     return bool(owner.machine) and owner.machine == _first_line(_MACHINE)
 

@@ -85,9 +85,14 @@ def fault_at(error: OSError, places: Sequence[Path], operation: str) -> Fault | 
     path = Path(os.fsdecode(error.filename))
     for place in places:
         if place in (path, *path.parents):
-            problem = problem_of_whole(place)
-            return None if problem is None else fault_of(place, problem, operation)
+            return fault_of_whole(place, operation)
     return fault_of(path, error, operation)
+
+
+def fault_of_whole(place: Path, operation: str) -> Fault | None:
+    """The fault of a place that is away as a whole (`problem_of_whole`); None where it is there."""
+    problem = problem_of_whole(place)
+    return None if problem is None else fault_of(place, problem, operation)
 
 
 def fault_of(path: str | Path, error: BaseException, operation: str) -> Fault:

@@ -24,6 +24,7 @@ from daemon.contract.values import Frozen
 _FICLONE = 0x40049409
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
@@ -100,6 +101,14 @@ def dead_temporaries(folder: Path) -> list[Path]:
         return []
     temporaries = [(match, entry) for entry in os.scandir(folder) if (match := _TEMPORARY.fullmatch(entry.name))]
     return [Path(entry.path) for match, entry in temporaries if not lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
+
+
+def boot_id() -> str:
+    """Return what names this start of the machine (random(4)); "" where nobody knows."""
+    try:
+        return _BOOT.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def lives(process: int) -> bool:

@@ -57,11 +57,11 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
                 return close_job(job, stages, journal, paths, settings)
             _end_refused(job, error.fault, journal, settings)
             return None
-        problem = away.problem_of_whole(paths.output)  # whatever is said of a file in it then
-        return error.fault if problem is None else away.fault_of(paths.output, problem, error.fault.operation)
+        return away.fault_of_whole(paths.output, error.fault.operation) or error.fault
     except OSError as error:
         operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
-        return _away(error, paths.output, operation) or from_oserror(error, operation, str(paths.output)).fault
+        gone = away.fault_of_whole(paths.output, operation) if away.is_away(error) else None
+        return gone or from_oserror(error, operation, str(paths.output)).fault
     wanted = settings.notify.wants(published.state)
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
@@ -73,12 +73,6 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
     _prune(job, published.target, journal, paths, settings)
     return None
-
-
-def _away(error: OSError, output: Path, operation: str) -> Fault | None:
-    """What is away where that keeps an export from being published: the output as a whole, whatever the error says of a file in it."""
-    problem = away.problem_of_whole(output) if away.is_away(error) else None
-    return None if problem is None else away.fault_of(output, problem, operation)
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:

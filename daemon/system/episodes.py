@@ -3,13 +3,12 @@
 The runner has one, used by its thread alone, and the intake another for the adapters that it adds. Remembered over restarts in a small
 file, so that a restart neither tells it again nor begins the time anew for which an export waits (`limits.away_hours`). That time is no
 wall clock's, which somebody may set: a box without a battery begins in another year. It goes on from what the file says, by the time
-since the machine's start; over a reboot the time in which the machine was off does not count.
+since the machine's start. After a reboot it goes on from where the file was last written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
-from daemon.contract.files import write_atomic
+from daemon.contract.files import boot_id, write_atomic
 
 log = structlog.get_logger("runner")
 
@@ -154,7 +153,7 @@ class Away:
 
     def _keep(self) -> None:
         with contextlib.suppress(OSError):  # on a full disk it is told once more after a restart
-            kept = _Kept(clock=self._clock(), boot=_boot(), uptime=_uptime(), episodes=self.episodes)
+            kept = _Kept(clock=self._clock(), boot=boot_id(), uptime=_uptime(), episodes=self.episodes)
             write_atomic(self._file, kept.model_dump_json(), durable=False)
 
 
@@ -162,19 +161,9 @@ def _goes_on(kept: _Kept | None) -> float:
     """What the clock says now: the wall clock's time where nothing was kept."""
     if kept is None or not kept.episodes:
         return time.time()
-    return kept.clock + (max(0.0, _uptime() - kept.uptime) if kept.boot == _boot() else 0.0)
+    same_boot = kept.boot and kept.boot == boot_id()
+    return kept.clock + (max(0.0, _uptime() - kept.uptime) if same_boot else 0.0)
 
 
 def _uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _boot() -> str:
-    """What names this start of the machine; "" where nothing does, and then no two of them are the same."""
-    try:
-        return _BOOT.read_text(encoding="utf-8").strip()
-    except OSError:
-        return str(os.getpid())
-
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -131,7 +131,7 @@ def test_a_wall_clock_that_is_set_between_two_starts_ends_no_wait(tmp_path: Path
         assert pause() == episodes.FIRST_LOOKS
     uptime[0] += 1800.0
     assert pause() == 60.0, "the time since then counts"
-    monkeypatch.setattr(episodes, "_boot", lambda: "another start of the machine")
+    monkeypatch.setattr(episodes, "boot_id", lambda: "another start of the machine")
     uptime[0] = 20.0
     assert pause() is not None
     uptime[0] += 3600.0

@@ -1,1 +1,1 @@
-"""Notifications: the outbox is sent by a child process for each address, and what could not be sent is kept for the next try."""
+"""Notifications: one child process sends what the outbox holds, and what could not be sent is kept for the next try."""
