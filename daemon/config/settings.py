@@ -224,11 +224,7 @@ class LimitSettings(Section):
     memory_reserve: ByteSize = Field(default=ByteSize(256 << 20), ge=0, validate_default=True)
     disk_reserve: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
     stage_timeout: float = Field(default=7200.0, gt=0)
-    silence_seconds: float = Field(default=900.0, gt=0)
     stop_seconds: float = Field(default=20.0, ge=0, le=600)
-    warm_seconds: float = Field(default=60.0, ge=0)
-    log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=1 << 12, validate_default=True)
-    processes: int = Field(default=128, ge=4)
     pass_environment: tuple[str, ...] = ()
     attempts: int = Field(default=3, ge=1, le=100)
     crashes: int = Field(default=5, ge=1, le=1_000_000)
@@ -250,14 +246,11 @@ class ToolchainSettings(Section):
 
 
 class ScheduleSettings(Section):
-    """`[schedule]`: when heavy stages may run, and when the journal is checked and backed up."""
+    """`[schedule]`: when heavy stages may run."""
 
     heavy: tuple[str, ...] = ()
     timezone: str = ""
     overrun: Literal["finish", "stop"] = "finish"
-    integrity_hours: float = Field(default=24.0, gt=0)
-    backup_hours: float = Field(default=6.0, gt=0)
-    backups: int = Field(default=3, ge=0, le=100)
 
     @field_validator("heavy")
     @classmethod
@@ -316,12 +309,10 @@ class RetentionSettings(Section):
 
 
 class LogSettings(Section):
-    """`[log]`: what is logged, and where."""
+    """`[log]`: what is logged, and in which form."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"
-    max_size: ByteSize = Field(default=ByteSize(50 << 20), ge=1 << 16, validate_default=True)
-    keep: int = Field(default=5, ge=0, le=100)
 
     @field_validator("level", mode="before")
     @classmethod

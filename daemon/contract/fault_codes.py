@@ -391,9 +391,9 @@ class FaultCode(StrEnum):
     To do: Read the stack in the attempt's log; another version of the library that it names may not crash.
     """
     HUNG = "hung"
-    """The child process showed no activity for `limits.silence_seconds`.
+    """The child process showed no activity for 15 minutes.
 
-    To do: Read the attempt's log; raise `limits.silence_seconds` if the machine was swapping.
+    To do: Read the attempt's log; set `limits.jobs` and `limits.stages` to 1 if the machine was swapping.
     """
     KILLED = "killed"
     """A signal that ckptd did not send ended the child process.
@@ -483,9 +483,9 @@ class FaultCode(StrEnum):
     To do: Nothing; it starts automatically within minutes.
     """
     TOO_MANY_PROCESSES = "too-many-processes"
-    """The attempt had, or tried to start, more processes than `limits.processes`.
+    """The attempt had, or tried to start, more than 128 processes, or more than the kernel allows.
 
-    To do: Raise `limits.processes` if the stage needs that many.
+    To do: Read the attempt's log, which says what it was doing; no stage needs that many.
     """
     TURN = "turn"
     """An export waits because other exports use all that `limits.jobs` and `limits.threads` allow.

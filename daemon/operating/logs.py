@@ -37,6 +37,10 @@ _SHARED: list[Any] = [
 _NOISY = ("apscheduler", "watchdog", "apprise", "urllib3", "asyncio")
 TRACEBACK_LIMIT = 6000
 """journald splits long lines, so a traceback in a line is bounded."""
+MOST_BYTES = 50 << 20
+"""Of the log file, months of a quiet daemon; a fuller one begins the next."""
+OLD_FILES = 5
+"""That are kept beside it."""
 
 
 def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -69,10 +73,7 @@ def _formatter(renderer: Any) -> logging.Formatter:
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """Begins the file afresh where no old one is kept; the library would let it grow for ever.
-
-    When the file can't be written, that is said once on stderr; the library would print a traceback for each record.
-    """
+    """Says once on stderr that the file can't be written; the library would print a traceback for each record."""
 
     said = False
 
@@ -90,13 +91,6 @@ class _Rotating(logging.handlers.RotatingFileHandler):
         if self.stream is not None:
             self.said = False
 
-    def doRollover(self) -> None:  # noqa: N802
-        """Called when the file would grow over its size."""
-        if self.backupCount == 0 and self.stream is not None:
-            self.stream.truncate(0)
-        else:
-            super().doRollover()
-
 
 def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> None:
     """Send logs to `file` (JSON, rotated by size) and, unless told otherwise, to stderr."""
@@ -109,7 +103,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
         handler.setFormatter(_formatter(Readable(colors=sys.stderr.isatty())) if console else as_json)
         handlers.append(handler)
     if file is not None:
-        rotating = _Rotating(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
+        rotating = _Rotating(file, maxBytes=MOST_BYTES, backupCount=OLD_FILES, encoding="utf-8")
         rotating.setFormatter(as_json)
         handlers.append(rotating)
     root = logging.getLogger()

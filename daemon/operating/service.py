@@ -55,7 +55,10 @@ UNFORESEEN_ROUNDS = 3
 """And how many of them at least: some rounds are an hour apart."""
 ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """Errors that a full disk accounts for."""
-HOUR = 3600.0
+INTEGRITY_SECONDS = 24 * 3600.0
+"""Between checks of all of the journal: what it reads is checked anyway, and one that is damaged is rebuilt at the next start."""
+BACKUP_SECONDS = 6 * 3600.0
+"""Between backups of the journal. What is newer than the last is rebuilt from the disk."""
 
 
 class Daemon:
@@ -84,7 +87,7 @@ class Daemon:
         self._disks = DiskWatch(parts.settings, parts.paths, self._refusals, self._announcements.tell_disk, self._go_on)
         self._last_end = last_end.read(parts.paths)
         self._maintenance = JournalMaintenance(
-            parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
+            parts.journal.database, parts.paths, reserve=int(parts.settings.limits.disk_reserve)
         )  # fmt: skip
         parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._watcher = self._make_watcher()
@@ -130,8 +133,8 @@ class Daemon:
         return Ticks({
             **(metrics_tick if settings.metrics.textfile else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
-            "integrity": (settings.schedule.integrity_hours * HOUR, self._maintenance.check_integrity),
-            "backup": (settings.schedule.backup_hours * HOUR, self._maintenance.back_up),
+            "integrity": (INTEGRITY_SECONDS, self._maintenance.check_integrity),
+            "backup": (BACKUP_SECONDS, self._maintenance.back_up),
         })  # fmt: skip
 
     def run(self) -> None:
@@ -322,7 +325,6 @@ class Daemon:
         logs.set_up(found.log, parts.paths.log)
         parts.runner.adopt(found)
         self._notifier.adopt(found.notify)
-        self._maintenance.keep = found.schedule.backups
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
         self._ticks.start()

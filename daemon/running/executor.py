@@ -24,6 +24,14 @@ from daemon.contract.jobs.messages import StageContext, StageResult
 
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"
+SILENCE_SECONDS = 900.0
+"""Children send a heartbeat every few seconds, whatever the stage does; 15 minutes without any are enough even on a box that swaps."""
+LOG_SIZE = 16 << 20
+"""Bytes: days of a stage's own words, and no loop that writes warnings fills the disk."""
+PROCESSES = 128
+"""Many times what a stage starts; more are a loop that starts processes."""
+WARM_SECONDS = 60.0
+"""The stages of an export follow each other within seconds, while a loaded process keeps about 350 MB, one of light libraries 120."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +39,22 @@ class Bounds:
     """What an attempt may take, in seconds and bytes."""
 
     timeout: float
-    silence: float
-    """Seconds without a heartbeat."""
     grace: float
     """Seconds between asking it to end and ending it by force."""
     memory: int
     """For all that it runs together; 0 for no limit."""
     memory_reserve: int
     """What must stay available on the box; the caller decides which attempt is stopped when it doesn't."""
-    log_size: int
-    processes: int
+    silence: float = SILENCE_SECONDS
+    """Seconds without a heartbeat."""
+    log_size: int = LOG_SIZE
+    processes: int = PROCESSES
+    """That it may have at the same time."""
     pass_environment: tuple[str, ...] = ()
     """Names of variables that it gets beside those that every attempt does."""
     expected: int = 0
     """Bytes that it is estimated to need, where `memory` follows from that and not from the machine; else 0."""
-    warm: float = 0.0
+    warm: float = WARM_SECONDS
     """Seconds that a process with PyTorch loaded waits for an attempt to be forked from it; 0: none is kept."""
 
 

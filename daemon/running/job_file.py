@@ -117,8 +117,7 @@ def bounds_of(limits: LimitSettings, estimate: int = 0) -> Bounds:
     allowed = max(LEAST_MEMORY, int(memory()[0] * limits.memory_fraction))
     own = OVER_ESTIMATE * estimate + SLACK if estimate else allowed
     return Bounds(
-        timeout=limits.stage_timeout, silence=limits.silence_seconds, grace=limits.stop_seconds,
+        timeout=limits.stage_timeout, grace=limits.stop_seconds,
         memory=min(allowed, own), expected=estimate if own < allowed else 0, memory_reserve=int(limits.memory_reserve),
-        log_size=int(limits.log_size), processes=limits.processes, pass_environment=limits.pass_environment,
-        warm=limits.warm_seconds,
+        pass_environment=limits.pass_environment,
     )  # fmt: skip

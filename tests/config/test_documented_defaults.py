@@ -41,7 +41,7 @@ def test_every_default_in_the_file_is_the_default_in_the_code() -> None:  # R5.6
     assert flat(settings) == flat(defaults)
     written = flat(tomllib.loads(FILE.read_text()))
     # Sizes are written with a unit; all other values stand in the file exactly as the code has them.
-    sizes = ("limits.disk_reserve", "limits.memory_reserve", "limits.log_size", "log.max_size", "output.kept_size", "pin.copy_limit")
+    sizes = ("limits.disk_reserve", "limits.memory_reserve", "output.kept_size", "pin.copy_limit")
     assert {key: value for key, value in written.items() if key not in sizes} == {
         key: value for key, value in documented(defaults).items() if key not in sizes
     }

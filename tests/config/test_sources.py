@@ -74,10 +74,10 @@ def test_a_word_that_is_neither_yes_nor_no_is_refused_rather_than_taken_for_no(
 
 def test_ckptd_variables_win_over_short_names_and_these_over_the_file(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:  # R5.6
     monkeypatch.setenv("EXPORT_LOG_LEVEL", "warning")
-    text = '[log]\nlevel = "debug"\nkeep = 2\n'
+    text = '[log]\nlevel = "debug"\nformat = "json"\n'
     assert loaded(text).log.level == "warning"
     monkeypatch.setenv("CKPTD_LOG__LEVEL", "error")
-    assert (loaded(text).log.level, loaded(text).log.keep) == ("error", 2)
+    assert (loaded(text).log.level, loaded(text).log.format) == ("error", "json")
 
 
 def test_an_empty_short_name_changes_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,8 @@ class Sweep:
         self.tally = tally
         self._post = Post() if notified else None
         self.service = FaultyService(folder)
-        self.service.environment |= {"TOY_SECONDS": "0.02", "TOY_LONGEST_PAUSE": "0.2"}
+        self.service.environment |= {"TOY_SECONDS": "0.02", "TOY_LONGEST_PAUSE": "0.2", "TOY_JOURNAL_CARE": "8"}
         with self.service.config.open("a") as stream:
-            stream.write("[schedule]\nbackup_hours = 0.003\nintegrity_hours = 0.002\n")
             stream.write(f'[notify]\nurls = ["{self._post.url}"]\non = ["disk_low"]\n' if self._post else "")
         self._checkpoint, self._generator = checkpoint, generator
         self._faults = Faults(kinds=KINDS)

@@ -21,7 +21,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.journal import backups
 from daemon.journal.database import Database, reading
 from daemon.journal.journal import Journal
-from daemon.operating.integrity.maintenance import JournalMaintenance
+from daemon.operating.integrity.maintenance import BACKUPS, JournalMaintenance
 from tests.journal.conftest import enter
 
 ROOT = Path(__file__).parents[2]
@@ -189,13 +189,13 @@ def paths(tmp_path: Path) -> Paths:
 
 def test_backups_rotate_and_the_newest_stay(paths: Paths) -> None:
     journal = Journal(paths.journal)
-    maintenance = JournalMaintenance(journal.database, paths, keep=2)
+    maintenance = JournalMaintenance(journal.database, paths)
     names = []
-    for _ in range(4):
+    for _ in range(5):
         maintenance.back_up()
         names = [*names, *(path for path in backups.listed(paths.backups) if path not in names)]
-    assert len(names) == 4
-    assert backups.listed(paths.backups) == sorted(names, reverse=True)[:2]
+    assert len(names) == 5
+    assert backups.listed(paths.backups) == sorted(names, reverse=True)[:BACKUPS]
     assert maintenance.problem is None and maintenance.backed_up is not None
     maintenance.check_integrity()
     assert maintenance.checked is not None
@@ -204,9 +204,9 @@ def test_backups_rotate_and_the_newest_stay(paths: Paths) -> None:
 
 def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old_ones(paths: Paths) -> None:
     journal = Journal(paths.journal)
-    JournalMaintenance(journal.database, paths, keep=1).back_up()
+    JournalMaintenance(journal.database, paths).back_up()
     before = backups.listed(paths.backups)
-    greedy = JournalMaintenance(journal.database, paths, keep=1, reserve=1 << 60)
+    greedy = JournalMaintenance(journal.database, paths, reserve=1 << 60)
     with capture_logs() as logs:
         greedy.back_up()
         greedy.back_up()

@@ -1,6 +1,7 @@
 """`python -m tests.runner.toy_daemon CONFIG`: the real daemon, whose children run toy stages.
 
 `TOY_LONGEST_PAUSE=SECONDS`: how long at most a disk that was full again and again must take writes before it counts as having room.
+`TOY_JOURNAL_CARE=SECONDS`: how often the journal is checked and backed up.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from daemon.cli.main import EXIT_TEMPORARY, exit_code_of
 from daemon.config.loading import load
 from daemon.config.paths import prepare
 from daemon.contract.errors import CkptdError, from_oserror
-from daemon.operating import disk_watch, logs
-from daemon.operating.service import serve
+from daemon.operating import disk_watch, logs, service
 from daemon.running.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 
@@ -26,10 +26,12 @@ def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExec
     """Serve by this configuration until told to stop. `executor`: makes what runs the attempts, of their command."""
     if longest := os.environ.get("TOY_LONGEST_PAUSE"):
         disk_watch.FIRST_PAUSE = disk_watch.LONGEST_PAUSE = float(longest)
+    if every := os.environ.get("TOY_JOURNAL_CARE"):
+        service.INTEGRITY_SECONDS = service.BACKUP_SECONDS = float(every)
     settings = load(config, need_roots=True)
     try:
         logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
-        serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
+        service.serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
         print(f"ckptd: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))

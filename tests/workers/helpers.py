@@ -20,7 +20,7 @@ from daemon.running.workers.worker import Worker
 SCRIPT = Path(__file__).with_name("faulty_children.py")
 UNIFIED = next((Path(row.split()[1]) for row in Path("/proc/mounts").read_text().splitlines() if row.split()[2] == "cgroup2"), None)
 HAS_GROUPS = UNIFIED is not None and os.access(UNIFIED / "cgroup.procs", os.W_OK) and os.geteuid() == 0
-BOUNDS = Bounds(timeout=120, silence=60, grace=20, memory=0, memory_reserve=0, log_size=1 << 20, processes=64)
+BOUNDS = Bounds(timeout=120, silence=60, grace=20, memory=0, memory_reserve=0, log_size=1 << 20, processes=64, warm=0)
 SHORT = {"grace": 0.5}
 Start = Callable[..., Worker]
 

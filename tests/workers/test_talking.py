@@ -21,7 +21,6 @@ from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
 def test_a_child_that_stands_still_is_hung(start: Start) -> None:
     fault = fault_of(wait(start("stopped", silence=1.0, **SHORT)))
     assert fault.code == "hung"
-    assert "silence_seconds" in fault.cause
 
 
 def test_a_child_that_says_nothing_is_hung(start: Start) -> None:

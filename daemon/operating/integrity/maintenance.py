@@ -40,6 +40,8 @@ from daemon.system.threads import reason_of
 log = structlog.get_logger("journal")
 
 DAMAGED = "damage"
+BACKUPS = 3
+"""That are kept: a day or so, in case damage is noticed late."""
 TargetOf = Callable[[CheckpointRef], Path]
 
 
@@ -234,13 +236,12 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
 class JournalMaintenance:
     """Checks and backs up an open journal on its schedule. Raises nothing: errors are logged and reported by `state`.
 
-    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone; `refused`: called with what kept
+    `reserve`: bytes of free disk that are left alone; `refused`: called with what kept
     something from being written.
     """
 
     database: Database
     paths: Paths
-    keep: int = 3
     reserve: int = 0
     checked: str | None = None
     backed_up: str | None = None
@@ -273,11 +274,10 @@ class JournalMaintenance:
     def back_up(self) -> None:
         """Take a backup and remove the oldest; if no backup can be taken, the old ones stay."""
         with self._note_failures("back the journal up"):
-            if self.keep > 0:
-                see_room(self.paths.state, self.paths.journal.stat().st_size, self.reserve)
-                self.database.backup(backups.fresh_name(self.paths.backups))
-                self.backed_up = now()
-            backups.rotate(self.paths.backups, self.keep)
+            see_room(self.paths.state, self.paths.journal.stat().st_size, self.reserve)
+            self.database.backup(backups.fresh_name(self.paths.backups))
+            self.backed_up = now()
+            backups.rotate(self.paths.backups, BACKUPS)
 
     @contextmanager
     def _note_failures(self, operation: str) -> Iterator[None]:

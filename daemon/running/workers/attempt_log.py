@@ -65,7 +65,7 @@ class AttemptLog:
         end = end[end.find(b"\n") + 1 :]
         self._lost += max(size, os.fstat(file).st_size) - self._head - len(end)
         self._hole_end = 0
-        note = f"\n[… about {self._lost:,} bytes were removed here: the log had reached limits.log_size, {self._limit:,} bytes …]\n"
+        note = f"\n[… about {self._lost:,} bytes were removed here: the log had reached {self._limit:,} bytes …]\n"
         os.ftruncate(file, self._head)
         with open(self.path, "ab", buffering=0) as stream:
             stream.write(note.encode() + end)

@@ -121,7 +121,7 @@ def _exited(death: Death, bad: str, last: str) -> tuple[Code, str, str]:
         return (
             FaultCode.TOO_MANY_PROCESSES,
             "the kernel did not allow it more processes",
-            "raise limits.processes if the stage needs that many",
+            "read the attempt's log, which says what it was doing; no stage needs that many",
         )
     if bad:
         return FaultCode.BAD_RESULT, bad, "check whether another program or version of ckptd writes there; the attempt is repeated"

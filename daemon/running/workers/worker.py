@@ -209,7 +209,7 @@ class Worker:
         self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
         if len(pids) > self.bounds.processes:
             cause = f"it had {len(pids)} processes at the same time, but may have {self.bounds.processes}"
-            self._end(FaultCode.TOO_MANY_PROCESSES, cause, "raise limits.processes if the stage needs that many")
+            self._end(FaultCode.TOO_MANY_PROCESSES, cause, "read the attempt's log, which says what it was doing; no stage needs that many")
             self.hurry()
         elif self.bounds.memory and self.memory > self.bounds.memory:
             code, cause, remedy = over_limit(self.bounds.memory, self.bounds.expected)
@@ -231,8 +231,8 @@ class Worker:
             cause = f"it ran longer than limits.stage_timeout, {self.bounds.timeout:.0f} s"
             self._end(FaultCode.TIMEOUT, cause, "raise limits.stage_timeout if the stage still made progress")
         elif now - self._heard > self.bounds.silence:
-            cause = f"it hung: it showed no activity for limits.silence_seconds, {self.bounds.silence:.0f} s"
-            self._end(FaultCode.HUNG, cause, "read the attempt's log; raise limits.silence_seconds if the machine was swapping")
+            cause = f"it hung: it showed no activity for {self.bounds.silence:.0f} s"
+            self._end(FaultCode.HUNG, cause, "read the attempt's log; set limits.jobs and limits.stages to 1 if the machine was swapping")
 
     # Ending
 
