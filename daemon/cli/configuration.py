@@ -1,4 +1,4 @@
-"""`ckptd config`: what counts, where each value comes from, and what a preset stands for. `ckptd notify-test`."""
+"""`ckptd config`: what counts, and where each value comes from. `ckptd notify-test`."""
 
 from __future__ import annotations
 
@@ -101,27 +101,6 @@ def show(
     named = ", ".join(str(file) for file, _ in files.each) or "no file; these are the defaults"
     width = width_of(terminal())
     say_lines("\n".join([*_comment(named, width), *_tables(rows, origins, width)]))
-
-
-@app.command()
-def preset(
-    name: Annotated[str, typer.Argument(help="Name of the preset; without a name, all presets are listed.")] = "", json_: JsonOption = False
-) -> None:
-    """Print the values of a preset, as TOML that you can copy and change."""
-    from daemon.config.presets import PRESETS
-    from daemon.config.suggestions import nearest
-
-    if name and name not in PRESETS:
-        cause = f"there is no preset {name!r} ({nearest(name, PRESETS)})"
-        raise UsageError(FaultCode.CONFIG_INVALID, "show the preset", cause, "use one of those")
-    chosen = [name] if name else list(PRESETS)
-    if json_:
-        print_json({choice: {"about": PRESETS[choice].about, "values": PRESETS[choice].make()} for choice in chosen})
-        return
-    for choice in chosen:
-        width = width_of(terminal())
-        heading = _comment(f"preset = {json.dumps(choice)}: {PRESETS[choice].about}", width)
-        say_lines("\n".join([*([""] if choice != chosen[0] else []), *heading, *_tables(_leaves(PRESETS[choice].make()), {}, width)]))
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:

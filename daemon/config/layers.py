@@ -1,6 +1,6 @@
 """The files of a configuration: the one that is named, and the parts in `conf.d` beside it, which are read over it.
 
-Weakest first, a value comes from: the defaults, the preset, the file, `conf.d/*.toml` in the order of their names, the short `EXPORT_*`
+Weakest first, a value comes from: the defaults, the file, `conf.d/*.toml` in the order of their names, the short `EXPORT_*`
 variables, `CKPTD_SECTION__KEY`, `--set`. Tables are put together key by key; any other value, a list too, replaces the weaker one.
 """
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.config.presets import values_of
 from daemon.config.settings import Settings
 from daemon.config.sources import holds, keep_secrets, named_by, option_for, over, variable_for
 from daemon.contract.errors import UsageError
@@ -100,8 +99,7 @@ def origin_of(key: str, files: Files) -> str:
         return f"{variable} (environment)"
     if path := files.origin(key):
         return str(path)
-    name = Settings.preset_named_by(files.values)
-    return f"preset {name}" if holds(values_of(name), key) else DEFAULT
+    return DEFAULT
 
 
 def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:

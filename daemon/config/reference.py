@@ -6,7 +6,6 @@ the settings; a test holds the page equal.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import types
@@ -18,7 +17,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
-from daemon.config.presets import PRESETS
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
@@ -41,8 +39,7 @@ key:
    (log.level) and `EXPORT_ENABLE_ONNX` (`false` removes the ONNX variants from the default variants);
 4. the files `conf.d/*.toml` next to the configuration file; if several files set the key, the last one by name is used;
 5. the configuration file: `--config`, or `$CKPTD_CONFIG`, or `~/.config/ckptd/config.toml`, or `/etc/ckptd/config.toml`;
-6. the preset;
-7. the default.
+6. the default.
 
 Tables are combined key by key. Any other value, also a list, replaces the value from a later place in this list. Relative paths are
 relative to the configuration file.
@@ -103,7 +100,7 @@ def tables(text: str) -> list[Table]:
 def page(text: str) -> str:
     """The page for a documented configuration, in Markdown."""
     own = ", ".join(f"`{section}.{key}`" for section, keys in ALLOWED.items() for key in keys)
-    lines = [HEAD.replace("OWN_KEYS", own), "## Presets", "", *_presets()]
+    lines = [HEAD.replace("OWN_KEYS", own)]
     for table in tables(text):
         title = f"`[{table.name}]`" if table.name else "Before the tables"
         lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
@@ -111,14 +108,6 @@ def page(text: str) -> str:
         lines += [_row(table.name, key) for key in table.keys]
     lines += ["", "## `[validate.thresholds.VARIANT]`", "", *_thresholds()]
     return "\n".join(lines) + "\n"
-
-
-def _presets() -> Iterator[str]:
-    yield "| preset | for | values |"
-    yield "| --- | --- | --- |"
-    for name, preset in PRESETS.items():
-        values = [f"`{section}.{key} = {json.dumps(value)}`" for section, keys in preset.make().items() for key, value in keys.items()]
-        yield f"| `{name}` | {preset.about} | {'<br>'.join(values)} |"
 
 
 def _row(table: str, key: Key) -> str:

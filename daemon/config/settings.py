@@ -1,6 +1,6 @@
 """The settings as types: every section and key with its default, its bounds and what follows from it.
 
-Sources, strongest first: `--set`, `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML files, the preset, the defaults below.
+Sources, strongest first: `--set`, `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML files, the defaults below.
 config.toml says what a key means, its unit, and why it has that default. Other modules load settings through `daemon.config.loading`.
 """
 
@@ -31,7 +31,6 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
-from daemon.config.presets import PRESETS, values_of
 from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
@@ -338,7 +337,6 @@ with warnings.catch_warnings():
             frozen=True, extra="forbid", hide_input_in_errors=True, env_prefix="CKPTD_", env_nested_delimiter="__"
         )
 
-        preset: str = ""
         watch: WatchSettings = WatchSettings()
         select: SelectSettings = SelectSettings()
         base: BaseModelSettings = BaseModelSettings()
@@ -365,30 +363,17 @@ with warnings.catch_warnings():
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Strongest first. The file comes in as keyword arguments, and names the preset unless a stronger one does."""
+            """Strongest first. The file comes in as keyword arguments."""
             short = InitSettingsSource(settings_cls, short_names(dict(os.environ)))
-            preset = InitSettingsSource(settings_cls, values_of(cls.preset_named_by(init_settings())))
-            return CommandLine(settings_cls), ListFriendlyEnv(settings_cls), short, init_settings, preset
-
-        @field_validator("preset")
-        @classmethod
-        def _preset_exists(cls, value: str) -> str:
-            if value and value not in PRESETS:
-                raise ValueError(f"there is no such preset; the presets are {', '.join(PRESETS)}")
-            return value
+            return CommandLine(settings_cls), ListFriendlyEnv(settings_cls), short, init_settings
 
         @classmethod
         def merged(cls, values: dict[str, Any]) -> dict[str, Any]:
-            """`values` of the files over their preset and below the environment and the command line, not validated."""
-            merged = values_of(cls.preset_named_by(values))
-            for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)(), CommandLine(cls)()):
+            """`values` of the files below the environment and the command line, not validated."""
+            merged = values
+            for source in (short_names(dict(os.environ)), ListFriendlyEnv(cls)(), CommandLine(cls)()):
                 merged = over(merged, source)
             return merged
-
-        @classmethod
-        def preset_named_by(cls, values: dict[str, Any]) -> object:
-            """The preset that counts beside these values of the files, whether there is one of that name or not."""
-            return over(over(values, ListFriendlyEnv(cls)()), CommandLine(cls)()).get("preset")
 
         @property
         def state_directory(self) -> Path:

@@ -27,7 +27,7 @@ from daemon.publishing.telling.sending import fault_of
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
 DECIDED = {
-    "": ("preset",), "watch": ("roots",), "base": ("search", "map"), "output": ("directory",), "export": ("variants", "deploy"),
+    "watch": ("roots",), "base": ("search", "map"), "output": ("directory",), "export": ("variants", "deploy"),
     "validate": ("prompts", "data"), "limits": ("threads", "priority"), "schedule": ("heavy",), "notify": ("urls",),
     "retention": ("keep_last", "keep_best", "keep_days"),
 }  # fmt: skip

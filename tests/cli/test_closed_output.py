@@ -35,7 +35,7 @@ def code_and_errors(arguments: list[str], folder: Path, *, errors_too: bool) -> 
 
 @pytest.mark.parametrize("errors_too", [False, True])
 @pytest.mark.parametrize(
-    "verb", some(["formats", "--help", "status --exit-code", "--version", "list", "formats --json", "config preset edge"], of=2)
+    "verb", some(["formats", "--help", "status --exit-code", "--version", "list", "formats --json", "config show"], of=2)
 )
 def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
@@ -45,7 +45,7 @@ def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_pat
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-@pytest.mark.parametrize(("verb", "code"), [("config preset edge", 0), ("formats --json", 0), ("nothing-like-a-verb", 2)])
+@pytest.mark.parametrize(("verb", "code"), [("config show", 0), ("formats --json", 0), ("nothing-like-a-verb", 2)])
 def test_a_closed_output_is_no_verdict(verb: str, code: int, closed: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     command = f"exec {shlex.quote(sys.executable)} -m ckptd {verb} {closed}"

@@ -18,7 +18,7 @@ from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 from tests.sampling import some
 
-WITHOUT_CONFIGURATION = (("demo",), ("init",), ("config", "preset"))
+WITHOUT_CONFIGURATION = (("demo",), ("init",))
 """Verbs that make a configuration of their own, or need none."""
 Told = Callable[..., tuple[int, str]]
 

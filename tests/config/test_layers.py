@@ -1,8 +1,7 @@
-"""Files, parts, presets and `--set`: which value counts, and what is said to be its origin."""
+"""Files, parts and `--set`: which value counts, and what is said to be its origin."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import tomllib
@@ -18,7 +17,6 @@ from typer.testing import CliRunner
 from daemon.cli.main import app
 from daemon.config import layers
 from daemon.config.loading import load
-from daemon.config.presets import PRESETS
 from daemon.config.settings import Settings
 from daemon.config.sources import given_on_command_line
 from daemon.contract.errors import UsageError
@@ -95,23 +93,6 @@ def test_a_configuration_that_comes_through_a_pipe_is_shown_with_its_origin() ->
     assert shown == {"limits.jobs": {"value": 3, "origin": f"/dev/fd/{reading}"}}
 
 
-def test_a_preset_is_weaker_than_whatever_is_written(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write('preset = "edge"\n[retention]\nkeep_last = 9\n')
-    found = load(file)
-    assert (found.export.variants, found.retention.keep_last, found.retention.keep_best) == (("onnx-int8",), 9, 1)
-    monkeypatch.setenv("CKPTD_PRESET", "server-gpu")
-    assert load(file).export.variants == ("pytorch", "onnx-fp16")
-    monkeypatch.setenv("CKPTD_PRESET", "egde")
-    with pytest.raises(UsageError, match=r"CKPTD_PRESET \(environment\) for preset: there is no such preset; the presets are edge, "):
-        load(file)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_what_a_preset_prints_is_what_it_stands_for(name: str, write: Write) -> None:
-    printed = ckptd("config", "preset", name)
-    assert load(write(printed)).model_copy(update={"preset": name}) == load(write(f'preset = "{name}"\n'))
-
-
 def test_set_counts_above_all_and_its_mistakes_are_said_by_its_name(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTD_LIMITS__JOBS", "3")
     file = write("[limits]\njobs = 2\n")
@@ -133,13 +114,13 @@ def test_set_counts_above_all_and_its_mistakes_are_said_by_its_name(write: Write
 
 def test_what_is_shown_is_the_configuration_without_its_secrets(write: Write, tmp_path: Path) -> None:
     file = write(
-        'preset = "edge"\n[watch]\nroots = ["runs"]\n[base]\nmap = { "org/x.y" = "/m" }\n[notify]\nurls = ["slack://S3CRET/x", "S3CRET"]\n'
+        '[watch]\nroots = ["runs"]\n[base]\nmap = { "org/x.y" = "/m" }\n[notify]\nurls = ["slack://S3CRET/x", "S3CRET"]\n'
         '[[merge.add]]\npath = "/a\\"b"\nweight = 0.5\n'
     )
     printed = ckptd("config", "show", "-c", file)
     assert "S3CRET" not in printed and 'urls = ["slack://***", "***"]' in printed
-    assert "preset edge" in printed and f"# {file}" in printed
-    assert ckptd("config", "show", "limits.jobs", "-c", file).splitlines()[-1].split("#")[1].strip() == "preset edge"
+    assert f"# {file}" in printed
+    assert ckptd("config", "show", "limits.jobs", "-c", file).splitlines()[-1].split("#")[1].strip() == "default"
     for wrong, said in ("limits.jbs", "did you mean 'limits.jobs'?"), ("zzz", "the names are base, "):
         with pytest.raises(UsageError) as caught:
             ckptd("config", "show", wrong, "-c", file)
@@ -151,15 +132,13 @@ def test_what_is_shown_is_the_configuration_without_its_secrets(write: Write, tm
 LAYERS = ("file", "10.toml", "20.toml", "environment", "--set")
 
 
-@given(chosen=st.lists(st.sampled_from(LAYERS), unique=True), preset=st.booleans())
+@given(chosen=st.lists(st.sampled_from(LAYERS), unique=True))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-def test_the_strongest_that_speaks_counts_and_is_named(
-    write: Write, monkeypatch: pytest.MonkeyPatch, chosen: list[str], preset: bool
-) -> None:
+def test_the_strongest_that_speaks_counts_and_is_named(write: Write, monkeypatch: pytest.MonkeyPatch, chosen: list[str]) -> None:
     with monkeypatch.context() as patch:
         given_on_command_line.clear()
         texts = {name: f"[retention]\nkeep_last = {10 + place}\n" for place, name in enumerate(LAYERS)}
-        file = write(('preset = "edge"\n' if preset else "") + (texts["file"] if "file" in chosen else ""))
+        file = write(texts["file"] if "file" in chosen else "")
         for name in LAYERS[1:3]:
             part(file, name, texts[name] if name in chosen else "")
         if "environment" in chosen:
@@ -168,11 +147,11 @@ def test_the_strongest_that_speaks_counts_and_is_named(
             given_on_command_line["retention.keep_last"] = "14"
         found, origin = load(file).retention.keep_last, layers.origin_of("retention.keep_last", layers.read(file))
         strongest = max((LAYERS.index(name) for name in chosen), default=None)
-        expected = 10 + strongest if strongest is not None else PRESETS["edge"].make()["retention"]["keep_last"] if preset else 0
+        expected = 10 + strongest if strongest is not None else 0
         origins = [str(file), str(file.parent / "conf.d" / "10.toml"), str(file.parent / "conf.d" / "20.toml"),
                    "CKPTD_RETENTION__KEEP_LAST (environment)", "--set (command line)"]  # fmt: skip
         assert found == expected
-        assert origin == (origins[strongest] if strongest is not None else "preset edge" if preset else "default")
+        assert origin == (origins[strongest] if strongest is not None else "default")
 
 
 @pytest.mark.parametrize(("text", "priority"), [("", "normal"), ('[limits]\npriority = "idle"\n', "idle")])
@@ -189,9 +168,3 @@ def test_an_export_that_a_person_waits_for_runs_at_normal_priority_unless_one_is
     file = write(text)
     CliRunner().invoke(app, ["export", str(file.parent), "--config", str(file)])
     assert [one.limits.priority for one in asked] == [priority] and load(file).limits.priority == "idle"
-
-
-def test_presets_name_what_there_is() -> None:
-    for name, preset in PRESETS.items():
-        for section, key in itertools.chain.from_iterable([(section, key) for key in values] for section, values in preset.make().items()):
-            assert key in type(getattr(Settings(), section)).model_fields, (name, section, key)

@@ -196,7 +196,7 @@ def test_a_secret_on_the_command_line_is_refused_without_showing_it(
     for words in (
         ["--set", f"notify.urls={CANARY}", "status"], ["--set", CANARY, "status"], ["--set", f"notify.url={CANARY}", "status"],
         [CANARY], ["status", CANARY], ["config", "show", CANARY], ["status", f"--{CANARY}"], ["--set", f"{CANARY}=1", "config", "show"],
-        ["config", "preset", CANARY], ["show", CANARY], ["--set", f"limits.jobs={CANARY}", "config", "show"],
+        ["show", CANARY], ["--set", f"limits.jobs={CANARY}", "config", "show"],
     ):  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["ckptd", *words])
         main()

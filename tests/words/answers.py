@@ -113,7 +113,6 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("prune",): {},
     ("notify-test",): {0: "all services accepted the message", 1: "a service did not accept it", 2: "no service is configured"},
     ("config", "show"): {},
-    ("config", "preset"): {0: "done", 2: "there is no such preset"},
     ("toolchain", "list"): {},
     ("toolchain", "install"): {
         1: "it can't be installed, or does not work",
@@ -143,9 +142,8 @@ EXPORT_ROW = {"sound": Field(bool, "True if there is no difference.")}
 KEPT_ROW = {"path": Field(str, ""), "run": Field(str, ""), "step": Field(int, ""), "reason": Field(str, "The rule that keeps it.")}
 VALUE_ROW = {
     "value": Field(Any, "The value, without secrets."),
-    "origin": Field(str, "The file, environment variable, preset or option that sets it."),
+    "origin": Field(str, "The file, environment variable or option that sets it."),
 }
-PRESET_ROW = {"about": Field(str, "Its purpose."), "values": Field(dict[str, Any], "The values that it sets, as tables.")}
 SERVICE_ROW = {
     "service": Field(str, "Its position in `notify.urls` and its kind; never the URL."),
     "delivered": Field(bool, "Whether it accepted the message."),
@@ -181,7 +179,6 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
         (Removal, KEPT_ROW),
     ),
     ("config", "show"): ('`{"files": […], "values": {KEY: …}}`; each value has these fields', (VALUE_ROW,)),
-    ("config", "preset"): ("an object: each preset by its name, with these fields", (PRESET_ROW,)),
     ("notify-test",): ("a list", (SERVICE_ROW,)),
     ("toolchain", "list"): ('`{"toolchains": {NAME: …}}`; each is', (ToolchainHere,)),
     ("toolchain", "install"): ('`{"toolchains": […]}`; each has `folder`, and', (Manifest,)),

@@ -74,8 +74,6 @@ def test_answers_have_the_fields_that_the_page_lists(answer: Any, tmp_path: Path
 def test_answers_that_a_verb_puts_together_have_the_fields_that_the_page_lists(answer: Any, tmp_path: Path) -> None:
     value, code = answer("config", "show", "limits")
     assert code == 0 and list(value) == ["files", "values"] and same_names(value["values"]["limits.jobs"], *ANSWERS["config", "show"][1])
-    value, code = answer("config", "preset", "edge")
-    assert code == 0 and list(value) == ["edge"] and same_names(value["edge"], *ANSWERS["config", "preset"][1])
     value, code = answer("toolchain", "list")
     assert code == 0 and list(value) == ["toolchains"]
     assert all(same_names(one, *ANSWERS["toolchain", "list"][1]) for one in value["toolchains"].values())

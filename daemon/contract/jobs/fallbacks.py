@@ -52,7 +52,7 @@ def way_down(
     """The steps down that follow from the `checks` there are. `seconds`: stage → what its last attempt took; `lost`: variants that ended
     without a verdict (they could not be made, or not be checked) → why.
 
-    A form is taken where the check of a variant failed for reasons of precision, as long as the limits of tries and of time allow it; not
+    A form is taken where the check of a variant failed for reasons of precision, as long as the limit of time allows it; not
     where that which the variant was made of, or the merged model, failed too, since then the fault is not in the quantization. Where the
     form taken is lost, the next one is tried: it may need less memory, or operators that this model can have. A variant *asked for* that is
     lost has no step: nothing was measured that a less quantized form would do better, and a retry may make it.
@@ -69,9 +69,6 @@ def way_down(
             following = fallback(current)
             if following is None or following in tried:
                 stopped[first] = f"there is no form after {current}"
-                break
-            if len(tried) > options.fallback_tries:
-                stopped[first] = f"validate.fallback_tries allows no more than {options.fallback_tries}"
                 break
             if spent > 60 * options.fallback_minutes and following not in checks:
                 stopped[first] = f"the forms before it took more than the {options.fallback_minutes:g} minutes of validate.fallback_minutes"

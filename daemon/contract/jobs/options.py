@@ -126,8 +126,7 @@ class ValidateOptions(Frozen):
     The first ones are compared, and the others calibrate. Give lines of the run's own data for a truer verdict."""
     data: Annotated[str, PATH] = ""
     """The training's own data set: a folder or a file of arrow, parquet, .jsonl, .json, .csv or .txt; "" for none. A digest of each text
-    decides
-    whether it is compared or calibrates, so that none does both."""
+    decides whether it is compared or calibrates, so that none does both."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
     """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""
     long_tokens: int = Field(default=2048, ge=0, le=131072)
@@ -143,8 +142,6 @@ class ValidateOptions(Frozen):
     """What follows where a quantized variant is not as exact as its thresholds ask. "fallback": its next less quantized form is made and
     checked too, and so on, and the first that passes is published under its own name. "reject": nothing. "publish": the variant itself
     is published, marked as failed."""
-    fallback_tries: int = Field(default=5, ge=1, le=20)
-    """Forms that are tried in place of one variant."""
     fallback_minutes: float = Field(default=120.0, gt=0)
     """No further form is begun where making and checking those before it took more than these minutes."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
