@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import FULL_DISK, Permanent, UsageError, from_oserror
+from daemon.contract.errors import FULL_DISK, TRANSIENT, CkptdError, Permanent, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.own_folders import opened
@@ -240,8 +240,18 @@ def make_private(state: Path, outside: Sequence[Path] = ()) -> list[str]:
     return said
 
 
+def _unmade(key: str, folder: Path, error: OSError) -> CkptdError:
+    """The error for a folder that could not be made or written to: a matter of access, unless the system says that it passes."""
+    if error.errno in FULL_DISK | TRANSIENT:
+        return from_oserror(error, f"write to {key}", str(folder))
+    return not_writable(key, folder, error.strerror or str(error), error.errno)
+
+
 def prepare(state: Path, output: Path) -> Paths:
-    """Make the folders. Raises UsageError naming the key whose folder can't be written, Retryable where it can't be made on a full disk."""
+    """Make the folders.
+
+    Raises UsageError naming the key whose folder can't be written, Retryable where that passes: a full disk, no more open files.
+    """
     closed = []
     for key, folder in (("state.directory", state), ("output.directory", output)):
         try:
@@ -251,10 +261,8 @@ def prepare(state: Path, output: Path) -> Paths:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
         except OSError as error:
-            if error.errno not in FULL_DISK:
-                raise not_writable(key, folder, error.strerror or str(error), error.errno) from None
-            if not folder.is_dir():
-                raise from_oserror(error, f"make {key}", str(folder)) from None
+            if error.errno not in FULL_DISK or not folder.is_dir():
+                raise _unmade(key, folder, error) from None
     for whole in dict.fromkeys((_around(state), state)):
         marker = whole / INSTANCE
         if not marker.exists():
@@ -271,9 +279,7 @@ def prepare(state: Path, output: Path) -> Paths:
             _make_own(below, folder)
         except OSError as error:  # as that of another user, as whom the daemon ran before
             key = "output.directory" if below == output else "state.directory"
-            if error.errno in FULL_DISK:
-                raise from_oserror(error, f"write to {key}", str(folder)) from None
-            raise not_writable(key, Path(error.filename or folder), error.strerror or str(error), error.errno) from None
+            raise _unmade(key, Path(error.filename or folder), error) from None
         except Permanent as error:
             raise UsageError(**error.fault.model_dump()) from None
     return paths

@@ -99,8 +99,8 @@ class Daemon:
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
         self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
-        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints, *(step for step, _ in self._steps.values())):
-            one.noted = self._refusals.note
+        for complaints in self._guarded():
+            complaints.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
         self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
         self._announcements.tell_rebuilding(self._maintenance.state())
@@ -121,11 +121,11 @@ class Daemon:
         self._ticks.soon("heartbeat")
 
     def _make_watcher(self) -> Watchers:
-        found = Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
-        for watcher in found.each:
+        watchers = Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
+        for watcher in watchers.each:
             watcher.complaints.noted = watcher.tracker.refused = self._refusals.note
             watcher.thread.lost = self._parts.attention.set
-        return found
+        return watchers
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
@@ -171,12 +171,11 @@ class Daemon:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
         log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
                  state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
-        for told in packages.unsuitable():
-            log.warning(told, event_id=Event.DAEMON_LACKS)
         settings = self._parts.settings
-        if not settings.toolchains.auto_install:
-            for told in lacking_for(settings.variants, Toolchains(settings.state_directory)):
-                log.warning(told, event_id=Event.DAEMON_LACKS)
+        by_itself = settings.toolchains.auto_install
+        lacking = () if by_itself else lacking_for(settings.variants, Toolchains(settings.state_directory))
+        for sentence in (*packages.unsuitable(), *lacking):
+            log.warning(sentence, event_id=Event.DAEMON_LACKS)
 
     def _say_paused(self) -> None:
         since = self._parts.journal.controls.paused_since()
@@ -219,7 +218,7 @@ class Daemon:
             "the configuration": self._reload_if_wanted,
             "the clock": self._look_at_clock,
             "the disks": self._look_at_disks,
-            "the mounts": self._watcher_looks,
+            "the mounts": lambda: self._watcher.look(),
             "the ticks": self._look_at_threads,
             "the live file": self._write_live,
             "the notifier": self._hint_notifier,
@@ -246,10 +245,7 @@ class Daemon:
 
     def _look_at_disks(self) -> None:
         waiting = dict(self._parts.runner.waits.of).values()
-        self._disks.look([Place("", one.fault.path, one.room) for one in waiting if one.room and one.fault.path])
-
-    def _watcher_looks(self) -> None:
-        self._watcher.look()
+        self._disks.look([Place("", wait.fault.path, wait.room) for wait in waiting if wait.room and wait.fault.path])
 
     def _look_at_threads(self) -> None:
         """Replace threads that are gone without a word; those that died of an error begin again by themselves."""
@@ -295,16 +291,16 @@ class Daemon:
         """Go on by the configuration as it is now, if all of it is valid and can be changed while we run."""
         self._reload_wanted = False
         systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        found, problem = reread(self._reload)
+        settings, problem = reread(self._reload)
         changed = None
-        if found is not None:
-            problem = changed_for_good(self._parts.settings, found)
-        if found is None or problem:
+        if settings is not None:
+            problem = changed_for_good(self._parts.settings, settings)
+        if settings is None or problem:
             log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
-            changed = found != self._parts.settings
+            changed = settings != self._parts.settings
             source = self._source() if self._source else None
-            self._go_on_by(found)
+            self._go_on_by(settings)
             self._taken = source
         self._loaded = self._load(now(), problem, changed)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
@@ -314,17 +310,17 @@ class Daemon:
         file, digest = (self._taken.file, self._taken.digest) if self._taken else (None, None)
         return ConfigLoad(at, problem, file, digest, changed)
 
-    def _go_on_by(self, found: Settings) -> None:
+    def _go_on_by(self, settings: Settings) -> None:
         """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
-        self._half_taken = found
+        self._half_taken = settings
         self._watcher.stop()
         self._ticks.stop()
         parts = self._parts
-        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths, tell=self._announcements.tell_away)
-        self._disks.settings = found
-        logs.set_up(found.log, parts.paths.log)
-        parts.runner.adopt(found)
-        self._notifier.adopt(found.notify)
+        parts.settings, parts.intake = settings, Intake(settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
+        self._disks.settings = settings
+        logs.set_up(settings.log, parts.paths.log)
+        parts.runner.adopt(settings)
+        self._notifier.adopt(settings.notify)
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
         self._ticks.start()
@@ -371,7 +367,7 @@ class Daemon:
     def condition(self) -> Condition:
         """How the daemon is, for people and programs."""
         threads, disks = self._threads(), self._disks.shortages()
-        unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
+        unwell = [f"The thread {thread.name} does not run." for thread in threads if not thread.is_alive()]
         unwell += self._standing_still(self._late())
         unwell += self._parts.runner.children.unheard()
         unwell += self._disks.unwritable
@@ -381,7 +377,8 @@ class Daemon:
                 unwell.append(f"{fault.sentence()} (for {time.monotonic() - since:.0f} s)")
         return Condition(
             "full" if disks else "unwell" if unwell else "healthy", tuple(unwell),
-            deaths=tuple(one.deaths[-1] for one in threads if one.deaths), last_end=self._last_end, places=self._disks.places, disks=disks,
+            deaths=tuple(thread.deaths[-1] for thread in threads if thread.deaths), last_end=self._last_end, places=self._disks.places,
+            disks=disks,
         )  # fmt: skip
 
     def _write_journal(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import selectors
@@ -20,29 +21,21 @@ def run_to_end(
 
     `heard` gets each line of its stdout; `stderr` as for `subprocess`. What is raised meanwhile, Ctrl-C for example, kills its whole group.
     """
-    libc = ctypes.CDLL(None)
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment, pass_fds=pass_fds,
-        preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                heard(line)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        return process.wait()
+    ended = run_side_by_side(
+        [command], lambda _, line: heard(line), most=1, environment=environment, stderr=stderr, pass_fds=pass_fds,
+    )  # fmt: skip
+    with contextlib.closing(ended):
+        return next(ended)[1]
 
 
 def run_side_by_side(
     commands: Iterable[Sequence[str]], heard: Callable[[int, bytes], None], *, most: int, environment: Mapping[str, str],
-    pass_fds: Sequence[int] = (),
+    stderr: int | None = subprocess.STDOUT, pass_fds: Sequence[int] = (),
 ) -> Generator[tuple[int, int], None, None]:  # fmt: skip
     """Run commands as `run_to_end` does, up to `most` at once; gives (number, exit code) of each when it has ended.
 
     The next of `commands` is asked for when there is room for it. `heard` gets the number of a command, from 0, and a line of what it says
-    on stdout or stderr. What is raised meanwhile, also where the answers are used, kills them all.
+    on stdout (and stderr, unless that goes elsewhere). What is raised meanwhile, also where the answers are used, kills them all.
     """
     libc, waiting = ctypes.CDLL(None), enumerate(commands)
     running: dict[int, tuple[int, subprocess.Popen[bytes], bytearray]] = {}
@@ -51,7 +44,7 @@ def run_side_by_side(
             while True:
                 while len(running) < most and (following := next(waiting, None)):
                     process = subprocess.Popen(
-                        following[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+                        following[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=environment,
                         pass_fds=pass_fds, preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
                     )  # fmt: skip
                     assert process.stdout is not None

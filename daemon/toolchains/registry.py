@@ -125,13 +125,19 @@ class Installed:
         return "" if (self.folder / IN_USE).is_file() else "its lock file is missing"
 
 
-def definitions(folder: Path = DEFINITIONS) -> dict[str, Definition]:
+def definitions(folder: Path | None = None) -> dict[str, Definition]:
     """Name → definition of every toolchain in `folder` and in the folders in it: each NAME.toml that has a NAME.txt beside it."""
-    pairs = [(path, path.with_suffix(".txt")) for path in (*folder.glob("*.toml"), *folder.glob("*/*.toml"))]
-    return {
-        path.stem: Definition(name=path.stem, requirements=lock, **tomllib.loads(path.read_text(encoding="utf-8")))
-        for path, lock in sorted(pairs, key=lambda pair: pair[0].stem) if lock.is_file()
-    }  # fmt: skip
+    return {path.stem: _definition(path) for path in _defined_in(folder or DEFINITIONS)}
+
+
+def _defined_in(folder: Path) -> list[Path]:
+    paths = (path for path in (*folder.glob("*.toml"), *folder.glob("*/*.toml")) if path.with_suffix(".txt").is_file())
+    return sorted(paths, key=lambda path: path.stem)
+
+
+def _definition(path: Path) -> Definition:
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Definition(name=path.stem, requirements=path.with_suffix(".txt"), **content)
 
 
 class Toolchains:
@@ -250,9 +256,8 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def digest_for(name: str) -> str:
-    """What of a toolchain the output of its stages depends on."""
-    known = definitions().get(name)
-    return known.digest if known else ""
+    """Return what of a toolchain the output of its stages depends on. Asked for each key of a stage: only its own file is read."""
+    return next((_definition(path).digest for path in _defined_in(DEFINITIONS) if path.stem == name), "")
 
 
 def command_in(folder: Path, module: str) -> tuple[str, ...]:

@@ -80,7 +80,8 @@ def export(options: argparse.Namespace) -> Exported:
             continue
         files.append(path.name)
         if path.suffix == ".onnx":
-            opset = next(one.version for one in onnx.load(path, load_external_data=False).opset_import if one.domain in ("", "ai.onnx"))
+            imports = onnx.load(path, load_external_data=False).opset_import
+            opset = next(row.version for row in imports if row.domain in ("", "ai.onnx"))
             if opset != options.opset:
                 raise ExportError(f"{path.name} has opset {opset}, and {options.opset} was asked for")
     return Exported(files, options.opset, task.name, round(time.monotonic() - started, 3), inside.versions(LIBRARIES))

@@ -19,7 +19,7 @@ from daemon.running.executor import Order
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.workers.worker import Worker
 from daemon.toolchains import registry
-from daemon.toolchains.registry import HANDLERS, MANIFEST, Definition, Toolchains, command_of
+from daemon.toolchains.registry import HANDLERS, MANIFEST, Toolchains, command_of
 from handlers.toolchains import use
 from tests.toolchains.conftest import Fake
 from tests.workers.helpers import BOUNDS, make_context, wait
@@ -126,13 +126,15 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     assert formats_here(fake.state).variants["onnx-int8"].available
 
 
-def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext) -> None:
+def test_the_resume_key_knows_the_toolchains_requirements(
+    monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext, tmp_path: Path
+) -> None:
     plain = spec_of("pytorch")
     inside = replace(plain, toolchain="fake")
-    known: dict[str, Definition] = fake.chains.known
-    monkeypatch.setattr(registry, "definitions", lambda: known)
+    shutil.copytree(fake.chains.known["fake"].requirements.parent, tmp_path / "known")
+    monkeypatch.setattr(registry, "DEFINITIONS", tmp_path / "known")
     job = JobRow("job", "running", context.checkpoint, context.work, Path("/pin"), Path("/target"), None, "now", None, None)
     first = stage_key(inside, job, {}, None, "cpu")
     assert first != stage_key(plain, job, {}, None, "cpu")
-    known = {"fake": known["fake"].model_copy(update={"requirements": Path(__file__)})}
+    (tmp_path / "known" / "fake.txt").write_text("fakelib==3.0")
     assert stage_key(inside, job, {}, None, "cpu") != first

@@ -15,9 +15,8 @@ from daemon.running import installing
 from daemon.toolchains import registry
 
 if __name__ == "__main__":
-    known = registry.definitions(Path(os.environ["TOY_DEFINITIONS"]))
-    registry.definitions = lambda folder=None: known  # type: ignore[assignment,misc]
-    installing.DEFINITIONS = Path(os.environ["TOY_DEFINITIONS"])  # type: ignore[misc]
+    registry.DEFINITIONS = Path(os.environ["TOY_DEFINITIONS"])
+    installing.DEFINITIONS = registry.DEFINITIONS  # type: ignore[attr-defined]
     ours = [entry for entry in catalog.catalog().entries if entry.value != "handlers.onnx.format:FORMAT"]
     catalog.use([*ours, FormatEntry(value="tests.toolchains.toy_format:ONNX", root=str(Path(__file__).parents[2]))])
     runpy.run_module("tests.runner.toy_daemon", run_name="__main__", alter_sys=True)

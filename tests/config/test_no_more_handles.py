@@ -1,0 +1,24 @@
+"""A start without any more file handles is said as what it is: no matter of access, and worth another try."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from daemon.config import paths
+from daemon.contract.errors import Retryable
+from daemon.contract.fault_codes import FaultCode
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_what_passes_is_retryable_and_gives_nobody_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "state"))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(Retryable) as caught:
+        paths.prepare(tmp_path / "state", tmp_path / "out")
+    assert caught.value.fault.code is FaultCode.SYSTEM_RESOURCES and "access" not in caught.value.fault.remedy
