@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -51,10 +52,16 @@ class Call:
     fields: tuple[str, ...]
 
 
-def calls() -> Iterator[Call]:
+@functools.cache
+def calls() -> tuple[Call, ...]:
     """Every call in `daemon/` that logs, those of the helpers that say something once among them."""
+    return tuple(_calls())
+
+
+def _calls() -> Iterator[Call]:
     for path in sorted((ROOT / "daemon").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "log" in text or any(name in text for name in HELPERS) else ():
             if isinstance(node, ast.Call) and (levels := _levels(node.func)):
                 where = f"{path.relative_to(ROOT)}:{node.lineno}"
                 names = [one.arg for one in node.keywords if one.arg]

@@ -8,8 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     "torch", "transformers", "peft", "onnx", "onnxruntime", "onnxscript", "safetensors", "sentencepiece", "tokenizers", "accelerate",
@@ -17,19 +15,14 @@ HEAVY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "daemon.cli",
-        "daemon.operating.service",
-        "daemon.cli.export",
-        "daemon.cli.views.tables",
-        "daemon.operating.diagnosis.doctor",
-        "daemon.publishing.telling.notifier",
-    ],
-)
-def test_the_daemons_modules_load_nothing_heavy(module: str) -> None:
-    program = f"import sys, {module}; print(*sys.modules)"
+MODULES = (
+    "daemon.cli", "daemon.operating.service", "daemon.cli.export", "daemon.cli.views.tables", "daemon.operating.diagnosis.doctor",
+    "daemon.publishing.telling.notifier",
+)  # fmt: skip
+
+
+def test_the_daemons_modules_load_nothing_heavy() -> None:
+    program = f"import sys, {', '.join(MODULES)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert not {name.partition(".")[0] for name in loaded} & set(HEAVY)
