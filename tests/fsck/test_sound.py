@@ -1,4 +1,4 @@
-"""Sound states: the checker finds nothing in them, quickly, and changes nothing."""
+"""Sound states: the checker finds nothing in them, and changes nothing."""
 
 from __future__ import annotations
 
@@ -96,12 +96,11 @@ def test_a_working_daemon_with_its_child_is_sound(world: World) -> None:
         child.wait()
 
 
-def test_a_small_state_is_checked_quickly_and_stays_as_it_is(world: World) -> None:
+def test_what_is_checked_stays_as_it_is(world: World) -> None:
     world.finished(4)
     folders = (world.paths.state, world.paths.output)
     before = [{path: sha256_file(path) for path in folder.rglob("*") if path.is_file()} for folder in folders]
-    seconds = min(world.examine().seconds for _ in range(5))
-    assert seconds < 0.5  # about 0.03 on an idle box
+    world.examine(deep=True)
     assert before == [{path: sha256_file(path) for path in folder.rglob("*") if path.is_file()} for folder in folders]
 
 

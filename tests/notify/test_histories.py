@@ -256,7 +256,7 @@ SLOW = [("mood", (0, "slow")), ("enter", None), *[("tick", None)] * 6]
 @example(FULL_WHILE_SENDING)
 @example(SLOW)
 @given(st.lists(OPERATIONS, min_size=5, max_size=60))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_services_do_each_message_reaches_each_of_them_once_and_in_order(operations: list[tuple[str, Any]]) -> None:
     before, notify._ROUNDS = notify._ROUNDS, 1
     try:
