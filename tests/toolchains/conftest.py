@@ -20,7 +20,7 @@ import pytest
 
 from daemon.contract.jobs.messages import StageContext
 from daemon.toolchains import install
-from daemon.toolchains.registry import Definition, Installed, Toolchains, definitions
+from daemon.toolchains.registry import IN_USE, Definition, Installed, Toolchains, definitions
 from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
 from tests.sharing import shared
@@ -123,6 +123,25 @@ def put_in(state: Path, known: dict[str, Definition], wheels: Path = Path()) -> 
 def fake(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Fake:
     """Installed once for all. Read only."""
     return shared(tmp_path_factory, "fake", lambda folder: put_in(folder / "state", define(folder / "definitions", wheels), wheels))
+
+
+def copied(fake: Fake, state: Path) -> Toolchains:
+    """The same toolchain elsewhere, whose files may be removed and replaced, and not written into: they are links.
+
+    An environment can be moved, since only its Python is used.
+    """
+
+    def link(source: str, target: str) -> None:
+        shutil.copy2(source, target) if source.endswith(IN_USE) else os.link(source, target)
+
+    shutil.copytree(fake.chains.home, state / "toolchains", symlinks=True, copy_function=link)
+    return Toolchains(state, fake.chains.known)
+
+
+def replaced(path: Path, text: str) -> None:
+    """Put other text in the place of a file that may have another name elsewhere."""
+    path.unlink()
+    path.write_text(text)
 
 
 def installer(state: Path, definitions: Path, installer: str = "pip") -> list[str]:

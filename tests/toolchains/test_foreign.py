@@ -5,7 +5,6 @@ Most of it is tried with a stand-in that answers what the test wants; the real r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from handlers.validate.outside.optimum_reader import OwnAnswer
 from handlers.validate.workers.drivers import drive
 from tests.onnx.conftest import Exported, make_context
 from tests.toolchains.conftest import calls, offered, stand_in
-from tests.toolchains.test_optimum import bert
 
 LIMIT = 1e-3
 ANSWER = """
@@ -162,36 +160,9 @@ def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, co
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("form", ["qwen3", "qwen3_int8"])
-def test_the_real_reader_says_the_same_of_a_language_model(
-    request: pytest.FixtureRequest, optimum: Path, context: StageContext, form: str
-) -> None:
-    artifact: Exported = request.getfixturevalue(form)
-    figures = real(optimum, artifact.folder, context)
+def test_the_real_reader_says_the_same_of_a_language_model(optimum: Path, context: StageContext, qwen3_int8: Exported) -> None:
+    figures = real(optimum, qwen3_int8.folder, context)
     assert figures.greedy_identical and figures.error_max_absolute < LIMIT, figures
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_real_reader_says_the_same_of_an_encoder_decoder(
-    optimum: Path, export: Callable[..., Exported], marian: Path, context: StageContext
-) -> None:
-    figures = real(optimum, export(marian).folder, context)
-    assert figures.engine == "optimum ORTModelForSeq2SeqLM"
-    assert figures.greedy_identical and figures.error_max_absolute < LIMIT, figures
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("task", "head"),
-    [("text-classification", "ForSequenceClassification"), ("feature-extraction", "Model"), ("question-answering", "ForQuestionAnswering")],
-)
-def test_the_real_reader_says_the_same_of_an_encoder(
-    optimum: Path, export: Callable[..., Exported], tmp_path: Path, context: StageContext, task: str, head: str
-) -> None:
-    figures = real(optimum, export(bert(tmp_path / "bert", head)).folder, context)
-    assert figures.greedy_identical is None and figures.error_max_absolute < LIMIT, figures
 
 
 @pytest.mark.slow

@@ -289,3 +289,15 @@ def test_a_file_that_is_not_the_one_that_was_resolved_is_refused(put: Put, index
         with pytest.raises(Exception, match=r"(?i)hash|promised") as caught:
             put(installer)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_uv_and_pip_bring_the_same_packages_from_this_boxs_indexes(
+    tmp_path: Path, uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R7.1
+    on_the_path(monkeypatch, uv)
+    by_pip, by_uv = (install.install(Toolchains(tmp_path / one), "openvino", print, installer=one).manifest for one in ("pip", "uv"))  # type: ignore[arg-type]
+    assert by_uv.installer.startswith("uv ") and by_pip.installer.startswith("pip ")
+    assert by_uv.packages == by_pip.packages and by_uv.wheels == by_pip.wheels
+    assert by_uv.unlike == by_pip.unlike == {}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.contract.errors import Permanent, Retryable, UsageError
 from daemon.contract.files import sha256_file
 from daemon.toolchains import install as toolchain_install
 from daemon.toolchains import records
@@ -23,7 +23,7 @@ from daemon.toolchains.installers.attempt import Build
 from daemon.toolchains.installers.failures import no_packages
 from daemon.toolchains.overview import describe
 from daemon.toolchains.registry import BOOTSTRAP, MANIFEST, Toolchains, command_in
-from tests.toolchains.conftest import CONTRACT, ROOT, Fake, define, installer, put_in, started
+from tests.toolchains.conftest import CONTRACT, ROOT, Fake, copied, define, replaced, started
 
 install = partial(toolchain_install.install, installer="pip")
 Result = TypeVar("Result")
@@ -37,12 +37,6 @@ def names(chains: Toolchains) -> set[str]:
 def without_downloads(chains: Toolchains) -> set[str]:
     """The same without what was fetched, which outlives an installation that failed."""
     return {name for name in names(chains) if ".wheels-" not in name}
-
-
-def copied(fake: Fake, state: Path) -> Toolchains:
-    """The same toolchain elsewhere, to be changed: an environment can be moved, since only its Python is used."""
-    shutil.copytree(fake.chains.home, state / "toolchains", symlinks=True)
-    return Toolchains(state, fake.chains.known)
 
 
 def test_a_toolchain_holds_what_its_lock_says_and_tells_what_it_is(fake: Fake) -> None:  # R7.1
@@ -89,24 +83,14 @@ def test_what_a_killed_install_left_is_nothing_and_can_be_removed(tmp_path: Path
     process = started(tmp_path, tmp_path / "definitions", "making its environment")
     while not list(chains.home.glob(".fake.building.*/bin/python")):
         assert process.poll() is None
+    with pytest.raises(Retryable) as caught:
+        install(chains, "fake", lambda line: None)
+    assert caught.value.fault.code == "toolchain-busy"
     killed(process)
     assert names(chains) == {f".fake.building.{process.pid}"}
     assert chains.get("fake") is None and describe(chains)["fake"].state == "not installed"
     assert when_free(lambda: remove(chains, "fake")) == 0
     assert names(chains) == set()
-
-
-@pytest.mark.slow
-def test_an_install_killed_while_it_fetches_leaves_nothing_in_the_way(tmp_path: Path, wheels: Path) -> None:
-    known = define(tmp_path / "definitions", wheels)
-    process = started(tmp_path, tmp_path / "definitions", "fetching its packages")
-    chains = Toolchains(tmp_path, known)
-    with pytest.raises(Retryable, match="another process is installing"):
-        install(chains, "fake", lambda line: None)
-    killed(process)
-    assert chains.get("fake") is None and len(names(chains)) == 1
-    made = when_free(lambda: install(chains, "fake", lambda line: None)).folder.name
-    assert names(chains) == {made}
 
 
 def when_free(work: Callable[[], Result], seconds: float = 60) -> Result:
@@ -118,21 +102,6 @@ def when_free(work: Callable[[], Result], seconds: float = 60) -> Result:
         except Retryable as error:
             assert error.fault.code == "toolchain-busy" and time.monotonic() < end
             time.sleep(0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "point, there", [("toolchain.venv", False), ("toolchain.packages", False), ("toolchain.whole", False), ("toolchain.placed", True)]
-)
-def test_an_install_killed_at_any_step_is_either_whole_or_absent(tmp_path: Path, wheels: Path, point: str, there: bool) -> None:
-    known = define(tmp_path / "definitions", wheels)
-    command = installer(tmp_path, tmp_path / "definitions")
-    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "CKPTD_FAULT": point}, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    chains = Toolchains(tmp_path, known)
-    assert (chains.get("fake") is not None) is there
-    made = install(chains, "fake", lambda line: None).folder.name
-    assert names(chains) == {made}
 
 
 def test_what_is_in_use_is_not_removed_and_then_is(fake: Fake, tmp_path: Path) -> None:
@@ -176,12 +145,12 @@ def test_check_tells_what_was_changed_by_hand(fake: Fake, tmp_path: Path) -> Non
     chains = copied(fake, tmp_path)
     site = chains.folder("fake") / "lib" / "python3.11" / "site-packages"
     before = (site / "fakelib" / "probe.py").read_text()
-    (site / "fakelib" / "probe.py").write_text("raise SystemExit(3)\n")
+    replaced(site / "fakelib" / "probe.py", "raise SystemExit(3)\n")
     with pytest.raises(
         Permanent, match=r"files are not the ones that were installed: fakelib/probe.py was changed\. .*install fake --again"
     ):
         toolchain_install.check(chains, "fake")
-    (site / "fakelib" / "probe.py").write_text(before)
+    replaced(site / "fakelib" / "probe.py", before)
     (site / "fakelib" / "__init__.py").unlink()
     with pytest.raises(Permanent, match=r"fakelib/__init__.py is missing\. "):
         toolchain_install.check(chains, "fake")
@@ -199,17 +168,17 @@ def test_a_file_that_two_packages_bring_is_right_as_in_either(fake: Fake, tmp_pa
     record = site / "fakelib-1.0.dist-info" / "RECORD"
     (site / "both.py").write_text("")
     empty = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
-    record.write_text(record.read_text() + f"both.py,sha256={empty[::-1]},1\n")
+    replaced(record, record.read_text() + f"both.py,sha256={empty[::-1]},1\n")
     assert records.differing(chains.folder("fake")) == {"lib/python3.11/site-packages/both.py": "was changed"}
     record.write_text(record.read_text() + f"both.py,sha256={empty},0\n../../../bin/gone,sha256={empty},0\n__pycache__/x.pyc,,\n")
     assert records.differing(chains.folder("fake")) == {}
 
 
-@pytest.mark.parametrize("left", ["", "{", '{"name": "fake"}', None])
+@pytest.mark.parametrize("left", ['{"name": "fake"}', None])
 def test_a_folder_whose_manifest_is_not_whole_is_damaged_and_can_be_removed(fake: Fake, tmp_path: Path, left: str | None) -> None:
     chains = copied(fake, tmp_path)
     manifest = chains.folder("fake") / MANIFEST
-    manifest.unlink() if left is None else manifest.write_text(left)
+    manifest.unlink() if left is None else replaced(manifest, left)
     state = "damaged (its manifest is missing or can't be read)"
     assert chains.state("fake") == state and describe(chains)["fake"].command == "ckptd toolchain install fake"
     with pytest.raises(Permanent, match=r"it is damaged \(its manifest is missing"):
@@ -218,6 +187,20 @@ def test_a_folder_whose_manifest_is_not_whole_is_damaged_and_can_be_removed(fake
     assert not one.works and state in str(one.error) and "toolchain install fake" in str(one.error)
     assert remove(chains, "fake") > 5 << 20
     assert names(chains) == set()
+
+
+@pytest.mark.slow
+def test_what_is_damaged_is_mended_by_another_installation(fake: Fake, tmp_path: Path) -> None:  # R7.1
+    chains = copied(fake, tmp_path)
+    folder = chains.folder("fake")
+    (library,) = folder.glob("lib/python*/site-packages/fakelib/__init__.py")
+    for damaged, again in ((library, True), (folder / "bin" / "python", False), (folder / MANIFEST, False)):
+        damaged.unlink()
+        with pytest.raises(Permanent, match="ckptd toolchain install fake"):
+            toolchain_install.check(chains, "fake")
+        install(chains, "fake", print, again=again)
+        toolchain_install.check(chains, "fake")
+        assert names(chains) == {folder.name}
 
 
 def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: Path, wheels: Path) -> None:
@@ -252,15 +235,6 @@ def test_what_pip_says_becomes_one_clear_sentence(tmp_path: Path, wheels: Path, 
     error = no_packages(Build(definition, tmp_path / "x", tmp_path / "x.log", 0, print), said)
     assert error.fault.code == code and words in error.fault.sentence()
     assert "\n" not in error.fault.sentence()
-
-
-@pytest.mark.slow
-def test_a_package_that_the_index_lacks_is_named(tmp_path: Path, wheels: Path) -> None:
-    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "9.9"))
-    with pytest.raises(CkptdError, match=r"index has no fakelib==9\.9 for Python") as caught:
-        put_in(tmp_path, chains.known)
-    assert caught.value.fault.code == "no-package"
-    assert without_downloads(chains) == set()
 
 
 def test_inside_only_our_own_packages_come_from_outside(fake: Fake, tmp_path: Path) -> None:

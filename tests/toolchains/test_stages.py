@@ -19,9 +19,9 @@ from daemon.running.executor import Order
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.workers.worker import Worker
 from daemon.toolchains import registry
-from daemon.toolchains.registry import HANDLERS, MANIFEST, Toolchains, command_of
+from daemon.toolchains.registry import HANDLERS, MANIFEST, command_of
 from handlers.toolchains import use
-from tests.toolchains.conftest import Fake
+from tests.toolchains.conftest import Fake, copied
 from tests.workers.helpers import BOUNDS, make_context, wait
 
 
@@ -71,8 +71,7 @@ def test_what_is_damaged_is_offered_no_more_and_what_was_away_is_used_again(
     in_fake: StageContext, context: StageContext, fake: Fake, tmp_path: Path
 ) -> None:
     assert use.find(context, "fake") == fake.installed.folder
-    shutil.copytree(fake.chains.home, tmp_path / "state" / "toolchains", symlinks=True)
-    chains, cache = Toolchains(tmp_path / "state", fake.chains.known), Path(context.cache)
+    chains, cache = copied(fake, tmp_path / "state"), Path(context.cache)
     chains.offer(cache)
     assert use.find(context, "fake") == chains.folder("fake")
     chains.folder("fake").rename(tmp_path / "aside")
@@ -113,9 +112,10 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     catalog.use([*ours, toy])
     request.addfinalizer(lambda: catalog.use([*ours, FormatEntry(value="handlers.onnx.format:FORMAT")]))
     monkeypatch.setattr(registry, "definitions", lambda: fake.chains.known)
-    row = formats_here(tmp_path).variants["onnx-int8"]
+    here = formats_here(tmp_path)
+    row = here.variants["onnx-int8"]
     assert not row.available and row.lacks == ("the toolchain fake",)
-    assert formats_here(tmp_path).toolchains["fake"].stages == ("onnx-int8",)
+    assert here.toolchains["fake"].stages == ("onnx-int8",)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     cost = "it downloads about 16.7 MiB, needs up to 50 MiB of disk and about 5 s"
     lacks = f"the toolchain fake, which is not installed ({cost})"
