@@ -15,12 +15,11 @@ from daemon.contract.sharded.archives import StoredTensor, read_archive
 from daemon.contract.sharded.pieces import Piece, ShardedTensor
 from handlers.consolidate.adapter_names import OPERATION
 from handlers.consolidate.gather import copy_strided
-from handlers.merge.plan.output_layout import Output, build_header
+from handlers.merge.plan.output_layout import Output, new_file
 from handlers.tensors.file_io import ByteRange, copy_range, create, read_into, write_from
 
 BLOCK = 16 << 20
 """Bytes that are held at a time, where a piece's rows have to be written apart."""
-METADATA = {"format": "pt"}
 Moved = Callable[[int], None]
 
 
@@ -29,16 +28,12 @@ def write_file(folder: Path, target: Path, tensors: Mapping[str, ShardedTensor],
 
     Permanent where a piece is not what the checkpoint's description says. The order and the header are the safetensors library's.
     """
-    outputs = [Output(name, target.name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
-    ordered = sorted(outputs, key=lambda output: (-tensors[output.name].width, output.dtype, output.name))
-    header = build_header(ordered, METADATA)
-    descriptor = create(target, len(header) + sum(output.size for output in ordered))
+    plan = new_file(target.name, [Output(name, target.name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()])
+    descriptor = create(target, plan.size)
     try:
-        write_from(descriptor, memoryview(header), 0)
-        at = len(header)
-        for output in ordered:
+        write_from(descriptor, memoryview(plan.header or b""), 0)
+        for output, at in zip(plan.outputs, plan.starts, strict=True):
             copy_tensor(folder, tensors[output.name], descriptor, at, moved)
-            at += output.size
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -28,8 +28,9 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.consolidate import model_names
 from handlers.consolidate.adapter_names import OPERATION, peft_names, refuse_trained_beside
 from handlers.consolidate.assemble import damaged, same_bytes, write_file
+from handlers.merge.plan.output_layout import resharded
 from handlers.models.files import TEMPLATES, TOKENIZER, copy_tokenizer, read_json, setting
-from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_generation
+from handlers.models.folder import INDEX, ModelFolder, copy_generation
 
 MOST_IN_A_FILE = 5 * 10**9
 """Bytes of the tensors of one file, as transformers divides a model."""
@@ -60,7 +61,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         done += count
         reporter.progress(min(done / total, 0.99), "putting the pieces together")
 
-    files = {"adapter_model.safetensors": list(chosen)} if adapter else divided(chosen, MOST_IN_A_FILE)
+    sizes = ((name, tensor.size) for name, tensor in chosen.items())
+    files = {"adapter_model.safetensors": tuple(chosen)} if adapter else resharded(sizes, MOST_IN_A_FILE)
     for name, held in files.items():
         write_file(pin, staging / name, {key: chosen[key] for key in held}, moved)
         point("consolidate.file.written")
@@ -74,21 +76,6 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             "left_out": sorted(tensors.keys() - names.keys())[:20], "adapter": adapter,
         }
     )  # fmt: skip
-
-
-def divided(tensors: Mapping[str, ShardedTensor], most: int) -> dict[str, list[str]]:
-    """File → names of the tensors in it, in their order, at most `most` bytes a file where a tensor alone is not more."""
-    groups: list[list[str]] = [[]]
-    held = 0
-    for name, tensor in tensors.items():
-        if groups[-1] and held + tensor.size > most:
-            groups.append([])
-            held = 0
-        groups[-1].append(name)
-        held += tensor.size
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {f"model-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
 
 
 def _copy_beside(pin: Path, staging: Path) -> None:

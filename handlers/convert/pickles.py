@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.merge.full_finetune import read_pickle
+from handlers.merge.weights.pickled import read_pickle
 from handlers.merge.weights.unpacked_base import header_dtype
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Table:
 
 def read(path: Path) -> Table:
     """The tensors of a file. Permanent where it holds none, where something in it would have to be run, and for what no file can hold."""
-    content = read_pickle(path)
+    content = read_pickle(path, OPERATION)
     inner, metadata, left_out = _model_of(content, path), dict[str, str](), dict[str, str]()
     if inner is not content:
         for key, value in content.items():

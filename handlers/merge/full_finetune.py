@@ -12,24 +12,22 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
-import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.options import MergeOptions
 from daemon.contract.placing import duplicate, place
-from handlers.child import foreign
 from handlers.merge.api import MergeReport, Method, report_of
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_headers, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_none
 from handlers.merge.weights.base_digest import base_digest
+from handlers.merge.weights.pickled import read_pickle
 from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_config
 
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
 
 CONVERTED = ".converted"
 """Folder in the output for the converted model, until its weights have been streamed."""
+OPERATION = "convert the weights to safetensors"
 PICKLED = "the checkpoint's pickled .bin weights were converted to safetensors"
 
 
@@ -106,9 +105,6 @@ def _as_safetensors(checkpoint: ModelFolder, output: Path) -> ModelFolder:
     return model
 
 
-OPERATION = "convert the weights to safetensors"
-
-
 def _place_or_copy(source: Path, target: Path) -> None:
     """Bring the contents of `source` to `target`: by a hard link only where no other link to the file exists."""
     real = Path(os.path.realpath(source))
@@ -131,35 +127,11 @@ def place_weights(model: ModelFolder, output: Path) -> None:
         _place_or_copy(model.path / name, output / name)
 
 
-def read_pickle(path: Path) -> Any:
-    """Return what a pickled file holds, its tensors mapped where its format allows it. Permanent when it would have to run anything."""
-    import pickle
-
-    import torch
-
-    if not path.is_file():
-        raise Permanent(FaultCode.FILE_MISSING, OPERATION, "the file does not exist", "check that the folder is complete", path=path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a program of TorchScript is warned of and then refused
-            # Files from before torch 1.6 are no archives and can't be mapped.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        said = foreign.in_words(error)
-        raise Permanent(
-            FaultCode.UNSAFE_PICKLE,
-            OPERATION,
-            f"the file holds more than tensors, or is truncated ({said})",
-            "save the model with safe_serialization=True; pickled code is never executed",
-            path=path,
-        ) from None
-
-
 def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a `.bin` file by name."""
     import torch
 
-    table = read_pickle(path)
+    table = read_pickle(path, OPERATION)
     tensors = {str(name): value for name, value in table.items() if isinstance(value, torch.Tensor)} if isinstance(table, dict) else {}
     if not tensors:
         cause = "it holds no table of tensors" + (f", but {', '.join(map(str, list(table)[:3]))}" if isinstance(table, dict) else "")

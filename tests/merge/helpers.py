@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
@@ -108,6 +111,24 @@ def context(folder: Path, pin: Path, base: Path | None, *, method: str = "LORA",
         temporary=str(folder / "temporary"), cache=str(folder / "cache"), work=Work(export=ExportOptions(), validation=ValidateOptions()),
         limits=ChildLimits(nice=0, idle=False),
     )  # fmt: skip
+
+
+def miscompute(patch: pytest.MonkeyPatch) -> None:
+    """Let the engine write one wrong value in each block, as a broken processor or memory would."""
+    from handlers.merge.engine import streaming
+
+    prepare = streaming.prepare
+
+    def prepared_wrongly(operation: Any, read: Any) -> Any:
+        prepared = prepare(operation, read)
+
+        def fill(first: int, weights: Any, out: Any) -> None:
+            prepared.fill(first, weights, out)
+            out[0, 0] += 0.5
+
+        return replace(prepared, fill=fill)
+
+    patch.setattr(streaming, "prepare", prepared_wrongly)
 
 
 def reporter() -> Reporter:

@@ -233,15 +233,7 @@ def test_what_a_checkpoint_says_about_its_own_weights_is_not_refused_here(tmp_pa
 
 @pytest.mark.parametrize("how", ["sample", "full"])
 def test_weights_that_were_written_wrong_are_noticed(how: str, base32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from handlers.merge.engine import arithmetic
-
-    fill = arithmetic.PreparedCopy.fill
-
-    def wrong(self: Any, first: int, weights: Any, out: Any) -> None:
-        fill(self, first, weights, out)
-        out[0, 0] += 0.5
-
-    monkeypatch.setattr(arithmetic.PreparedCopy, "fill", wrong)
+    helpers.miscompute(monkeypatch)
     with pytest.raises(Permanent, match="should be the base's, but differs") as caught:
         run(tmp_path / "job", base32, dtype="bfloat16", verify=how)
     assert caught.value.fault.code == "merge-not-exact"

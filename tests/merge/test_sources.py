@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from daemon.contract.errors import Permanent
 from daemon.contract.safetensors import read_header
-from handlers.merge.plan.output_format import resharded
+from handlers.merge.plan.output_layout import resharded
 from handlers.tensors.file_io import OpenFiles
 from handlers.tensors.sources import CastSource, Source, StoredSource
 

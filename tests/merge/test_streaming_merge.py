@@ -200,10 +200,11 @@ def test_the_base_s_digest_follows_its_content_and_is_remembered(pico_checkpoint
     assert merged(pico_checkpoint, base, tmp_path / "three", cache=tmp_path / "cache").figures.base_digest != first
 
 
-names = st.sampled_from(["q_proj", "self_attn.q_proj", "layers.1.self_attn.q_proj", r"layers\.\d+\.mlp\..*", "proj", "^model.layers.0.*"])
+names = st.sampled_from(["q_proj", "self_attn.q_proj", "layers.1.self_attn.q_proj", "mlp.down_proj", "proj"])
+"""Without operators, so that no process is asked; `tests/border/test_patterns.py` has the others."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     ranks=st.dictionaries(names, st.integers(1, 64), max_size=4),
     alphas=st.dictionaries(names, st.integers(1, 128), max_size=4),

@@ -140,16 +140,8 @@ def test_the_base_as_a_qlora_training_saw_it_can_be_what_is_merged_into(pico_bas
 def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
     how: Any, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.merge.engine import arithmetic
-
-    fill = arithmetic.PreparedLowRank.fill
-
-    def wrong(self: Any, first: int, weights: Any, out: Any) -> None:
-        fill(self, first, weights, out)
-        out[0, 0] += 0.5
-
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
-    monkeypatch.setattr(arithmetic.PreparedLowRank, "fill", wrong)
+    helpers.miscompute(monkeypatch)
     (tmp_path / "out").mkdir()
     with pytest.raises(Permanent, match="is not base") as caught:
         merge_adapter(adapter, pico_base, tmp_path / "out", MergeOptions(verify=how))

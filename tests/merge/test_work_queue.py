@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,38 @@ def test_many_threads_do_every_piece_once() -> None:
     expected += [f"{name} checked {number}" for name, _ in plans for number in range(2)]
     assert sorted(name for tool in done for name in tool) == sorted(expected)
     assert sorted(finished) == sorted(work.closed) == sorted(name for name, _ in plans)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("fails", [0, 1], ids=["the calling thread", "another thread"])
+def test_an_error_of_a_worker_stops_the_others_and_is_raised(error: BaseException, fails: int) -> None:
+    tasks, lock, failed, done = iter(range(100)), threading.Lock(), threading.Event(), list[int]()
+
+    def take(worker: int) -> int | None:
+        with lock:
+            return next(tasks, None)
+
+    def good(task: int) -> None:
+        assert failed.wait(60)
+        time.sleep(0.05)  # the error is known by now
+        done.append(task)
+
+    def bad(task: int) -> None:
+        failed.set()
+        raise error
+
+    with pytest.raises(type(error)):
+        run_workers(take, [bad, good] if fails == 0 else [good, bad])
+    assert len(done) <= 1
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("merge-")]
+
+
+def test_an_error_while_tasks_are_handed_out_is_raised_too() -> None:
+    def take(worker: int) -> int | None:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        run_workers(take, [print, print])
 
 
 def ranged(name: str, start: int, size: int = 10) -> Piece[Buffers]:

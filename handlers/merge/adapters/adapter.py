@@ -21,6 +21,7 @@ from daemon.contract.safetensors import DTYPES, TensorInfo, is_name, read_header
 from daemon.contract.values import Json
 from handlers.merge.adapters.keys import without_prefixes
 from handlers.merge.adapters.patterns import first_keys
+from handlers.merge.weights.pickled import read_pickle
 from handlers.models.files import read_json
 from handlers.tensors.file_io import OpenFiles
 
@@ -177,20 +178,9 @@ class AdapterSource:
 
 
 def _unpickle(path: Path) -> dict[str, torch.Tensor]:
-    import pickle
-
     import torch
 
-    try:
-        table: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise Permanent(
-            FaultCode.UNSAFE_PICKLE,
-            OPERATION,
-            f"the file holds more than tensors, or is truncated ({str(error).strip().splitlines()[0][:160]})",
-            "save the adapter again with safe_serialization=True; pickled code is never executed",
-            path=path,
-        ) from None
+    table = read_pickle(path, OPERATION, "adapter", mapped=False)  # the trainer may share the file and write to it
     named = isinstance(table, dict) and all(isinstance(key, str) and is_name(key) for key in table)
     if not named or not all(isinstance(value, torch.Tensor) for value in table.values()):
         raise Permanent(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,17 +19,18 @@ Read = Callable[[str], torch.Tensor]
 """Gives a tensor of the adapter, in fp32, by its key."""
 CACHED = 4
 """Tensors of the adapter that are kept in memory for the next tensor of the base: separate experts share the same factors."""
+Fill = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Called with the number of a first row, with rows of the base from it on, and with memory (fp32) of the same shape."""
 
 
+@dataclass(frozen=True)
 class Prepared:
     """An operation with its factors in memory."""
 
-    def scan(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Receive rows of the base in a first pass, for operations with `twice`. `out` is scratch memory of the same shape."""
-
-    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the merged values of the rows from `first` on into `out` (fp32), given those of the base."""
-        raise NotImplementedError
+    fill: Fill
+    """Writes the merged values of the rows into the memory."""
+    scan: Fill | None = None
+    """Receives all rows in a first pass, of operations with `twice`; the memory is scratch."""
 
 
 FUSED_RANK = 128
@@ -47,14 +49,18 @@ def _fuses(rows: int, rank: int, columns: int) -> bool:
     return torch.equal(torch.addmm(w, b, a), torch.mm(b, a).add_(w))
 
 
-class PreparedLowRank(Prepared):
+class _LowRank:
     """LowRank with its factors."""
 
-    def __init__(self, operation: LowRank, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None) -> None:
+    def __init__(self, operation: LowRank, read: Read) -> None:
+        a, b = (factor.reshape(factor.shape[0], -1) for factor in (read(operation.a), read(operation.b)))
+        if operation.middle is not None:
+            a = a * read(operation.middle)
         # A power of two scales without rounding, so it may as well be applied once to the small factor.
         exact = math.frexp(operation.scale)[0] == 0.5
         self._a, self._b, self._factor = (a, b * operation.scale, 1.0) if exact else (a, b, operation.scale)
-        self._operation, self._magnitude = operation, magnitude
+        self._operation = operation
+        self._magnitude = None if operation.magnitude is None else read(operation.magnitude).reshape(-1)
         self._squares = torch.zeros(b.shape[0] if operation.twice else 0, dtype=torch.float64)
         self._columns: torch.Tensor | None = None
         plain = not operation.transposed and self._factor == 1.0 and operation.divisor == 1.0 and not operation.rounded
@@ -78,12 +84,10 @@ class PreparedLowRank(Prepared):
         out.add_(weights)
 
     def scan(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
         self._add(first, weights, out)
         self._squares += out.double().square_().sum(0)
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
         self._add(first, weights, out)
         if self._magnitude is None:
             return
@@ -96,7 +100,7 @@ class PreparedLowRank(Prepared):
             out.mul_((self._magnitude[rows] / torch.linalg.norm(out, dim=1))[:, None])
 
 
-class PreparedExperts(Prepared):
+class _Experts:
     """Experts with its factors."""
 
     def __init__(self, operation: Experts, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -115,7 +119,6 @@ class PreparedExperts(Prepared):
         return self._current[1], self._current[2]
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
         operation, done = self._operation, 0
         columns = (self._b.shape[0] if operation.transposed else self._a.shape[-1]) or 1
         # Rows of the stacked tensor may be whole experts: each is then treated as a matrix.
@@ -130,88 +133,58 @@ class PreparedExperts(Prepared):
         out.mul_(operation.scale).add_(weights)
 
 
-class PreparedBias(Prepared):
-    """Bias with its factors."""
+def _copy(first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(weights)
 
-    def __init__(self, delta: torch.Tensor) -> None:
-        self._delta = delta
 
-    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
+def _adding(delta: torch.Tensor) -> Fill:
+    """Return what adds a value to each row."""
+
+    def fill(first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(weights)
-        out.view(-1).add_(self._delta[first : first + weights.shape[0]])
+        out.view(-1).add_(delta[first : first + weights.shape[0]])
+
+    return fill
 
 
-class PreparedRows(Prepared):
-    """Rows with its factors."""
+def _replacing(values: torch.Tensor, indices: torch.Tensor) -> Fill:
+    """Return what puts `values` into the place of the rows with these numbers."""
 
-    def __init__(self, values: torch.Tensor, indices: tuple[int, ...]) -> None:
-        self._values, self._indices = values, torch.tensor(indices)
-
-    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
+    def fill(first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(weights)
-        here = (self._indices >= first) & (self._indices < first + weights.shape[0])
-        out[self._indices[here] - first] = self._values[here]
+        here = (indices >= first) & (indices < first + weights.shape[0])
+        out[indices[here] - first] = values[here]
+
+    return fill
 
 
-class PreparedSum(Prepared):
-    """Sum with its factors."""
+def _summing(parts: Sequence[Fill]) -> Fill:
+    """Return what does one part after the other, without rounding in between."""
 
-    def __init__(self, parts: list[Prepared]) -> None:
-        self._parts = parts
-
-    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
-        self._parts[0].fill(first, weights, out)
-        for part in self._parts[1:]:
+    def fill(first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        parts[0](first, weights, out)
+        for part in parts[1:]:
             other = torch.empty_like(out)
-            part.fill(first, out, other)
+            part(first, out, other)
             out.copy_(other)
 
-
-class PreparedCopy(Prepared):
-    """Copy with its factors."""
-
-    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """As Prepared says."""
-        out.copy_(weights)
+    return fill
 
 
-@functools.singledispatch
 def prepare(operation: Operation, read: Read) -> Prepared:
     """Read the factors of an operation. Raises TypeError for one that has no arithmetic here."""
+    match operation:
+        case LowRank():
+            low_rank = _LowRank(operation, read)
+            return Prepared(low_rank.fill, low_rank.scan if operation.twice else None)
+        case Experts():
+            return Prepared(_Experts(operation, read(operation.a), read(operation.b)).fill)
+        case Bias():
+            return Prepared(_adding(read(operation.key) * operation.scale))
+        case Rows():
+            return Prepared(_replacing(read(operation.key), torch.tensor(operation.indices)))
+        case Sum():
+            return Prepared(_summing([prepare(part, read).fill for part in operation.parts]))
+        case Copy():
+            return Prepared(_copy)
     raise TypeError(f"{type(operation).__name__} has no arithmetic")
-
-
-@prepare.register
-def _(operation: LowRank, read: Read) -> Prepared:
-    a, b = (factor.reshape(factor.shape[0], -1) for factor in (read(operation.a), read(operation.b)))
-    if operation.middle is not None:
-        a = a * read(operation.middle)
-    return PreparedLowRank(operation, a, b, None if operation.magnitude is None else read(operation.magnitude).reshape(-1))
-
-
-@prepare.register
-def _(operation: Experts, read: Read) -> Prepared:
-    return PreparedExperts(operation, read(operation.a), read(operation.b))
-
-
-@prepare.register
-def _(operation: Bias, read: Read) -> Prepared:
-    return PreparedBias(read(operation.key) * operation.scale)
-
-
-@prepare.register
-def _(operation: Rows, read: Read) -> Prepared:
-    return PreparedRows(read(operation.key), operation.indices)
-
-
-@prepare.register
-def _(operation: Sum, read: Read) -> Prepared:
-    return PreparedSum([prepare(part, read) for part in operation.parts])
-
-
-@prepare.register
-def _(operation: Copy, read: Read) -> Prepared:
-    return PreparedCopy()

@@ -153,8 +153,8 @@ class Meter:
         return lambda count: self.add(0, message)
 
 
-class _Observer:
-    """Reports the engine's progress, and records each finished file."""
+class Observer:
+    """Reports the engine's progress, and records each finished file. Called by several threads; what it raises ends the merge."""
 
     def __init__(self, task: MergeTask, meter: Meter, ledger: Ledger | None) -> None:
         self._task, self._meter, self._ledger = task, meter, ledger
@@ -163,11 +163,11 @@ class _Observer:
         self._mixed = {output.file for file in files for output in file.outputs if output.stored and output.stored.file != output.file}
 
     def moved(self, count: int, name: str) -> None:
-        """Do as Observer says."""
+        """Take note of `count` more bytes written, which belong to the file or module `name`."""
         self._meter.add(count, f"{self._task.verb} {name}")
 
     def finished(self, name: str) -> None:
-        """Do as Observer says. Retryable when a file of the model of which it was made has changed."""
+        """Take note that the file of this name is written. Retryable when a file of the model of which it was made has changed."""
         point("merge.shard.written")
         self._check_unchanged(name)
         if self._ledger is not None:
@@ -210,7 +210,7 @@ def stream(task: MergeTask, meter: Meter, verify: str | None) -> MergeResult:
         if verify is not None:
             on_bytes = meter.keep_alive("checking the written weights")
             check = FileCheck(bundle.tensor, task.model, output, on_bytes, full=verify == "full")
-        StreamingMerge(bundle, task.model, missing, output, _Observer(task, meter, ledger), workers, check, kept).run()
+        StreamingMerge(bundle, task.model, missing, output, Observer(task, meter, ledger), workers, check, kept).run()
     if plan.index is not None:
         (output / str(plan.index_name)).write_bytes(plan.index)
     elif plan.index_name:

@@ -19,7 +19,7 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import TensorInfo
+from handlers.merge.weights.changed import equal
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import Source, StoredSource, row_elements
 
@@ -282,7 +282,7 @@ def contradictions(model: ModelFolder) -> list[str]:
         rows = headers[embedding].shape[0]
         if isinstance(size, int) and rows < size:
             problems.append(f"{embedding} has {rows:,} rows, and config.json's vocab_size is {size:,}")
-        if tied is True and head in headers and not _same(model, headers[head], headers[embedding]):
+        if tied is True and head in headers and not equal(model, headers[head], model, headers[embedding]):
             problems.append(f"{head} differs from {embedding}, but config.json ties them, so one of the two would be lost")
         if tied is False and head not in headers and "CausalLM" in " ".join(model.config.get("architectures") or ()):
             problems.append(f"config.json does not tie the head to the embeddings, but there is no {head}")
@@ -291,10 +291,3 @@ def contradictions(model: ModelFolder) -> list[str]:
     ):
         problems.append("config.json names a quantization, but no weight is quantized")
     return problems
-
-
-def _same(model: ModelFolder, left: TensorInfo, right: TensorInfo) -> bool:
-    if (left.dtype, left.shape) != (right.dtype, right.shape):
-        return False
-    head, embedding = (StoredSource("", model.path_of(info), info) for info in (left, right))
-    return _unchanged(head, embedding, True, lambda count: None) is None

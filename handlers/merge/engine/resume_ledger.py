@@ -123,7 +123,7 @@ class Ledger:
         path = self._folder / name
         fsync_file(path)
         point("merge.shard.synced")
-        digest = digest_file(path)
+        digest = sha256_file(path)
         with self._lock:
             self._files[name] = FinishedFile(size=path.stat().st_size, sha256=digest)
             self._write()

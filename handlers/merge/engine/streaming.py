@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -31,6 +31,9 @@ from handlers.merge.plan.output_layout import FilePlan, Output
 from handlers.models.folder import ModelFolder
 from handlers.tensors.file_io import ByteRange, copy_range, create, read_into, write_from
 from handlers.tensors.sources import as_bytes, check_overflow
+
+if TYPE_CHECKING:
+    from handlers.merge.engine.execute import Observer
 
 BLOCK = 1 << 18
 """Elements of a block: enough for an efficient matrix product, and few enough to stay in a core's cache from reading to writing."""
@@ -82,18 +85,6 @@ class Buffers:
             total = self._total[: rows * width].view(rows, width)
             self._blocks[key] = Block(weights, total, result, as_bytes(weights), as_bytes(result))
         return self._blocks[key]
-
-
-class Observer(Protocol):
-    """Is informed about the progress of a merge, by several threads. An exception that it raises ends the merge."""
-
-    def moved(self, count: int, name: str) -> None:
-        """Take note of `count` more bytes written, which belong to the file or module `name`."""
-        ...
-
-    def finished(self, name: str) -> None:
-        """Take note that the file of this name is written."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -218,12 +209,12 @@ class StreamingMerge:
         prepared, step = prepare(operation, self._read_factor), _rows(output)
         (length, width), dtypes, name = output.matrix, _dtypes(output), output.module or output.name
         row, unreported = output.size // length, 0
-        for final in (False, True) if operation.twice else (True,):
+        for scan in (prepared.scan, None) if prepared.scan else (None,):
             for first in range(part.start, part.stop, step):
                 block = buffers.block(min(step, part.stop - first), width, *dtypes)
                 self._fill(output, source, first, block)
-                if not final:
-                    prepared.scan(first, block.weights, block.total)
+                if scan is not None:
+                    scan(first, block.weights, block.total)
                     continue
                 self._round(output, first, block, prepared)
                 write_from(target.descriptor, block.written, target.start + first * row)

@@ -77,7 +77,8 @@ def _stored_dtype(base: ModelFolder, done: PeftMerge) -> Any:
 def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
     cls = model_class(base)
     quantized = base.setting("quantization_config")
-    try:
+    code, remedy = FaultCode.BASE_NOT_LOADABLE, "check that the base loads with transformers"
+    with foreign.reading("load the base model", base.path, reader="transformers", code=code, remedy=remedy):
         model = cls.from_pretrained(base.path, dtype="auto" if quantized else _stored_dtype(base, done), local_files_only=True)
         if quantized:
             model = model.dequantize()
@@ -85,13 +86,6 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
             name = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
             done.edits["dtype" if "dtype" in base.config else "torch_dtype"] = name
             done.warnings.append(f"the base is stored quantized; its weights were dequantized to {name} before the merge")
-    except Exception as error:  # transformers' own checks of a configuration raise a type that is none of Python's
-        if isinstance(error, CkptdError) or foreign.of_machine(error):
-            raise
-        remedy = "check that the base loads with transformers"
-        raise foreign.refusal(
-            error, "load the base model", base.path, reader="transformers", code=FaultCode.BASE_NOT_LOADABLE, remedy=remedy
-        ) from error
     return model.eval()
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_KEYS = ("a", "b", "middle", "magnitude", "key")
+"""Fields that hold a key of the adapters' tensors."""
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -21,7 +24,7 @@ class Operation:
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys of the adapters' tensors that it uses."""
-        return ()
+        return tuple(key for name in _KEYS if (key := getattr(self, name, None)) is not None)
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,6 @@ class LowRank(Operation):
         """A norm over rows needs all of them."""
         return self.magnitude is not None and self.transposed
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """As Operation says."""
-        return tuple(key for key in (self.a, self.b, self.middle, self.magnitude) if key is not None)
-
 
 @dataclass(frozen=True)
 class Experts(Operation):
@@ -74,11 +72,6 @@ class Experts(Operation):
     transposed: bool = False
     """Each expert is stored as inputs × outputs."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """As Operation says."""
-        return self.a, self.b
-
 
 @dataclass(frozen=True)
 class Bias(Operation):
@@ -87,11 +80,6 @@ class Bias(Operation):
     key: str
     scale: float
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """As Operation says."""
-        return (self.key,)
-
 
 @dataclass(frozen=True)
 class Rows(Operation):
@@ -99,11 +87,6 @@ class Rows(Operation):
 
     key: str
     indices: tuple[int, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """As Operation says."""
-        return (self.key,)
 
 
 @dataclass(frozen=True)

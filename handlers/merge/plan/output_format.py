@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from handlers.merge.adapters.adapter import AdapterSource
-from handlers.merge.plan.output_layout import Output
-from handlers.models.folder import SINGLE, ModelFolder
+from handlers.merge.plan.output_layout import Output, resharded
+from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import StoredSource, torch_dtype
 
 FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -42,21 +42,3 @@ def divide(outputs: Iterable[Output], limit: int) -> list[Output]:
     order = sorted(table.values(), key=lambda output: (output.file, output.stored.start if output.stored else 1 << 62, output.name))
     files = resharded(((output.name, output.size) for output in order), limit)
     return [replace(table[name], file=file) for file, names in files.items() for name in names]
-
-
-def resharded(sizes: Iterable[tuple[str, int]], limit: int) -> dict[str, tuple[str, ...]]:
-    """File → tensors, in their order, for tensors of (name, bytes) in files of at most `limit` bytes of values.
-
-    A tensor larger than the limit gets a file of its own. One file is named as transformers names it, several as their number.
-    """
-    groups: list[list[str]] = []
-    left = 0
-    for name, size in sizes:
-        if not groups or size > left:
-            groups.append([])
-            left = limit
-        groups[-1].append(name)
-        left -= size
-    if len(groups) <= 1:
-        return {SINGLE: tuple(name for group in groups for name in group)}
-    return {f"model-{number:05}-of-{len(groups):05}.safetensors": tuple(group) for number, group in enumerate(groups, 1)}

@@ -6,6 +6,7 @@ byte; any other gets a new one, sorted and aligned as the safetensors library wr
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.plan.operations import Experts, Operation
 from handlers.models.files import read_json
-from handlers.models.folder import INDEX, ModelFolder
+from handlers.models.folder import INDEX, SINGLE, ModelFolder
 
 if TYPE_CHECKING:
     from handlers.tensors.sources import Source
 
 ALIGNMENT = 8
+METADATA = {"format": "pt"}
+"""Of a file that has none of its own; transformers asks for it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def _metadata(path: Path) -> dict[str, str]:
         (length,) = struct.unpack("<Q", stream.read(8))
         table = json.loads(stream.read(length))
     metadata = table.get("__metadata__")
-    return metadata if isinstance(metadata, dict) else {"format": "pt"}
+    return metadata if isinstance(metadata, dict) else METADATA
 
 
 def build_header(outputs: Iterable[Output], metadata: Mapping[str, str]) -> bytes:
@@ -148,6 +151,15 @@ def _width(output: Output) -> int:
     return DTYPES[output.dtype][1] if output.dtype in DTYPES else 1
 
 
+def new_file(name: str, outputs: Iterable[Output], metadata: Mapping[str, str] = METADATA) -> FilePlan:
+    """Return the plan of a file with a header of its own, laid out as the safetensors library writes it."""
+    # The widest dtypes first, so that every tensor begins at a multiple of its element size.
+    ordered = sorted(outputs, key=lambda output: (-_width(output), output.dtype, output.name))
+    header = build_header(ordered, metadata)
+    ends = list(itertools.accumulate((output.size for output in ordered), initial=len(header)))
+    return FilePlan(name, tuple(ordered), tuple(ends[:-1]), ends[-1], header)
+
+
 def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outputs: list[Output]) -> FilePlan:
     path = model.path / name
     in_place = all(output.stored is None or output.stored.file == name for output in outputs)
@@ -155,14 +167,7 @@ def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outpu
     if in_place and same == {tensor: (info.dtype, info.shape) for tensor, info in before.items()}:
         ordered = sorted(outputs, key=lambda output: (before[output.name].start, before[output.name].end))
         return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), path.stat().st_size, None)
-    # The widest dtypes first, so that every tensor begins at a multiple of its element size.
-    ordered = sorted(outputs, key=lambda output: (-_width(output), output.dtype, output.name))
-    header = build_header(ordered, _metadata(path) if path.is_file() else {"format": "pt"})
-    starts, at = [], len(header)
-    for output in ordered:
-        starts.append(at)
-        at += output.size
-    return FilePlan(name, tuple(ordered), tuple(starts), at, header)
+    return new_file(name, outputs, _metadata(path) if path.is_file() else METADATA)
 
 
 def _index(model: ModelFolder, table: list[Output]) -> bytes:
@@ -174,6 +179,24 @@ def _index(model: ModelFolder, table: list[Output]) -> bytes:
     if "total_parameters" in metadata:
         metadata["total_parameters"] = sum(output.elements for output in table)
     return (json.dumps({**index, "metadata": metadata}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def resharded(sizes: Iterable[tuple[str, int]], limit: int) -> dict[str, tuple[str, ...]]:
+    """File → tensors, in their order, for tensors of (name, bytes) in files of at most `limit` bytes of values.
+
+    A tensor larger than the limit gets a file of its own. One file is named as transformers names it, several as their number.
+    """
+    groups: list[list[str]] = []
+    left = 0
+    for name, size in sizes:
+        if not groups or size > left:
+            groups.append([])
+            left = limit
+        groups[-1].append(name)
+        left -= size
+    if len(groups) <= 1:
+        return {SINGLE: tuple(name for group in groups for name in group)}
+    return {f"model-{number:05}-of-{len(groups):05}.safetensors": tuple(group) for number, group in enumerate(groups, 1)}
 
 
 def plan(model: ModelFolder, outputs: Iterable[Output]) -> Plan:

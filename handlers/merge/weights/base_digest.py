@@ -8,12 +8,11 @@ clock, is not noticed.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.contract.files import write_atomic
 from daemon.contract.values import digest_of
+from handlers.child.hints import Hints
 from handlers.models.folder import ModelFolder
 
 CACHE = "digests.json"
@@ -25,42 +24,25 @@ OnBytes = Callable[[int], None]
 """Called with the number of bytes of each step; an exception that it raises ends the work."""
 
 
-def digest_file(path: Path, on_bytes: OnBytes | None = None) -> str:
+def digest_file(path: Path, on_bytes: OnBytes) -> str:
     """SHA-256 of a file's contents, in hex."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK))
     with open(path, "rb", buffering=0) as stream:
         while count := stream.readinto(buffer):
             digest.update(buffer[:count])
-            if on_bytes is not None:
-                on_bytes(count)
+            on_bytes(count)
     return digest.hexdigest()
-
-
-def _remembered(path: Path) -> dict[str, str]:
-    try:
-        table = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return table if isinstance(table, dict) else {}
-
-
-def _remember(path: Path, key: str, digest: str) -> None:
-    """Written after each file, so that an interruption costs the reading of one file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    merged = {**_remembered(path), key: digest}
-    write_atomic(path, json.dumps(dict(list(merged.items())[-KEPT:]), indent=0), durable=False)
 
 
 def base_digest(model: ModelFolder, cache: Path, on_bytes: OnBytes) -> str:
     """Digest, in hex, of the names and contents of the model's weight files, index and config.json."""
-    store = cache / CACHE
-    known = _remembered(store)
+    known = Hints(cache / CACHE, KEPT)
     digests: dict[str, str] = {}
     for name in sorted((*model.weight_names, "config.json")):
         key = model.file_key(name)
-        if key not in known:
-            known[key] = digest_file(model.path / name, on_bytes)
-            _remember(store, key, known[key])
-        digests[name] = known[key]
+        if (digest := known.get(key)) is None:
+            digest = digest_file(model.path / name, on_bytes)
+            Hints(cache / CACHE, KEPT).put({key: digest})  # after each file, and beside what others have put there meanwhile
+        digests[name] = digest
     return digest_of(digests)

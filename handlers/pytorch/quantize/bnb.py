@@ -8,7 +8,7 @@ that what is saved afterwards is garbage. Nothing is run here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,21 +93,29 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
                 merged.copy(name, files)
             done += info.size
     reporter.progress(0.9, "copying tokenizer and chat template")
-    dtype = str(merged.dtype).removeprefix("torch.")
-    output = surround(context, model, {**said(model, dtype), "quantization_config": {**DEFAULTS, **form.config}})
-    packed = sum(model.headers[name].elements for name in linears)
-    output.figures = {
-        "weight_bytes": files.size, "size_ratio_to_merged": round(files.size / model.stored_bytes, 4), "dtype": dtype,
-        "quantized_layers": len(linears), "quantized_share": round(packed / model.parameters, 4),
-        **output.figures, **READERS,
-    }  # fmt: skip
-    output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
+    output = finished(context, merged, linears, files.size, {**DEFAULTS, **form.config})
     odd = [linear.module for linear in linears.values() if linear.outputs % KERNEL]
     if odd and form.variant == "pytorch-bnb-nf4":
         output.warnings.append(
             f"on CPUs with AVX512-BF16, bitsandbytes can't run {len(odd)} layers whose outputs {KERNEL} does not divide, for example"
             f" {odd[0]}; GPUs and other CPUs can"
         )
+    return output
+
+
+def finished(context: StageContext, merged: Merged, layers: Collection[str], size: int, config: dict[str, Any]) -> StageOutput:
+    """Put the files beside the weights of a quantized form, and return its figures and warnings.
+
+    `layers`: names of the merged weights that were quantized; `size`: bytes of what was written; `config`: quantization_config.
+    """
+    model, dtype = merged.model, str(merged.dtype).removeprefix("torch.")
+    output = surround(context, model, {**said(model, dtype), "quantization_config": config})
+    elements = sum(model.headers[name].elements for name in layers)
+    output.figures = {
+        "weight_bytes": size, "size_ratio_to_merged": round(size / model.stored_bytes, 4), "dtype": dtype,
+        "quantized_layers": len(layers), "quantized_share": round(elements / model.parameters, 4), **output.figures, **READERS,
+    }  # fmt: skip
+    output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
     return output
 
 

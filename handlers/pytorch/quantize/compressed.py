@@ -20,18 +20,15 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.child.variants import warn_of_little
 from handlers.merge.plan.output_layout import Output
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.options import PytorchOptions
 from handlers.pytorch.quantize import calibration, rounding
-from handlers.pytorch.quantize.bnb import LITTLE, READERS, STAYS
-from handlers.pytorch.quantize.half import said
+from handlers.pytorch.quantize.bnb import finished
 from handlers.pytorch.quantize.linears import Linear, Linears, find, working_dtype
 from handlers.pytorch.quantize.source import Merged, limit
 from handlers.pytorch.quantize.walk import UnknownModelError, Walk
 from handlers.pytorch.quantize.writing import WeightFiles, declared
-from handlers.pytorch.stage import surround
 
 W8A8, W4A16 = "pytorch-w8a8", "pytorch-w4a16"
 EIGHT = 16
@@ -250,20 +247,12 @@ def _finished(job: _Job, size: int, schemes: dict[str, Any], layout: str) -> Sta
         "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "config_groups": schemes,
         "ignore": _ignored(job), "kv_cache_scheme": None, "global_compression_ratio": None,
     }  # fmt: skip
-    dtype = str(job.merged.dtype).removeprefix("torch.")
-    output = surround(job.context, job.model, {**said(job.model, dtype), "quantization_config": config})
-    elements = sum(job.model.headers[name].elements for name in job.layers)
-    output.figures = {
-        "weight_bytes": size, "size_ratio_to_merged": round(size / job.model.stored_bytes, 4), "dtype": dtype,
-        "quantized_layers": len(job.layers), "quantized_share": round(elements / job.model.parameters, 4), **output.figures,
-        **READERS,
-    }  # fmt: skip
+    output = finished(job.context, job.merged, job.layers, size, config)
     output.warnings += job.warnings
     if kept := sorted(linear.module for name, linear in job.linears.quantized.items() if name not in job.layers):
         output.warnings.append(
             f"{len(kept)} linear layers stay in 16 bits, since their sizes do not fit {job.variant}, for example {kept[0]}"
         )
-    output.warnings += warn_of_little(output.figures["quantized_share"], STAYS, LITTLE)
     return output
 
 

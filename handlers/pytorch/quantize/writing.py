@@ -14,21 +14,19 @@ from types import TracebackType
 
 import torch
 
-from daemon.contract.safetensors import DTYPES
-from handlers.merge.plan.output_layout import Output, build_header
-from handlers.models.folder import INDEX, SINGLE
+from handlers.merge.plan.output_layout import Output, new_file, resharded
+from handlers.merge.weights.unpacked_base import header_dtype
+from handlers.models.folder import INDEX
 from handlers.tensors.file_io import create, write_from
 from handlers.tensors.sources import as_bytes
 
 LARGEST = 5 * 10**9
 """Bytes of a weight file where `merge.max_shard_size` does not say."""
-NAMES = {getattr(torch, name): key for key, (name, _) in DTYPES.items()}
-"""torch's dtype → its name in a header."""
 
 
 def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> Output:
     """A tensor that will be written."""
-    return Output(name, "", NAMES[dtype], tuple(shape))
+    return Output(name, "", header_dtype(dtype), tuple(shape))
 
 
 class WeightFiles:
@@ -44,38 +42,33 @@ class WeightFiles:
         self._places: dict[str, tuple[int, int, Output]] = {}
         self._missing = {tensor.name: tensor.size for tensor in tensors}
         assert len(self._missing) == len(tensors), "a name is declared twice"
-        shards = _shards(tensors, limit)
-        names = [SINGLE] if len(shards) == 1 else [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+        named, shards = {tensor.name: tensor for tensor in tensors}, resharded(((tensor.name, tensor.size) for tensor in tensors), limit)
         try:
-            for name, shard in zip(names, shards, strict=True):
-                self._begin(name, shard)
+            for file, names in shards.items():
+                self._begin(file, [named[name] for name in names])
         except BaseException:
             self._close()
             raise
         self.size = sum(tensor.size for tensor in tensors)
         """Bytes of all tensors, headers left out."""
         if len(shards) > 1:
-            table = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+            table = {name: file for file, names in shards.items() for name in names}
             parameters = sum(tensor.elements for tensor in tensors)
             self._index = {"metadata": {"total_parameters": parameters, "total_size": self.size}, "weight_map": dict(sorted(table.items()))}
 
     def _begin(self, name: str, shard: list[Output]) -> None:
-        # The widest dtypes first, so that every tensor begins at a multiple of its element size.
-        ordered = sorted(shard, key=lambda tensor: (-DTYPES[tensor.dtype][1], tensor.dtype, tensor.name))
-        header = build_header(ordered, {"format": "pt"})
-        descriptor = create(self._folder / name, len(header) + sum(tensor.size for tensor in ordered))
+        plan = new_file(name, shard)
+        descriptor = create(self._folder / name, plan.size)
         self._descriptors.append(descriptor)
-        write_from(descriptor, memoryview(header), 0)
-        start = len(header)
-        for tensor in ordered:
-            self._places[tensor.name] = (descriptor, start, tensor)
-            start += tensor.size
+        write_from(descriptor, memoryview(plan.header or b""), 0)
+        self._places.update({tensor.name: (descriptor, start, tensor) for tensor, start in zip(plan.outputs, plan.starts, strict=True)})
 
     def put(self, name: str, values: torch.Tensor, first: int = 0) -> None:
         """Write a tensor, or its rows from `first` on. The dtype must be the declared one."""
         descriptor, start, tensor = self._places[name]
         row = tensor.size // max(1, tensor.shape[0]) if tensor.shape else tensor.size
-        assert NAMES[values.dtype] == tensor.dtype and values.shape[1:] == tensor.shape[1:], (name, values.dtype, values.shape, tensor)
+        kind = header_dtype(values.dtype)
+        assert kind == tensor.dtype and values.shape[1:] == tensor.shape[1:], (name, kind, values.shape, tensor)
         data = as_bytes(values.contiguous()) if values.numel() else memoryview(b"")
         assert first * row + len(data) <= tensor.size, name
         write_from(descriptor, data, start + first * row)
@@ -97,16 +90,3 @@ class WeightFiles:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
-
-
-def _shards(tensors: Sequence[Output], limit: int) -> list[list[Output]]:
-    """The tensors in as many files as the limit asks for."""
-    shards: list[list[Output]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.size > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.size
-    return shards
