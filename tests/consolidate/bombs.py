@@ -1,6 +1,6 @@
 """Small files that a careless reader would take for ever over, or all memory: each by name, written into a checkpoint's folder.
 
-`python -m tests.consolidate.bombs FOLDER` looks into a folder as the daemon does, with little memory, and prints what it found.
+`python -m tests.consolidate.bombs FOLDER…` looks into folders as the daemon does, with little memory, and prints what it found in each.
 """
 
 from __future__ import annotations
@@ -142,14 +142,14 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Look into the folder that is named."""
+    """Look into the folders that are named."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     from daemon.checkpoints.inspection import fingerprint, inspect
 
-    folder = Path(sys.argv[1])
-    fingerprint(folder)
-    found = inspect(folder)
-    print("complete" if found.complete else found.missing)
+    for folder in map(Path, sys.argv[1:]):
+        fingerprint(folder)
+        inspection = inspect(folder)
+        print("complete" if inspection.complete else inspection.missing)
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_a_file_that_is_cut_short_is_not_complete(plain: Path, tmp_path: Path) -
     assert not inspect(checkpoint).complete
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_a_description_ends_in_anything_but_words(plain: Path, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     whole = bytearray((plain / ".metadata").read_bytes())
@@ -268,7 +268,7 @@ def test_no_damage_to_a_description_ends_in_anything_but_words(plain: Path, tmp_
         assert all(tensor.problem() is None for tensor in tensors.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(data=st.data())
 def test_no_damage_to_an_archive_ends_in_anything_but_words(plain: Path, tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     piece = read_tensors(plain)["model.model.norm.weight"].pieces[0]
@@ -345,7 +345,7 @@ def _boxes(shape: tuple[int, ...], cuts: list[list[int]]) -> list[tuple[tuple[in
     return [(tuple(begin for begin, _ in box), tuple(end - begin for begin, end in box)) for box in found]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple),
     cuts=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=4, max_size=4),

@@ -92,7 +92,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("most", [1 << 24, 24], ids=["blocks that hold all", "blocks of some elements"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(state=states())
 def test_any_views_in_a_lightning_file_are_what_torch_reads(tmp_path_factory: pytest.TempPathFactory, state: Any, most: int) -> None:
     import torch
@@ -174,7 +174,7 @@ def forged(path: Path, offset: int, sizes: tuple[int, ...], strides: tuple[int, 
 NUMBERS = st.one_of(st.integers(-3, 6), st.sampled_from([2**31, 2**61, 2**62, 2**63 - 1, -(2**62)]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(data=st.data())
 def test_whatever_an_archive_says_no_byte_outside_of_the_storage_is_read(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     import torch

@@ -192,7 +192,7 @@ class Evil:
         ("sparse", "w is sparse, which safetensors can't hold"),
     ],
 )
-def test_what_can_not_be_converted_is_one_sentence_and_leaves_nothing(
+def test_what_can_not_be_converted_is_refused_and_nothing_of_it_is_run(
     content: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -207,9 +207,17 @@ def test_what_can_not_be_converted_is_one_sentence_and_leaves_nothing(
         path.write_bytes(pickle.dumps({"w": Evil()}))
     else:
         torch.save({"w": torch.eye(2).to_sparse()} if content == "sparse" else content, path)
-    answer = ckptd(tmp_path, "convert", source, tmp_path / "new")
-    assert answer.returncode == 1 and said in one_sentence(answer), answer.stderr
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["source"], "nothing was written, and nothing was run"
+    with pytest.raises(Permanent, match=said):
+        converted(source, tmp_path / "new")
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_folder_that_can_not_be_converted_gives_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "weights.pt").write_bytes(b"not a pickle")
+    answer = ckptd(tmp_path, "convert", tmp_path / "source", tmp_path / "new")
+    assert answer.returncode == 1 and "truncated" in one_sentence(answer), answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_paths_that_can_not_be_meant_are_usage_errors(pickled: Path, tmp_path: Path) -> None:

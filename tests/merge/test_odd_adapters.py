@@ -183,13 +183,6 @@ def refusal(adapter: Path, base: Path, output: Path) -> tuple[str, str]:
     return caught.value.fault.code, caught.value.fault.sentence()
 
 
-def test_a_bias_for_a_layer_without_one_is_refused(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", lora_bias=True)
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "adapter-not-mergeable"
-    assert "the base's layer has no bias to add it to" in sentence
-
-
 def test_a_grouped_convolution_is_refused(tmp_path: Path) -> None:
     base = zoo.make("wav2vec2", tmp_path / "base", "float32")
     from safetensors.torch import save_file
@@ -211,58 +204,6 @@ def test_a_grouped_convolution_is_refused(tmp_path: Path) -> None:
     code, sentence = refusal(adapter, base, tmp_path / "out")
     assert code == "adapter-not-mergeable"
     assert "a convolution with 2 groups" in sentence
-
-
-@pytest.mark.parametrize("initializer", ["lora_ga", "corda"])
-def test_an_initializer_that_nobody_can_repeat_is_refused(initializer: str, pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
-    helpers.edit_config(adapter, init_lora_weights=initializer)
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "adapter-not-mergeable"
-    assert "moved the base's weights" in sentence
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"modules_to_save": ["norm"]}, "modules_to_save names norm"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices names tokens"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters names mlp.experts.down_proj"),
-    ],
-)
-def test_what_the_configuration_names_and_the_weights_lack_is_an_error(
-    setting: dict[str, Any], words: str, pico_base: Path, tmp_path: Path
-) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
-    helpers.edit_config(adapter, **setting)
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "base-weight-unchanged"
-    assert words in sentence
-
-
-def test_a_magnitude_without_use_dora_is_an_error(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
-    helpers.edit_config(adapter, use_dora=False)
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "dora-mismatch"
-    assert "has a magnitude" in sentence
-
-
-def test_a_saved_module_of_another_shape_names_both(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", modules_to_save=["norm"])
-    rewrite: Callable[[dict[str, Any]], Any] = lambda table: table.update({"base_model.model.model.norm.weight": torch.ones(65)})  # noqa: E731
-    helpers.rewrite(adapter / "adapter_model.safetensors", rewrite)
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "adapter-for-another-base"
-    assert "model.norm is 64 in the base, but the adapter saved it as 65" in sentence
-
-
-def test_a_trained_token_beyond_the_vocabulary_is_an_error(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", trainable_token_indices=[5, 6])
-    helpers.edit_config(adapter, trainable_token_indices=[5, 320])
-    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
-    assert code == "adapter-for-another-base"
-    assert "token 320" in sentence
 
 
 def test_values_of_a_saved_module_that_are_not_finite_are_the_adapter_s_fault(pico_base: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,76 @@ def refusal(adapter: Path, base: Path, output: Path) -> tuple[str, str]:
     return caught.value.fault.code, caught.value.fault.sentence()
 
 
+def rename_a_module(table: dict[str, Any]) -> None:
+    for side in "AB":
+        table[f"{Q_PROJ.replace('.0.', '.7.')}.lora_{side}.weight"] = table.pop(f"{Q_PROJ}.lora_{side}.weight")
+
+
+def drop_a_module(table: dict[str, Any]) -> None:
+    for key in [key for key in table if key.startswith(Q_PROJ)]:
+        del table[key]
+
+
+def add_a_module(table: dict[str, Any]) -> None:
+    table["base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight"] = torch.zeros(4, 64)
+
+
+def widen_the_norm(table: dict[str, Any]) -> None:
+    table["base_model.model.model.norm.weight"] = torch.ones(65)
+
+
+UNTOUCHED = ("base-weight-unchanged", "layers.0.self_attn.q_proj")
+MOVED = ("adapter-not-mergeable", "moved the base's weights")
+OLORA = {"init_lora_weights": "olora"}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[dict[str, Any]], Any] | None, tuple[str, str]]] = {
+    "a foreign key for PEFT": (OLORA, {}, add_a_module, ("adapter-key-unmatched", "model.layers.0.self_attn.x_proj")),
+    "a target without weights": ({}, {}, drop_a_module, UNTOUCHED),
+    "a target without weights for PEFT": (OLORA, {}, drop_a_module, UNTOUCHED),
+    "half a pair": (
+        {}, {}, lambda table: table.pop(f"{Q_PROJ}.lora_B.weight"),
+        ("half-a-pair", "model.layers.0.self_attn.q_proj has lora_A but not its counterpart"),
+    ),
+    "another rank": ({}, {"r": 8}, None, ("rank-mismatch", "has rank 4 (lora_A) and 4 (lora_B) in the weights, but 8 in adapter_config")),
+    "aLoRA": ({}, {"alora_invocation_tokens": [1, 2]}, None, ("adapter-not-mergeable", "aLoRA")),
+    "Arrow": ({}, {"arrow_config": {"top_k": 3}}, None, ("adapter-not-mergeable", "Arrow")),
+    "QALoRA": ({}, {"use_qalora": True}, None, ("adapter-not-mergeable", "QALoRA")),
+    "replication": ({}, {"layer_replication": [[0, 2], [1, 2]]}, None, ("adapter-not-mergeable", "replication")),
+    "a bias for a layer without": ({"lora_bias": True}, {}, None, ("adapter-not-mergeable", "the base's layer has no bias to add it to")),
+    "LoRA-GA": ({}, {"init_lora_weights": "lora_ga"}, None, MOVED),
+    "CorDA": ({}, {"init_lora_weights": "corda"}, None, MOVED),
+    "no saved module": ({}, {"modules_to_save": ["norm"]}, None, ("base-weight-unchanged", "modules_to_save names norm")),
+    "no trained tokens": (
+        {}, {"trainable_token_indices": [1, 2]}, None, ("base-weight-unchanged", "trainable_token_indices names tokens"),
+    ),
+    "no parameters": (
+        {}, {"target_parameters": ["mlp.experts.down_proj"]}, None,
+        ("base-weight-unchanged", "target_parameters names mlp.experts.down_proj"),
+    ),
+    "a magnitude without DoRA": ({"use_dora": True}, {"use_dora": False}, None, ("dora-mismatch", "has a magnitude")),
+    "a saved module of another shape": (
+        {"modules_to_save": ["norm"]}, {}, widen_the_norm,
+        ("adapter-for-another-base", "model.norm is 64 in the base, but the adapter saved it as 65"),
+    ),
+    "a token beyond the vocabulary": (
+        {"trainable_token_indices": [5, 6]}, {"trainable_token_indices": [5, 320]}, None, ("adapter-for-another-base", "token 320"),
+    ),
+}  # fmt: skip
+"""Name → settings of the adapter that PEFT saves, what is changed in its configuration and in its tensors, and code and words."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_is_written(case: str, pico_base: Path, tmp_path: Path) -> None:
+    options, edits, change, (code, words) = REFUSED[case]
+    (output := tmp_path / "out").mkdir()
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", **options)
+    helpers.edit_config(adapter, **edits)
+    if change:
+        helpers.rewrite(adapter / "adapter_model.safetensors", change)
+    refused, sentence = refusal(adapter, pico_base, output)
+    assert refused == code and words in sentence
+    assert list(output.iterdir()) == []
+
+
 def test_an_adapter_for_another_base_names_the_module_and_both_shapes(adapter: Path, tmp_path: Path, output: Path) -> None:  # R1.5
     other = models.make_base(tmp_path / "other", hidden_size=96)
     code, sentence = refusal(adapter, other, output)
@@ -51,11 +122,7 @@ def test_an_adapter_for_another_base_names_the_module_and_both_shapes(adapter: P
 
 
 def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter: Path, pico_base: Path, output: Path) -> None:  # R1.5
-    def rename(table: dict[str, Any]) -> None:
-        for side in "AB":
-            table[f"base_model.model.model.layers.7.self_attn.q_proj.lora_{side}.weight"] = table.pop(f"{Q_PROJ}.lora_{side}.weight")
-
-    helpers.rewrite(adapter / "adapter_model.safetensors", rename)
+    helpers.rewrite(adapter / "adapter_model.safetensors", rename_a_module)
     code, sentence = refusal(adapter, pico_base, output)
     assert code == "adapter-key-unmatched"
     assert "model.layers.7.self_attn.q_proj; the most similar names there are " in sentence
@@ -63,49 +130,9 @@ def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter
     assert sentence.split("most similar names there are ")[1].split(". Fix: ")[0].count(", ") == 2
 
 
-def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tmp_path: Path, output: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "olora", init_lora_weights="olora")
-
-    def add(table: dict[str, Any]) -> None:
-        table["base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight"] = torch.zeros(4, 64)
-
-    helpers.rewrite(adapter / "adapter_model.safetensors", add)
-    code, sentence = refusal(adapter, pico_base, output)
-    assert code == "adapter-key-unmatched"
-    assert "model.layers.0.self_attn.x_proj" in sentence
-
-
-@pytest.mark.parametrize("initializer", [True, "olora"], ids=["streaming", "peft"])
-def test_a_target_without_adapter_weights_is_an_error(pico_base: Path, tmp_path: Path, output: Path, initializer: Any) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights=initializer)
-
-    def drop(table: dict[str, Any]) -> None:
-        for key in [key for key in table if key.startswith(Q_PROJ)]:
-            del table[key]
-
-    helpers.rewrite(adapter / "adapter_model.safetensors", drop)
-    code, sentence = refusal(adapter, pico_base, output)
-    assert code == "base-weight-unchanged"
-    assert "layers.0.self_attn.q_proj" in sentence
-
-
 def test_layers_left_out_on_purpose_are_no_error(pico_base: Path, tmp_path: Path, output: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", layers_to_transform=[1])
     assert merge_adapter(adapter, pico_base, output).figures.changed_modules == 7
-
-
-def test_half_a_pair_is_refused(adapter: Path, pico_base: Path, output: Path) -> None:
-    helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: table.pop(f"{Q_PROJ}.lora_B.weight"))
-    code, sentence = refusal(adapter, pico_base, output)
-    assert code == "half-a-pair"
-    assert "model.layers.0.self_attn.q_proj has lora_A but not its counterpart" in sentence
-
-
-def test_weights_of_another_rank_than_the_configuration_are_refused(adapter: Path, pico_base: Path, output: Path) -> None:
-    helpers.edit_config(adapter, r=8)
-    code, sentence = refusal(adapter, pico_base, output)
-    assert code == "rank-mismatch"
-    assert "has rank 4 (lora_A) and 4 (lora_B) in the weights, but 8 in adapter_config.json" in sentence
 
 
 @pytest.mark.parametrize("which", ["adapter", "base"])
@@ -120,24 +147,6 @@ def test_truncated_safetensors_are_refused_with_both_sizes(
     assert code == "truncated-weights"
     assert f"the file has {size - 100:,} bytes, but its header describes {size:,}" in sentence
     assert str(path) in sentence
-
-
-@pytest.mark.parametrize(
-    ("setting", "word"),
-    [
-        ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
-        ({"arrow_config": {"top_k": 3}}, "Arrow"),
-        ({"use_qalora": True}, "QALoRA"),
-        ({"layer_replication": [[0, 2], [1, 2]]}, "replication"),
-    ],
-)
-def test_adapters_that_merged_weights_cannot_express_are_refused(
-    adapter: Path, pico_base: Path, output: Path, setting: dict[str, Any], word: str
-) -> None:
-    helpers.edit_config(adapter, **setting)
-    code, sentence = refusal(adapter, pico_base, output)
-    assert code == "adapter-not-mergeable"
-    assert word in sentence
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
