@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,10 @@ from tests.service import Service, making
 from tests.sharing import shared
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Thousands of processes are started here, and each would compile all of our modules again where the environment says so, as many images of
+# containers do: a third of what a command costs. The same is true of the tests themselves, which pytest rewrites.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Graphs are optimized in tests/onnx/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from tests import models
 from tests.merge import moe_zoo
+from tests.merge.interrupted import ROOT
 from tests.merge.test_moe import load, stock_peft
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
-ROOT = Path(__file__).parents[2]
 WAYS = {
     "qwen3-moe": "all-linear", "qwen2-moe": "alpha of experts", "mixtral": "all-linear", "olmoe": "rank of experts",
     "deepseek-v3": "all-linear", "granite-moe": "expressions", "gpt-oss": "router by its module", "llama4": "rsLoRA",

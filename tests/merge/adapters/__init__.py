@@ -1,0 +1,1 @@
+"""What adapters bring, and which of them are refused."""

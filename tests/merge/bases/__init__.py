@@ -1,0 +1,1 @@
+"""Bases as they are stored, and what lies beside an adapter."""

@@ -1,0 +1,1 @@
+"""How weights are read, computed and checked."""

@@ -1,0 +1,1 @@
+"""What is written, in which form, and what goes along."""

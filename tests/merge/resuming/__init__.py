@@ -1,0 +1,1 @@
+"""Merges that were interrupted."""
