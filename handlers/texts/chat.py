@@ -7,21 +7,18 @@ time and the memory that they may take (`template_program`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError
 from daemon.contract.values import Json
 from handlers.child.bounded import BoundedProcess, TooMuch
-from handlers.models.files import read_json
+from handlers.texts.reading import values
 from handlers.texts.rows import RowRefused, Turn
 
-_OPERATION = "read the tokenizer's chat template"
 LARGEST = 1 << 20
 """Characters of a template."""
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
+JINJA, CONFIG, OLDER, MORE = "chat_template.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates"
+_USUAL = "default"
 _PROCESS = BoundedProcess("handlers.texts.template_program", cpu_seconds=5, memory=1 << 30)
 _TOO_MUCH: dict[str, str] = {}
 """Templates that took too much → why: none is tried a second time."""
@@ -57,16 +54,55 @@ def _filled(source: str, variables: Mapping[str, object] | None) -> str:
     return str(said["text"])
 
 
+@dataclass(frozen=True)
+class Templates:
+    """The templates that a folder's files have."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    """File → the usual template in it, in the order in which loaders take them."""
+    named: dict[str, str] = field(default_factory=dict)
+    """Name → template with a name of its own."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The usual templates."""
+        return list(dict.fromkeys(self.places.values()))
+
+
+def templates_in(folder: Path) -> Templates:
+    """Return the chat templates in a folder's files, each up to a little more than LARGEST characters where it has a file of its own."""
+    places, named = dict[str, str](), dict[str, str]()
+    if (folder / JINJA).is_file():
+        places[JINJA] = _read(folder / JINJA)
+    for name in (OLDER, CONFIG):
+        template = values(folder / name).get("chat_template")
+        table = {_USUAL: template} if isinstance(template, str) else _table(template)
+        named |= {key: text for key, text in table.items() if key != _USUAL}
+        if _USUAL in table:
+            places[name] = table[_USUAL]
+    named |= {path.stem: _read(path) for path in sorted((folder / MORE).glob("*.jinja"))}
+    return Templates(places, named)
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Return the texts of the special tokens that a template knows, by the names under which it knows them."""
+    texts: dict[str, str] = {}
+    for name in ("special_tokens_map.json", CONFIG):
+        for key, value in values(folder / name).items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(content, str):
+                texts[key] = content
+    return texts
+
+
 def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
     """The template of the first folder that has one, with the special tokens of the folder `tokenizer`; None where none of them has one
     that Jinja can read."""
-    sources = (_source(folder, _json(folder / "tokenizer_config.json")) for folder in folders)
-    source = next((source for source in sources if source), None)
+    source = next((text for folder in folders for text in templates_in(folder).texts if text), None)
     if source is None or len(source) > LARGEST:
         return None
-    tokens = {**_tokens(_json(tokenizer / "special_tokens_map.json")), **_tokens(_json(tokenizer / "tokenizer_config.json"))}
     try:
-        return compiled(source, tokens)
+        return compiled(source, special_tokens(tokenizer))
     except RowRefused:
         return None
 
@@ -77,34 +113,13 @@ def compiled(source: str, tokens: Json) -> ChatTemplate:
     return ChatTemplate(source, tokens)
 
 
-def _json(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    try:
-        value = read_json(path, _OPERATION)
-    except CkptdError:
-        return {}
-    return value if isinstance(value, dict) else {}
+def _read(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return stream.read(LARGEST + 1)
 
 
-def _source(folder: Path, config: Json) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(LARGEST + 1)
-    source = _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(source, list):  # several by name
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
-
-
-def _tokens(config: Json) -> dict[str, str]:
-    """Name → special token, as a text or as the object that describes it."""
-    tokens = {}
-    for name in _SPECIAL:
-        value = config.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+def _table(value: object) -> dict[str, str]:
+    """Return name → template of a list of several."""
+    rows = value if isinstance(value, list) else []
+    named = {row.get("name"): row.get("template") for row in rows if isinstance(row, dict)}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}

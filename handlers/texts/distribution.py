@@ -12,15 +12,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.figures import TextsFigures
-from handlers.models.files import read_json, setting
+from handlers.models.files import setting
+from handlers.texts.reading import values
 from handlers.texts.rendering import ModelFiles
 from handlers.texts.selection import Texts
 
-_OPERATION = "read the tokenizer"
 MOST_SCRIPTS = 8
 """Scripts that are named; the rarer ones are one entry."""
 MUCH_UNKNOWN = 0.01
@@ -47,8 +45,8 @@ class Vocabulary:
     @classmethod
     def of(cls, files: ModelFiles) -> Vocabulary:
         """Of a model; what its files don't say, or where they can't be read, is left open."""
-        config = _object(files.config / "config.json")
-        tokenizer, marian = (_object(files.tokenizer / name) for name in ("tokenizer.json", "vocab.json"))
+        config = values(files.config / "config.json")
+        tokenizer, marian = (values(files.tokenizer / name) for name in ("tokenizer.json", "vocab.json"))
         size = setting(config, "vocab_size")
         model = tokenizer.get("model")
         model = model if isinstance(model, dict) else {}
@@ -67,14 +65,6 @@ class Vocabulary:
             unknown if isinstance(unknown, int) else None,
             frozenset(code for code in codes if isinstance(code, int)),
         )
-
-
-def _object(path: Path) -> dict[str, object]:
-    try:
-        value = read_json(path, _OPERATION) if path.is_file() else {}
-    except CkptdError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def describe(texts: Texts, rows: Sequence[Sequence[int]], vocabulary: Vocabulary, *, cut: int) -> TextsFigures:

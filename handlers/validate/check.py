@@ -128,10 +128,9 @@ def _examine(
     if variant.limits.twin:
         reporter.progress(0.95, f"{variant.name}, beside the model that its own weights give")
         twin = judging.compared(context, variant, engine, reference, about.context_length)
-        repeated = {"weights"} if _names(examination, "weights") else set()
-        examination.findings += [finding for finding in twin.findings if finding.aspect not in repeated]
-        examination.notes += twin.notes
-        examination.figures = examination.figures.plus(**twin.figures.given)
+        if _names(examination, "weights"):
+            twin.findings = [finding for finding in twin.findings if finding.aspect != "weights"]
+        examination.add(twin)
 
 
 def _names(examination: Examination, aspect: str) -> bool:

@@ -6,7 +6,9 @@ which they were found. A check that is new needs no place there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from daemon.contract.jobs.figures import CheckFigures
 
 RARE = "rare tokens"
 """Aspect of a finding that is told only where nothing else is wrong."""
@@ -28,6 +30,23 @@ class Finding:
     """What to do, as a sentence without its full stop."""
     of_precision: bool = False
     """A less quantized form may not have it."""
+
+
+@dataclass
+class Compared:
+    """What a comparison found out about an artifact."""
+
+    figures: CheckFigures = field(default_factory=CheckFigures)
+    findings: list[Finding] = field(default_factory=list)
+    """Why it must not be used, whatever the figures say."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be known of it although nothing is wrong with it, in sentences."""
+
+    def add(self, other: Compared) -> None:
+        """Take in what another comparison found out."""
+        self.figures = self.figures.plus(**other.figures.given)
+        self.findings += other.findings
+        self.notes += other.notes
 
 
 def tokenizer(reason: str) -> Finding:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.fault_codes import FaultCode
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import record
 from handlers.validate.checks import base_texts
 from handlers.validate.checks.base_texts import FILE, BaseTexts
 from handlers.validate.checks.samples import SHOWN
 from handlers.validate.engines.torch_causal import TorchEngine
-from handlers.validate.workers.client import WorkerFailed
+from handlers.validate.workers.client import WorkerFailed, WorkerRefused
 from handlers.validate.workers.protocol import Greedy
 from tests.validate.bench import Direct, measured
 
@@ -83,17 +82,17 @@ def test_a_base_that_can_not_be_asked_costs_its_text_alone(
 ) -> None:
     ask: Any = Direct.ask
 
-    def refusing(code: FaultCode) -> Any:
+    def refusing(kind: type[WorkerFailed]) -> Any:
         def refuse(self: Direct, request: Any) -> Any:
             if isinstance(request, Greedy) and request.bare:
-                raise WorkerFailed("no bare steps here", "", code=code)
+                raise kind("no bare steps here", "")
             return ask(self, request)
 
         return refuse
 
-    monkeypatch.setattr(Direct, "ask", refusing(FaultCode.ENGINE))
+    monkeypatch.setattr(Direct, "ask", refusing(WorkerRefused))
     found = measured(pico_checkpoint, pico_base, pico_base, tmp_path / "live", BUILT_IN[:2]).reference
     assert [one.base for one in found.samples] == [None, None] and found.adapter is not None
-    monkeypatch.setattr(Direct, "ask", refusing(FaultCode.WORKER_LOST))
+    monkeypatch.setattr(Direct, "ask", refusing(WorkerFailed))
     with pytest.raises(WorkerFailed):
         measured(pico_checkpoint, pico_base, pico_base, tmp_path / "lost", BUILT_IN[:2])

@@ -16,7 +16,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from handlers.validate.files.expected import FILE, Expected
 from handlers.validate.outside import chat, example
-from handlers.validate.workers.client import WorkerFailed
+from handlers.validate.workers.client import WorkerRefused
 from handlers.validate.workers.protocol import Decode, Generate, Generated, Teacher, Text
 
 ROWS = np.eye(8, dtype=np.float32)[[3, 4, 5, 1]] * 4 + np.eye(8, dtype=np.float32)[[2, 2, 2, 2]] * 3
@@ -90,7 +90,7 @@ def test_what_a_runtime_does_not_know_is_told_and_what_it_refuses_is_a_fault(tmp
 
     class Refusing(Runtime):
         def ask(self, request: Any) -> Any:
-            raise WorkerFailed("no room", "give it some", code="engine")  # type: ignore[arg-type]
+            raise WorkerRefused("no room", "give it some")
 
     told, _ = said(tmp_path, Refusing([]))
     assert told == "its runtime, by the folder's own settings, does not generate: no room"

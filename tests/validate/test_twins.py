@@ -84,7 +84,7 @@ def test_padding_that_makes_the_rounding_of_a_batch_coarser_is_no_ignored_mask(o
     rounded = driver.padding(batch.prompts, batch.continuations, None, "left") / unit
     assert rounded > (1.0 if outlier > 1 else 0.25), "one scale for all rows: those of padding make it coarser"
     found = _compared(folder, merged, [Text(ids=batch.prompts[0])], padded=batch)
-    assert found.findings == () and found.figures.twin_padding_error < STRUCTURE / 5
+    assert found.findings == [] and found.figures.twin_padding_error < STRUCTURE / 5
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_sound_forms_of_untrained_decoders_raise_no_alarm(
     drawn = np.random.default_rng(2)
     texts = [Text(ids=[int(token) for token in drawn.integers(3, 320, count)]) for count in (9, 100)]
     found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, half=form == "fp16")
-    assert (found.findings, found.notes) == ((), ()), found
+    assert (found.findings, found.notes) == ([], []), found
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_sound_forms_of_other_families_raise_no_alarm(
     ]
     task = "text2text-generation" if pair else "text-classification"
     found = _compared(derived(form, plain, tmp_path / form).folder, merged, texts, task, half=form == "fp16")
-    assert (found.findings, found.notes) == ((), ()), found
+    assert (found.findings, found.notes) == ([], []), found
 
 
 def test_a_rounded_cache_is_told_and_not_compared(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_a_rounded_cache_is_told_and_not_compared(tmp_path: Path) -> None:
     with pytest.raises(UnreadableError, match="its KV cache is rounded"):
         float_form(tmp_path / "model.onnx")
     found = judging.judged(Answer(left_out="its KV cache is rounded to int8"), "onnx-int8")
-    assert found.findings == () and found.notes == (
-        "its graph was not compared with the model that its own weights give: its KV cache is rounded to int8",
-    )
+    assert found.findings == [] and found.notes == [
+        "its graph was not compared with the model that its own weights give: its KV cache is rounded to int8"
+    ]
 
 
 def test_integers_that_an_unknown_operator_reads_are_told(tmp_path: Path) -> None:

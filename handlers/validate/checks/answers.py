@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
 from handlers.validate.checks.foresight import GROUP, of_answers
 from handlers.validate.checks.reference import Reference, greedy_likeness
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode, Greedy
 
 
@@ -53,9 +52,7 @@ def of_live(live: EngineWorker, reference: Reference) -> Answers:
     asked, and a warning says so. Raises WorkerFailed where the worker is lost."""
     try:
         answers = given(live, reference.samples, exact=True)
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as error:
         reference.samples = [replace(sample, prompt=None, answer=None, asked=None) for sample in reference.samples]
         reference.warnings.append(f"The live model could not answer the prompts of the data, so nothing was scored on them: {error.cause}.")
         return {}
@@ -69,9 +66,7 @@ def of_base(live: EngineWorker, reference: Reference) -> Answers | None:
     """Give the same of the base without the adapter, for people to compare with; None where it can't answer."""
     try:
         answers = given(live, reference.samples, exact=True, bare=True)
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused:
         return None
     shown = [number for number in answers if number < SHOWN and reference.samples[number].asked is not None]
     for number in shown:

@@ -31,16 +31,17 @@ from handlers.validate.checks.reference import (
     teacher_forced,
 )
 from handlers.validate.checks.samples import SHOWN, Sample
+from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.files import expected
 from handlers.validate.files.compare import compare
-from handlers.validate.findings import Finding
+from handlers.validate.findings import Compared, Finding
 from handlers.validate.folders import special_tokens
 from handlers.validate.length import faults as length_faults
 from handlers.validate.length import measuring as length
 from handlers.validate.length import rare
 from handlers.validate.length.text import LongText
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed, WorkerRefused
 from handlers.validate.workers.protocol import Encode, Greedy, LongPass, Padding
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
@@ -70,15 +71,10 @@ class PromptFigures(PromptLikeness):
 
 
 @dataclass
-class Examination:
+class Examination(Compared):
     """What was found out about one artifact."""
 
-    figures: CheckFigures = field(default_factory=CheckFigures)
     prompts: list[PromptFigures] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    """Why it must not be used, whatever the figures say."""
-    notes: list[str] = field(default_factory=list)
-    """What is to be known of it although nothing is wrong with it, in sentences."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 
@@ -111,10 +107,10 @@ def examine(
     result.findings += _named(Path(worker.folder), reference, about.ends)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
-    compared = compare(worker, reference.files, outputs, texts=tokenizer)
+    result.add(compare(worker, reference.files, outputs, texts=tokenizer))
     fault, known = stock_generation.fault(worker, reference, outputs, _limit(worker.name)) if tokenizer else (None, [])
-    result.findings += [*compared.findings, *([findings.changed("generation", fault, "settings of generation")] if fault else [])]
-    result.notes = [*compared.notes, *known]
+    result.findings += [findings.changed("generation", fault, "settings of generation")] if fault else []
+    result.notes += known
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     tied = rounded.Beside(subject, reference.logit_std) if all(sample.rounded for sample in reference.samples) else None
     long = reference.long.fitting(about.context_length, subject.kind) if reference.long else reference.no_long
@@ -294,11 +290,11 @@ def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> Pr
     """Give the figures with those of the artifact's own greedy decoding through its cache, compared with the live model's tokens."""
     decoded = worker.ask(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True))
     tokens = decoded.tokens
-    different = next((place for place, pair in enumerate(zip(tokens, sample.tokens, strict=True)) if pair[0] != pair[1]), None)
+    same = same_start(tokens, sample.tokens)
     figures = figures.plus(
         tokens=tokens,
-        greedy_identical=different is None,
-        first_different_token=different,
+        greedy_identical=tokens == sample.tokens,
+        first_different_token=None if tokens == sample.tokens else same,
         cache_error_max_absolute=decoded.cache_error,
         cache_steps=decoded.cache_steps,
     )
@@ -316,9 +312,7 @@ def _samples(worker: EngineWorker, reference: Reference, result: Examination, ou
         try:
             tokens = result.prompts[number].tokens or []
             text = answer_text(worker, reference.subject, sample, tokens, np.load(logits_file(outputs, number)))
-        except WorkerFailed as error:
-            if error.code == FaultCode.WORKER_LOST:
-                raise
+        except WorkerRefused:
             text = None  # a tokenizer that can't be used is a reason of its own
         samples.append(SampleFigures(prompt=sample.text, reference=sample.continuation, text=text))
     return tuple(samples)
@@ -331,7 +325,7 @@ def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | Non
         return None
     if len(labels) != len(wanted):
         return f"it names {len(labels)} labels and the live model {len(wanted)}"
-    number = next(place for place, pair in enumerate(zip(labels, wanted, strict=True)) if pair[0] != pair[1])
+    number = same_start(labels, wanted)
     return f"its labels have other names than the live model's: label {number} is {labels[number]!r} instead of {wanted[number]!r}"
 
 
@@ -341,8 +335,7 @@ def _threshold_difference(folder: Path, subject: ValidatedTask) -> str | None:
         return None
     usual = (0.5,) * len(subject.labels or ())
     mine, wanted = thresholds_of(folder) or usual, subject.thresholds or usual
-    number = next((place for place, pair in enumerate(zip(mine, wanted, strict=False)) if pair[0] != pair[1]), None)
-    if number is None:
+    if (number := same_start(mine, wanted)) == min(len(mine), len(wanted)):
         return None
     return f"its labels have other thresholds than the live model's: label {number} has {mine[number]:g} instead of {wanted[number]:g}"
 
@@ -353,16 +346,12 @@ def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | N
     firsts = [sample.first for sample in reference.samples if sample.first is not None]
     try:
         encoded = worker.ask(Encode(texts=texts, firsts=firsts or None)).ids
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as error:
         return f"its tokenizer can't be used: {error.cause}"
     for number, (sample, ids) in enumerate(zip(reference.samples, encoded, strict=True)):
         if ids != sample.encoded:
-            pairs = enumerate(zip(ids, sample.encoded, strict=False))
-            place = next((index for index, (mine, theirs) in pairs if mine != theirs), min(len(ids), len(sample.encoded)))
             return (
                 f"its tokenizer gives other token ids than the reference's: prompt {number + 1} becomes {len(ids)} ids instead of"
-                f" {len(sample.encoded)}, different from position {place} on"
+                f" {len(sample.encoded)}, different from position {same_start(ids, sample.encoded)} on"
             )
     return None

@@ -24,13 +24,14 @@ from handlers.validate.checks import segments
 from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.foresight import GROUP, Progress, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
+from handlers.validate.checks.texts import hidden, pieces, question, rows_that_count
+from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.length import measuring as length
 from handlers.validate.length import rare
 from handlers.validate.length import text as long_text
-from handlers.validate.length.text import LongText
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.length.text import Encoded, LongText
+from handlers.validate.workers.client import EngineWorker, WorkerFailed, WorkerRefused
 from handlers.validate.workers.protocol import (
     CountInputTokens,
     Decode,
@@ -219,7 +220,7 @@ def greedy_likeness(pairs: list[tuple[list[int], list[int]]]) -> Likeness:
     pairs = [pair for pair in pairs if pair[1]]
     if not pairs:
         return Likeness()
-    same = tuple(next((place for place, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair))) for pair in pairs)
+    same = tuple(same_start(*pair) for pair in pairs)
     longest = float(np.median([len(reference) for _, reference in pairs]))
     return Likeness(greedy_same=same, greedy_same_median=float(np.median(same)), greedy_tokens_median=longest)
 
@@ -335,9 +336,7 @@ def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | N
             tokens = asked.live.ask(request).tokens
             asked.base_texts.keep(request, tokens)
         return answer_text(asked.live, asked.subject, sample, tokens, rows), tokens
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused:
         return None, []  # it is for people alone: nothing is compared with it
 
 
@@ -372,9 +371,7 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
     for side in ("right", "left"):
         try:
             error = padding_error(live, samples, side)
-        except WorkerFailed as failure:
-            if failure.code == FaultCode.WORKER_LOST:
-                raise
+        except WorkerRefused as failure:
             warnings.append(
                 f"The live model does not accept a batch of texts with padding on the {side}, so none was tested: {failure.cause}."
             )

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, Scores
 from handlers.texts.rows import Text
 from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.checks.answers import Answers
 from handlers.validate.checks.reference import Reference, teacher_forced
 from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import ValidatedTask
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode, Encode
 
 MARGIN = 8
@@ -65,13 +65,9 @@ def _completion(live: EngineWorker, sample: Sample, text: Text) -> list[int]:
     ends = live.ask(Encode(texts=[text.text[:place] for span in text.spans for place in span])).ids
     tokens: set[int] = set()
     for before, until in zip(ends[::2], ends[1::2], strict=True):
-        tokens.update(range(_common(before, sample.encoded), _common(until, sample.encoded)))
+        # What a tokenizer puts at the end of a text, or makes of a cut word, is not in the whole.
+        tokens.update(range(same_start(before, sample.encoded), same_start(until, sample.encoded)))
     return [number for number, row in enumerate(sample.keep) if row + 1 in tokens and row + 1 < len(sample.ids)]
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Give tokens that both begin with: what a tokenizer puts at the end of a text, or makes of a cut word, is not among them."""
-    return next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def label_number(label: str | None, names: Sequence[str] | None) -> int | None:
@@ -112,9 +108,7 @@ def score_bare(live: EngineWorker, reference: Reference, answers: Answers | None
             rows = [teacher_forced(live, sample, scratch / "bare.npy", bare=True) for sample in labelled]
             return of_labels([int(row[0].argmax()) for row in rows], [sample.label for sample in labelled if sample.label is not None])
         return _of_answers(reference.samples, answers or {})
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused:
         return None
 
 

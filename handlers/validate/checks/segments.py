@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from daemon.contract.fault_codes import FaultCode
 from handlers.validate.arithmetic.comparison import in_deviations
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import CompareWrapper
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ def lost(live: EngineWorker, samples: Iterable[Sample], unit: float) -> list[str
     pairs = [(sample, sample.types) for sample in samples if sample.types and len(set(sample.types)) > 1]
     try:
         errors = [live.ask(CompareWrapper(ids=sample.ids, types=types)).max_absolute for sample, types in pairs]
-    except WorkerFailed as failure:
-        if failure.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as failure:
         return [f"It is not known whether PEFT's wrapper passes segments to the model: {failure.cause}."]
     deviations = in_deviations(max((error for error in errors if error is not None), default=0.0), unit)
     if deviations <= NOISE:

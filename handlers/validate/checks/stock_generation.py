@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.models.files import setting
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from handlers.validate.files import expected
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode, Generate, Generated, Teacher
 
 TOKENS, LONGEST = 8, 24
@@ -51,9 +50,7 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
     sample, count = _chosen(reference.samples, ends)
     try:
         made = worker.ask(Generate(ids=sample.ids, tokens=count))
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as error:
         return f"its runtime, by the folder's own settings, does not generate: {error.cause}", []
     if made.tokens is None:
         return None, []

@@ -7,24 +7,11 @@ these are good answers.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from handlers.validate.engines.task_profile import ValidatedTask
 
 _EVERY = 6
 """Every so many tokens one is hidden."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One text as a model reads it."""
-
-    text: str
-    ids: list[int]
-    types: list[int] | None = None
-    """Segment of each token; None where there is one segment."""
-    first: str | None = None
-    """The question that goes before the text."""
 
 
 def pieces(subject: ValidatedTask, texts: Sequence[str]) -> list[str]:

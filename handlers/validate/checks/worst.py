@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import WorstSample
 from handlers.validate.arithmetic.comparison import Rows
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode
 
 MOST_BEFORE = 48
@@ -41,9 +40,7 @@ def find(worker: EngineWorker, reference: Reference, rows: list[Rows], outputs: 
             live=_choice(worker, reference, sample, live),
             artifact=_choice(worker, reference, sample, artifact),
         )
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused:
         return figures  # a tokenizer that can't be used is a reason of its own
 
 

@@ -7,7 +7,7 @@ users get; what it does not say is read from the file.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from daemon.contract.safetensors import TensorInfo
 from handlers.models.files import setting
 from handlers.models.folder import ModelFolder
 from handlers.models.older_readers import readable_tokenizer
+from handlers.texts import chat
+from handlers.texts.reading import values
 from handlers.validate import findings
 from handlers.validate.files import expected, generation, ollama, runtime, stray, templates, tokenizer, words
 from handlers.validate.files.expected import CONFIG, GENERATION, STORED, TOKENIZER_CONFIG, Expected
-from handlers.validate.files.reading import values
-from handlers.validate.findings import Finding
+from handlers.validate.findings import Compared, Finding
 from handlers.validate.folders import configs, quantization
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import FilesRead, ReadFiles, Transcript
@@ -30,15 +31,6 @@ from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
 from handlers.validate.workers.transcripts import WORDS
 
 NAMED = 3
-
-
-@dataclass
-class Compared:
-    """What was found."""
-
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """What is to be known of it although nothing is wrong with its files."""
 
 
 def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: bool) -> Compared:
@@ -60,9 +52,7 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
             result.findings += artifact.tokenizer(known, made, transcript)
             result.notes += artifact.apart(transcript)
         result.findings += [*artifact.templates(), *artifact.copies(), *artifact.strays()]
-        modelfile = artifact.modelfile(known)
-        result.findings += modelfile.findings
-        result.notes += modelfile.notes
+        result.add(artifact.modelfile(known))
     result.findings += [*artifact.generation(), *artifact.runtime(known), *artifact.config()]
     return result
 
@@ -123,14 +113,14 @@ class _Folder:
 
     def templates(self) -> list[Finding]:
         """Compare the chat template, wherever a loader may take it from, and those with names."""
-        wanted, mine = self.wanted, templates.read(self.path)
+        wanted, mine = self.wanted, chat.templates_in(self.path)
         places = dict(mine.places)
         if loaded := (self.read.templates or {}).get("default"):  # an adapter's users may have it from the base
             places["chat template"] = loaded
         if not wanted.templates:
             faults = [f"its {place} has a chat template, and the checkpoint has none" for place in list(places)[:1]]
-        elif not places or (not mine.places and self._carries(templates.JINJA)):  # its runtime may have one inside a file of its own
-            lost = self.read.templates is not None or self._carries(templates.JINJA)
+        elif not places or (not mine.places and self._carries(chat.JINJA)):  # its runtime may have one inside a file of its own
+            lost = self.read.templates is not None or self._carries(chat.JINJA)
             faults = ["it has no chat template, and the checkpoint has one"] if lost else []
         else:
             faults = []
@@ -209,7 +199,7 @@ class _Folder:
         path, wanted = self.path / ollama.NAME, self.wanted
         if not path.is_file():
             lost = self._kind(ollama.NAME) is not None
-            return Compared([findings.changed("runtime", f"it lacks its {ollama.NAME}", "folder")] if lost else [])
+            return Compared(findings=[findings.changed("runtime", f"it lacks its {ollama.NAME}", "folder")] if lost else [])
         modelfile, tokens = ollama.read(path.read_text(encoding="utf-8", errors="replace")), _texts(known)
         sizes = (setting(wanted.config, key) for key in (*runtime.POSITIONS, "sliding_window"))
         ends = [tokens[number] for number in sorted(expected.ends(wanted)) if number in tokens]
@@ -218,7 +208,7 @@ class _Folder:
             generation=wanted.generation or {},
         )  # fmt: skip
         result = Compared(
-            [findings.changed("runtime", f"its {ollama.NAME} is not the checkpoint's: {fault}", ollama.NAME)] if fault else []
+            findings=[findings.changed("runtime", f"its {ollama.NAME} is not the checkpoint's: {fault}", ollama.NAME)] if fault else []
         )
         if modelfile.template is not None:
             try:

@@ -15,9 +15,10 @@ from pydantic import Field
 from daemon.contract.values import Frozen, Json
 from handlers.models import sentence
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER, has_tokenizer, setting
+from handlers.texts import chat
+from handlers.texts.reading import values
 from handlers.validate.engines.sentence import settings_of
-from handlers.validate.files import probes, templates
-from handlers.validate.files.reading import values
+from handlers.validate.files import probes
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import ReadFiles, Transcribe, Transcript
 from handlers.validate.workers.transcripts import TOKENIZER as CANONICAL
@@ -72,12 +73,12 @@ def write(
         if read.tokenizer and (stored := _stored(spoken / CANONICAL)):
             (folder / STORED).write_text(stored, encoding="utf-8")
         asked, transcript = _transcript(live, list(_added(folder, read.vocabulary)), _tokens(folder, read.vocabulary), seed)
-    template = next((candidate for source in folders if (candidate := templates.read(source)).texts), templates.Templates())
+    template = next((candidate for source in folders if (candidate := chat.templates_in(source)).texts), chat.Templates())
     first = {name: next((values(source / name) for source in folders if (source / name).is_file()), None) for name in (CONFIG, GENERATION)}
     settings = spoken / TOKENIZER_CONFIG
     expected = Expected(
         asked=asked, told=transcript, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
-        names=templates.names(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
+        names=chat.special_tokens(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
         generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=values(merged / CONFIG),
         copies=_copies(pin, base, sentences=sentences), present=_present(pin, base, merged),
         code={path.name: fingerprint(path) for source in reversed(folders) for path in source.glob("*.py") if path.is_file()},

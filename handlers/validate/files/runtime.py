@@ -64,7 +64,7 @@ def difference(settings: Json, config: Json, generation: Json, tokenizer: Mappin
 def tokens_difference(named: Json, names: dict[str, str], tokenizer: Json) -> str | None:
     """Say which special tokens of a runtime's own tokenizer are not those that the checkpoint names, as a clause; None where all are.
 
-    `named`: key → id; `names`: "eos_token" → its text, see `templates.names`; `tokenizer`: the checkpoint's tokenizer.json.
+    `named`: key → id; `names`: "eos_token" → its text, see `chat.special_tokens`; `tokenizer`: the checkpoint's tokenizer.json.
     """
     ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     known = {key: ids[text] for key in TOKENS if (text := names.get(key.removesuffix("_id"))) in ids}

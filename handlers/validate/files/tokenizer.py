@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from daemon.contract.values import Json
+from handlers.validate.engines.arrays import same_start
 from handlers.validate.files.probes import PLAIN, TEXTS
 from handlers.validate.workers.protocol import Transcribe, Transcript
 
@@ -108,7 +109,7 @@ def merges_fault(merges: Sequence[tuple[str, ...]], wanted: Sequence[tuple[str, 
         return None
     if len(merges) != len(wanted):
         return f"has {len(merges)} merges instead of {len(wanted)}"
-    place = next(at for at, pair in enumerate(zip(merges, wanted, strict=True)) if pair[0] != pair[1])
+    place = same_start(merges, wanted)
     return f"merges {merges[place]} where the checkpoint's merges {wanted[place]} (merge {place})"
 
 

@@ -7,15 +7,13 @@ Called by the stages `check-VARIANT` once the artifact's worker has ended: readi
 from __future__ import annotations
 
 import json
-import pkgutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract import cpu
 from daemon.contract.jobs.figures import CheckFigures
-from handlers.child import warm
-from handlers.toolchains import use
+from daemon.contract.values import Json
+from handlers.validate.folders.programs import NoAnswer, asked
 
 MODULE = "handlers.graphs.integer_products"
 SECONDS = 900
@@ -43,31 +41,12 @@ def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *
         return Inspected()
     compared = ["--source", str(source), *(["--nearest"] if nearest else [])] if source else []
     try:
-        done = asked(MODULE, [str(folder), "--json", *compared], SECONDS)
-        report = json.loads(done.stdout)
-        products = report["integer_products"]
-        doubt = cpu.doubt(arithmetic, cpu.here())
-        needs = report["needs"] + (f"; {doubt}" if doubt else "")
-        figures = CheckFigures(needs=needs)
-        return Inspected(figures if products is None else figures.plus(integer_products=products), report["fault"], report["weights"])
-    except subprocess.TimeoutExpired:
-        why = f"it took longer than {SECONDS} seconds"
-    except (ValueError, KeyError, TypeError):
-        lines = done.stderr.strip().splitlines()
-        why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return Inspected(fault=f"it is not known whether its integer products overflow on other processors: {why}")
+        return asked(MODULE, [str(folder), "--json", *compared], SECONDS, lambda text: _inspected(json.loads(text), arithmetic))
+    except NoAnswer as why:
+        return Inspected(fault=f"it is not known whether its integer products overflow on other processors: {why}")
 
 
-def asked(module: str, words: list[str], seconds: float, *, python: str = "") -> subprocess.CompletedProcess[str]:
-    """Give what one of our modules says, in a process of its own; raises subprocess.TimeoutExpired.
-
-    `python`: of the environment that ckptd is installed in, if it is to run there even where this stage runs in a toolchain.
-    """
-    toolchain = use.own()
-    if toolchain is None and warm.is_forked():  # which has its libraries
-        return warm.called(lambda: int(pkgutil.resolve_name(f"{module}:main")(words)), seconds)
-    toolchain = None if python else toolchain
-    return subprocess.run(
-        use.command(toolchain, module, *words, python=python), env=use.environment(toolchain), capture_output=True, text=True,
-        encoding="utf-8", errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+def _inspected(report: Json, arithmetic: str) -> Inspected:
+    doubt = cpu.doubt(arithmetic, cpu.here())
+    figures, products = CheckFigures(needs=report["needs"] + (f"; {doubt}" if doubt else "")), report["integer_products"]
+    return Inspected(figures if products is None else figures.plus(integer_products=products), report["fault"], report["weights"])

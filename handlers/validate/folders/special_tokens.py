@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.values import Json
-from handlers.models.files import has_tokenizer, read_json, setting
+from handlers.models.files import has_tokenizer, setting
+from handlers.texts.reading import values
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _TOKENIZER, _OLDER = "tokenizer_config.json", "special_tokens_map.json"
-_OPERATION = "read the special tokens"
 
 
 def expected(pin: Path, base: Path | None) -> Json:
@@ -30,9 +30,9 @@ def expected(pin: Path, base: Path | None) -> Json:
     tokenizers = [pin] if base is None or has_tokenizer(pin) else [base, pin]  # file by file, as the formats copy them
     files: dict[str, Json] = {}
     for folder in tokenizers:
-        files |= {name: _json(folder, name) for name in (_TOKENIZER, _OLDER) if (folder / name).is_file()}
+        files |= {name: values(folder / name) for name in (_TOKENIZER, _OLDER) if (folder / name).is_file()}
     return {
-        "ids": _ids(_json(generation, "generation_config.json"), _json(folders[-1], "config.json")),
+        "ids": _ids(values(generation / "generation_config.json"), values(folders[-1] / "config.json")),
         "names": _names(files.get(_TOKENIZER, {}), files.get(_OLDER, {})),
     }
 
@@ -44,10 +44,10 @@ def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None =
         return None
     wrong = []
     if (folder / "config.json").is_file():
-        numbers = _ids(_json(folder, "generation_config.json"), _json(folder, "config.json"))
+        numbers = _ids(values(folder / "generation_config.json"), values(folder / "config.json"))
         wrong += [(key, numbers.get(key), value) for key, value in wanted["ids"].items() if numbers.get(key) != value]
-    config = _json(folder, _TOKENIZER)
-    names = _names(config, _json(folder, _OLDER))
+    config = values(folder / _TOKENIZER)
+    names = _names(config, values(folder / _OLDER))
     whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out
     wrong += [(key, names.get(key), value) for key, value in wanted["names"].items() if names.get(key, None if whole else value) != value]
     if ends is not None:
@@ -62,9 +62,9 @@ def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None =
 
 def _ids(generation: Json, config: Json) -> dict[str, Any]:
     """Give the ids that are set, a single one in a list as a number; generation_config.json goes before config.json."""
-    values = {key: generation[key] if generation.get(key) is not None else setting(config, key) for key in _IDS}
+    ids = {key: generation[key] if generation.get(key) is not None else setting(config, key) for key in _IDS}
     return {
-        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in values.items() if value not in (None, [])
+        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in ids.items() if value not in (None, [])
     }
 
 
@@ -73,11 +73,6 @@ def _names(config: Json, older: Json) -> dict[str, str]:
     tokens = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
     return {key: value for key, value in texts.items() if isinstance(value, str)}
-
-
-def _json(folder: Path, name: str) -> Json:
-    content = read_json(folder / name, _OPERATION) if (folder / name).is_file() else {}
-    return content if isinstance(content, dict) else {}
 
 
 def _show(value: Any) -> str:

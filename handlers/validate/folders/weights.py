@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daemon.contract.safetensors import TensorInfo
 from handlers.models.folder import ModelFolder
+from handlers.validate.engines.arrays import same_start
 
 WHOLE = 64 << 20
 """Bytes of a file up to which all of it is compared."""
@@ -49,5 +50,5 @@ def _first_difference(first: Path, second: Path) -> int | None:
             theirs.seek(place)
             a, b = mine.read(block), theirs.read(block)
             if a != b:
-                return place + next(number for number, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
+                return place + same_start(a, b)
     return None

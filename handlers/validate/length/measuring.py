@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import LongFigures
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, Rows, Spread, in_deviations
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.length import course
 from handlers.validate.length.text import LongText
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 
 FILE = "long.npy"
 TIES = 0.02
@@ -38,9 +37,7 @@ def read_by_live(live: EngineWorker, text: LongText | str, out: Path) -> LongTex
         return text
     try:
         live.ask(text.asked(out, text.pieces))
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as error:
         return f"the live model can't be run over a text of {len(text.ids):,} tokens: {error.cause}"
     if not np.isfinite(np.load(out)).all():
         return f"the live model's outputs over a text of {len(text.ids):,} tokens hold values that are not finite"
@@ -58,9 +55,7 @@ def measure(
     what = "a long text" if file == FILE else "a text of rare tokens"
     try:
         worker.ask(text.asked(outputs / file, text.own_pieces))
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused as error:
         return long, f"on {what} of {len(text.ids):,} tokens it can't be run: {error.cause}"
     assert text.logits is not None
     logits = np.load(outputs / file)

@@ -10,15 +10,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import LONG_MOST, LONG_SHORTEST, long_tokens
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.engines.task_profile import ValidatedTask
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Encode, ListSpecialTokens, Loaded, LongPass
 
 BEHIND = 64
@@ -43,15 +41,16 @@ SPAN = (8, 48)
 """Fewest and most tokens of a span, where all texts have been used up."""
 
 
-class Encoded(Protocol):
-    """A text as a model reads it; see `checks.texts.Encoded`."""
+@dataclass(frozen=True)
+class Encoded:
+    """One text as a model reads it."""
 
-    @property
-    def text(self) -> str: ...
-    @property
-    def ids(self) -> list[int]: ...
-    @property
-    def types(self) -> list[int] | None: ...
+    text: str
+    ids: list[int]
+    types: list[int] | None = None
+    """Segment of each token; None where there is one segment."""
+    first: str | None = None
+    """The question that goes before the text."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +210,7 @@ def _tells_segments_apart(live: EngineWorker, about: Loaded, *, readable: bool) 
         return False
     try:
         types = live.ask(Encode(texts=["b"], firsts=["a"])).types
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
+    except WorkerRefused:
         return False  # a tokenizer that reads no pairs
     return any(segment for row in types or [] for segment in row)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import pkgutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +17,10 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.safetensors import read_header
 from daemon.contract.values import Json, digest_of
-from handlers.child import warm
 from handlers.child.hints import Hints
 from handlers.models.folder import ModelFolder
-from handlers.toolchains import use
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.folders.programs import NoAnswer, asked
 from handlers.validate.miniature.stock import BARE, LIVE
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Teacher
@@ -97,19 +94,7 @@ def _stock(spec: EngineSpec, out: Path, scratch: Path) -> Json:
     """Give what the process says that makes the miniature and runs it as stock PEFT does."""
     file = scratch / "miniature-spec.json"
     file.write_text(spec.model_dump_json(), encoding="utf-8")
-    words = [str(file), str(out)]
     try:
-        if warm.is_forked():
-            done = warm.called(lambda: int(pkgutil.resolve_name(f"{MODULE}:main")(words)), SECONDS)
-        else:
-            done = subprocess.run(
-                use.command(use.own(), MODULE, *words), env=use.environment(use.own()), capture_output=True, text=True, encoding="utf-8",
-                errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-        said: Json = json.loads(done.stdout.strip().splitlines()[-1])
-        return said
-    except subprocess.TimeoutExpired:
-        return {"unlike": f"it took longer than {SECONDS} seconds"}
-    except (ValueError, IndexError):
-        lines = done.stderr.strip().splitlines()
-        return {"unlike": lines[-1][:300] if lines else f"exit code {done.returncode}"}
+        return asked(MODULE, [str(file), str(out)], SECONDS, lambda text: dict(json.loads(text.strip().splitlines()[-1])))
+    except NoAnswer as why:
+        return {"unlike": str(why)}

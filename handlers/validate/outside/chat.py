@@ -6,8 +6,6 @@ Called by an artifact's check, beside the example. The folder's script runs in a
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from handlers.folder.examples import CHAT
 from handlers.texts import chat
 from handlers.texts.rows import RowRefused
 from handlers.validate.files.expected import Expected
+from handlers.validate.folders.programs import NoAnswer, output_of
 
 SECONDS = 120
 MESSAGES = [{"role": "user", "content": "How are <you>?\n"}]
@@ -40,14 +39,7 @@ def fault(folder: Path, wanted: Expected | None) -> str | None:
         return None
     command = [sys.executable, "-I", "-c", _RUN, str(folder / CHAT), str(folder), json.dumps(MESSAGES)]
     try:
-        done = subprocess.run(
-            command, env=dict(os.environ), capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=SECONDS,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its {CHAT} took longer than {SECONDS} seconds"
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        return f"its {CHAT} does not run: {lines[-1][:300] if lines else f'exit code {done.returncode}'}"
-    mine = json.loads(done.stdout)
+        mine = json.loads(output_of(CHAT, command, SECONDS))
+    except NoAnswer as why:
+        return str(why)
     return None if mine == theirs else f"its {CHAT} writes {mine[:200]!r} instead of {theirs[:200]!r}"

@@ -8,8 +8,6 @@ the same token ids and get the same outputs.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from handlers.models import sentence
 from handlers.models.files import read_json
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
+from handlers.validate.folders.programs import NoAnswer, output_of
 
 SECONDS = 900
 _ROOM = 16
@@ -103,27 +102,11 @@ def _absent(folder: Path) -> tuple[str, ...]:
 
 def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, Any]:
     """Say why the script does not run, and what it says."""
-    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
     command = [sys.executable, "-I", "-c", _ALONE, " ".join(_absent(folder)), str(folder / NAME), *words]
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **limits},
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"its {NAME} took longer than {SECONDS} seconds", None
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        return f"its {NAME} does not run: {lines[-1][:300] if lines else f'exit code {done.returncode}'}", None
-    try:
-        return None, json.loads(done.stdout)
+        return None, json.loads(output_of(NAME, command, SECONDS, OMP_NUM_THREADS=str(threads), RAYON_NUM_THREADS=str(threads)))
+    except NoAnswer as why:
+        return str(why), None
     except ValueError:
         return f"its {NAME} does not answer in JSON", None
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract.formats.declaration import Variant
@@ -20,8 +18,8 @@ from handlers.toolchains import use
 from handlers.validate import findings
 from handlers.validate.checks.reference import Reference, padded_batch
 from handlers.validate.checks.samples import Sample
-from handlers.validate.findings import Finding
-from handlers.validate.folders import portability
+from handlers.validate.findings import Compared
+from handlers.validate.folders.programs import NoAnswer, asked
 from handlers.validate.twins.messages import STEPS, Answer, Order, Rounding, Text
 
 MODULE = "handlers.validate.twins.compare"
@@ -36,18 +34,6 @@ may make: sound graphs stay below 0.01."""
 NO_MEMORY = "there is too little memory for it; raise limits.memory_fraction, or use a larger machine"
 _SAFE_ROTATIONS = ("default", "linear", "llama3")
 """Kinds of rotary embeddings whose angles depend on the position alone, not on how long a text is."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """What was found out."""
-
-    figures: CheckFigures = field(default_factory=CheckFigures)
-    findings: tuple[Finding, ...] = ()
-    """That its stored weights are not merged ones rounded, that it computes another model than they give, that its activations are rounded
-    with a systematic error."""
-    notes: tuple[str, ...] = ()
-    """Why nothing was compared."""
 
 
 def compared(context: StageContext, variant: Variant, engine: str, reference: Reference, length: int | None) -> Compared:
@@ -65,15 +51,10 @@ def compared(context: StageContext, variant: Variant, engine: str, reference: Re
     file = Path(context.temporary) / "twin.json"
     file.write_text(order.model_dump_json(), encoding="utf-8")
     try:
-        done = portability.asked(MODULE, [str(file)], SECONDS, python=context.python)
-        return judged(Answer.model_validate_json(done.stdout.splitlines()[-1]), variant.name)
-    except subprocess.TimeoutExpired:
-        why = f"it took longer than {SECONDS} seconds"
-    except (ValueError, KeyError, TypeError, IndexError):
-        print(done.stderr, flush=True)  # into the attempt's log
-        lines = done.stderr.strip().splitlines()
-        why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return not_compared(why)
+        answer = asked(MODULE, [str(file)], SECONDS, lambda text: Answer.model_validate_json(text.splitlines()[-1]), python=context.python)
+    except NoAnswer as why:
+        return not_compared(str(why))
+    return judged(answer, variant.name)
 
 
 def texts(reference: Reference, length: int | None, *, far: bool) -> list[Text]:
@@ -106,12 +87,13 @@ def _angles_are_fixed(merged: Path) -> bool:
 
 
 def judged(answer: Answer, variant: str) -> Compared:
-    """Give what an answer of the comparison means for a variant."""
+    """Give what an answer of the comparison means for a variant: that its stored weights are not merged ones rounded, that it computes
+    another model than they give, that its activations are rounded with a systematic error; or a note, why nothing was compared."""
     if answer.left_out is not None:
         return not_compared(answer.left_out)
     reasons = [findings.weights(answer.weights, variant)] if answer.weights else []
     if not answer.tokens:
-        return Compared(findings=tuple(reasons))
+        return Compared(findings=reasons)
     error, figures = answer.error, CheckFigures(twin_error=answer.error)
     if error is None or error > answer.limit:
         far = "without limit" if error is None else f"by {error:.3g} standard deviations"
@@ -129,7 +111,7 @@ def judged(answer: Answer, variant: str) -> Compared:
         figures = figures.plus(rounding_error=rounding.share, rounding_slope=rounding.slope)
         if systematic := _systematic(rounding):
             reasons.append(findings.rounding(systematic, fallback(variant) or unquantized(variant), variant))
-    return Compared(figures, tuple(reasons))
+    return Compared(figures, reasons)
 
 
 def _ignored(error: float | None, side: str, limit: float) -> str:
@@ -157,4 +139,4 @@ def _systematic(figures: Rounding) -> str | None:
 
 def not_compared(why: str) -> Compared:
     """Say that nothing was compared, as a note."""
-    return Compared(notes=(f"its graph was not compared with the model that its own weights give: {why}",))
+    return Compared(notes=[f"its graph was not compared with the model that its own weights give: {why}"])

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from handlers.validate.engines.arrays import largest_difference, row_differences
+from handlers.validate.engines.arrays import largest_difference, row_differences, same_start
 from handlers.validate.engines.registry import Engine
 from handlers.validate.workers import decoding, long_pass
 from handlers.validate.workers.protocol import Decoding, Greedy, LongPass, Padding, Request, Teacher
@@ -267,8 +267,7 @@ class BatchingDriver(CausalDriver):
         tokens = [*ids, *decoded.tokens]
         shared = 0
         if self._last is not None and self._last[0] == self._state():
-            pairs = enumerate(zip(tokens, self._last[1], strict=False))
-            shared = next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(tokens), len(self._last[1])))
+            shared = same_start(tokens, self._last[1])
         if needed or shared < len(ids):
             whole, shared = self.rows(ids, decoded.tokens, None), len(tokens)
         else:
@@ -300,9 +299,7 @@ def _goes_along(request: Greedy) -> bool:
 
 def _until_departure(decoded: decoding.Decoded) -> list[int]:
     """Give what the model itself goes on with, up to the first token that is another one than was taken."""
-    pairs = enumerate(zip(decoded.chosen, decoded.tokens, strict=True))
-    place = next((place for place, (mine, theirs) in pairs if mine != theirs), len(decoded.tokens) - 1)
-    return decoded.chosen[: place + 1]
+    return decoded.chosen[: same_start(decoded.chosen, decoded.tokens) + 1]
 
 
 class LayerwiseDriver(CausalDriver):

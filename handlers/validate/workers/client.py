@@ -66,6 +66,10 @@ class WorkerFailed(Exception):
         """What it computed left the range of its numbers: a less quantized form may not."""
 
 
+class WorkerRefused(WorkerFailed):
+    """What a worker itself says that it can't do: it lives, and may be asked for something else."""
+
+
 class EngineWorker:
     """One engine in a child process; it takes `Load` first, then the other requests of `protocol`."""
 
@@ -110,8 +114,8 @@ class EngineWorker:
     def ask(self, request: Request[A], *, limit: float | None = None) -> A:
         """Give the answer to one request. `limit` is in seconds; by default that of loading or of any other, which grows with its tokens.
 
-        Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
-        together with the stage.
+        Raises WorkerRefused when the worker reports an error, WorkerFailed when it dies or gives no answer in time; Interrupted when it
+        was ended together with the stage.
         """
         usual = LOAD_SECONDS if request.reads_model else REQUEST_SECONDS
         seconds = usual + TOKEN_SECONDS * request.work_tokens if limit is None else limit
@@ -179,11 +183,11 @@ class EngineWorker:
 
 
 def answer_in(line: Json, request: Request[A]) -> A:
-    """Give what a worker answered to `request`. Raises WorkerFailed where that is an error."""
+    """Give what a worker answered to `request`. Raises WorkerRefused where that is an error."""
     if "error" not in line:
         return request.answer_of(line)
     failure = Failure.model_validate(line["error"])
     memory = failure.code == FaultCode.ENGINE and ("alloc" in failure.cause.lower() or "MemoryError" in failure.cause)
-    raise WorkerFailed(
+    raise WorkerRefused(
         failure.cause, failure.remedy or RETRY, failure.details, code=code_of(failure.code), transient=failure.transient or memory
     )

@@ -1,4 +1,4 @@
-"""JSON files beside the weights, read as users' programs meet them: what is missing or can't be read says nothing."""
+"""JSON files of a model's folder, read as users' programs meet them: what is missing or can't be read says nothing."""
 
 from __future__ import annotations
 
