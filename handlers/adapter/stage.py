@@ -25,7 +25,7 @@ from handlers.models import hub
 from handlers.models.files import TOKENIZER, TokenizerCopy, copy_tokenizer
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import task_of_config
-from handlers.validate.checks.base_likelihood import taken
+from handlers.validate.engines.registry import base_values
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -64,7 +64,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.5, "naming the base")
     named = hub.name_of(adapter.config.get("base_model_name_or_path"), Path(context.base))
     digest = base_digest(model, Path(context.cache), _alive(reporter))
-    content = base.written(named, adapter.config, digest, taken(context))
+    content = base.written(named, adapter.config, digest, base_values(context))
     _write(staging / base.FILE, content)
     reporter.progress(0.8, "writing adapter_config.json")
     published = config.cleaned(adapter.config, named.name)

@@ -7,9 +7,10 @@ its input and writes one file.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
-from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, BenchPoint, Spread
+from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.report import charts, units
@@ -44,10 +45,8 @@ def render(value: Bench) -> str:
             spread=spread,
             ratio=ratio,
             problems=[(entry.variant, point) for entry in value.variants for point in entry.points if point.problem],
-            speeds=[(said(value, place), rows) for place in places if (rows := _bars(value, place, rate_of, peer_rate_of, units.number))],
-            firsts=[
-                (said(value, place), rows) for place in places if (rows := _bars(value, place, first_of, peer_first_of, units.duration))
-            ],
+            speeds=[(said(value, place), rows) for place in places if (rows := _bars(value, place, "tokens_per_second", units.number))],
+            firsts=[(said(value, place), rows) for place in places if (rows := _bars(value, place, "prefill_seconds", units.duration))],
             starts=_start_bars(value, lambda start: start.start_seconds, units.duration),
             memory=_start_bars(value, lambda start: start.peak_rss_bytes, units.size),
         )
@@ -80,31 +79,9 @@ def said(value: Bench, place: Place) -> str:
     return f"{rows}{units.count(length, 'token')}, {units.count(threads, 'thread')}"
 
 
-def rate_of(point: BenchPoint) -> Spread | None:
-    """Its own figure of a chart of speeds."""
-    return point.tokens_per_second
-
-
-def peer_rate_of(point: BenchPoint) -> Spread | None:
-    """PyTorch's."""
-    return point.pytorch_tokens_per_second
-
-
-def first_of(point: BenchPoint) -> Spread | None:
-    """Its own figure of a chart of first passes."""
-    return point.prefill_seconds
-
-
-def peer_first_of(point: BenchPoint) -> Spread | None:
-    """PyTorch's."""
-    return point.pytorch_prefill_seconds
-
-
-Figure = Callable[[BenchPoint], Spread | None]
-
-
-def _bars(value: Bench, place: Place, own: Figure, peer: Figure, say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
-    """A bar for each variant, those with PyTorch beside them first."""
+def _bars(value: Bench, place: Place, figure: str, say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
+    """A bar of a figure of `BenchPoint` for each variant, those with PyTorch beside them first."""
+    own, peer = attrgetter(figure), attrgetter(f"pytorch_{figure}")
     rows = []
     for entry in value.variants:
         point = next((point for point in entry.points if (point.threads, point.batch, point.length) == place), None)
@@ -130,15 +107,11 @@ def _start_bars(value: Bench, figure: Callable[..., float], say: Callable[[float
     return tuple(charts.Bar(name, say(number), charts.share(number, largest), "measured") for name, number in rows)
 
 
-def spread(value: Spread | None) -> str:
-    """The quartiles of a time in words; "" where there are none."""
-    if value is None or value.rounds < 2:
-        return ""
-    return f"{units.duration(value.low)} to {units.duration(value.high)}"
+def spread(value: Spread | None, say: Callable[[float], str] = units.duration) -> str:
+    """The quartiles of a time, or of what else `say` writes, in words; "" where there are none."""
+    return "" if value is None or value.rounds < 2 else f"{say(value.low)} to {say(value.high)}"
 
 
 def ratio(value: Spread | None) -> str:
     """The quartiles of a number in words; "" where there are none."""
-    if value is None or value.rounds < 2:
-        return ""
-    return f"{units.number(value.low)} to {units.number(value.high)}"
+    return spread(value, units.number)

@@ -1,6 +1,6 @@
 """Geometry of the report's charts: where each mark stands, as shares of the width in percent.
 
-Pure; called by `handlers.report.html` and `handlers.report.bench_page`, drawn by charts.html. Positions are percentages and text sizes are
+Pure; called by `html` and `bench_page`, drawn by charts.html. Positions are percentages and text sizes are
 pixels, so that a chart is as readable on a telephone as on a wide screen. A chart without figures is None or empty.
 """
 

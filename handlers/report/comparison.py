@@ -89,35 +89,26 @@ def _perplexity(row: Compared) -> Cell | None:
     return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×{f' ({interval})' if interval else ''}")
 
 
-def _kl(row: Compared) -> Cell | None:
-    return None if row.kl is None else Cell(units.number(row.kl), _span(row.kl_interval))
-
-
-def _agreement(row: Compared) -> Cell | None:
-    return None if row.agreement is None else Cell(units.percent(row.agreement), _span(row.agreement_interval, units.percent))
-
-
 def _greedy(row: Compared) -> Cell | None:
     if row.greedy_same_median is None:
         return None
     return Cell(units.number(row.greedy_same_median), f"of {units.number(row.greedy_tokens_median)}")
 
 
-def _fine_tuning(row: Compared) -> Cell | None:
-    return None if row.fine_tuning is None else Cell(units.number(row.fine_tuning), _span(row.fine_tuning_interval))
+def _plain(key: str, show: Callable[[float], str] = units.number) -> Callable[[Compared], Cell | None]:
+    """What shows a figure with its interval, where it has one."""
+
+    def cell(row: Compared) -> Cell | None:
+        value = getattr(row, key)
+        return None if value is None else Cell(show(value), _span(getattr(row, f"{key}_interval", None), show))
+
+    return cell
 
 
-def _cosine(row: Compared) -> Cell | None:
-    return None if row.cosine_mean is None else Cell(f"{row.cosine_mean:.4f}")
-
-
-def _ranks(row: Compared) -> Cell | None:
-    return None if row.rank_correlation is None else Cell(f"{row.rank_correlation:.4f}")
-
-
-_COLUMNS = (
-    ("Perplexity", _perplexity), ("KL, nats", _kl), ("Agreement", _agreement), ("Same greedy tokens", _greedy),
-    ("Mean cosine", _cosine), ("Rank correlation", _ranks), ("Fine-tuning in it", _fine_tuning),
+_COLUMNS: tuple[tuple[str, Callable[[Compared], Cell | None]], ...] = (
+    ("Perplexity", _perplexity), ("KL, nats", _plain("kl")), ("Agreement", _plain("agreement", units.percent)),
+    ("Same greedy tokens", _greedy), ("Mean cosine", _plain("cosine_mean", "{:.4f}".format)),
+    ("Rank correlation", _plain("rank_correlation", "{:.4f}".format)), ("Fine-tuning in it", _plain("fine_tuning")),
 )  # fmt: skip
 
 FEW_TEXTS = 100

@@ -1,6 +1,6 @@
 """What was not verified, and what the verification can't show: the report's list of gaps, and of thresholds without force. Pure.
 
-Called by `handlers.report.build`. A check that is absent must not look like a check that passed, so each one that validation may leave out
+Called by `build`. A check that is absent must not look like a check that passed, so each one that validation may leave out
 is looked for by the figure that it would have given.
 """
 

@@ -24,11 +24,10 @@ from daemon.contract.jobs.benchmark import MEASURED, PEER, BenchRequest, BenchSt
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import read_json
-from handlers.toolchains import use
 from handlers.validate.engines.registry import EXACT, EngineSpec, engines
 from handlers.validate.engines.task_profile import ValidatedTask, subject_of
 from handlers.validate.speeds.series import Lost, Point, Series
-from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed
+from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed, toolchain_of
 from handlers.validate.workers.encoder_pass import TOKENS_A_PASS
 from handlers.validate.workers.protocol import AskStats, Loaded, Time
 
@@ -179,13 +178,7 @@ class _Model:
         if self.subject.kind not in engines()[engine]:
             remedy = "leave it out; `ckptd formats` lists the variants that this machine can make"
             raise WorkerFailed(f"its engine {engine} does not run models for {self.subject.task}", remedy, code=FaultCode.ENGINE_MISSING)
-        place = use.find(context, toolchain) if toolchain else None
-        if toolchain and place is None:
-            raise WorkerFailed(
-                f"the toolchain {toolchain} is not installed",
-                f"run `ckptd toolchain install {toolchain}`",
-                code=FaultCode.TOOLCHAIN_MISSING,
-            )
+        place = toolchain_of(context, toolchain)
         spec = EngineSpec(engine=engine, folder=str(folder), threads=threads, task=self.subject.task, sentence=self.subject.sentence)
         limits = context.limits.model_copy(update={"threads": threads})
         self._make: Callable[[], EngineWorker] = lambda: EngineWorker(name, spec, Path(context.temporary), limits, toolchain=place)

@@ -16,8 +16,7 @@ from handlers.texts import selection
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.rows import RowRefused, Turn
-from handlers.validate.checks import base_likelihood
-from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.registry import base_values, live_spec
 from handlers.validate.engines.task_profile import subject_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Continue, Decode, Encode, Rebase
@@ -58,15 +57,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 def _sampled(context: StageContext, reporter: Reporter, rendering: Rendering, count: int) -> list[str]:
     """Give texts that the live model writes after the first words of built-in ones; a fixed seed each. Raises WorkerFailed."""
     subject = subject_of(Path(context.inputs["merge"]))
-    spec = EngineSpec(
-        engine="torch" if context.base is None else "live", folder=context.pin, base=context.base, threads=context.limits.threads,
-        task=subject.task, weight=context.checkpoint.weight,
-        additions=tuple((str(folder), adapter.weight) for folder, adapter in context.additions),
-    )  # fmt: skip
+    spec = live_spec(context, "torch" if context.base is None else "live", subject)
     texts = []
     with EngineWorker("live", spec, Path(context.temporary), context.limits) as live:
         room = live.load().context_length
-        if (values := base_likelihood.taken(context)) != "original":
+        if (values := base_values(context)) != "original":
             live.ask(Rebase(values=values))
         for number, start in enumerate(starts(rendering, count)):
             reporter.progress(number / count, f"the live model writes calibration text {number + 1} of {count}")

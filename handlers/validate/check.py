@@ -7,7 +7,6 @@ where the box does.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,17 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import findings, record
-from handlers.validate.checks import answers, base_likelihood, room, scoring
+from handlers.validate.checks import room
 from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.finishing import finish
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
+from handlers.validate.engines.registry import artifact_spec, engine_for, engines
 from handlers.validate.folders import portability
 from handlers.validate.outside import external, optimum_reader
 from handlers.validate.twins import judging
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import AskStats, CompareWeights
+from handlers.validate.workers.protocol import CompareWeights
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -83,10 +83,7 @@ def _examine(
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
     engine = engine_for(variant.limits.engine, context, subject.kind)
-    spec = EngineSpec(
-        engine=engine, folder=folder, base=context.base, base_values=base_likelihood.taken(context),
-        threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
-    )  # fmt: skip
+    spec = artifact_spec(context, engine, folder, subject)
     outputs = scratch / "logits"
     # What it was made of is compared with it; the merge is there for its weights too, where it was not made of that at once.
     sources = (name for name in (variant.form_of, "merge") if variant.form_of and name in variant.needs)
@@ -100,15 +97,7 @@ def _examine(
             examination.findings.append(findings.weights(fault, variant.name))
         merged, exact = record.read_merged(context.inputs.get("merged")), variant.limits.exact
         examine(worker, reference, outputs, merged, tokenizer=True, exact=exact, progress=reporter.progress, result=examination)
-        said = answers.given(worker, reference.samples, exact=exact)
-        stats = worker.ask(AskStats())
-    rows_of, went_on = partial(logits_file, outputs), [prompt.tokens for prompt in examination.prompts]
-    scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
-    examination.figures = scoring.put_into(answers.put_into(examination.figures, went_on, reference, said), scores, marked)
-    examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
-    if (taken := as_taken(engine)) is not None:
-        output.fallbacks.append(taken)
-        examination.figures = examination.figures.plus(way=taken.taken)
+        finish(worker, engine, reference, outputs, examination, output, exact=exact)
     tokens = examination.prompts[0].tokens or []
     own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)

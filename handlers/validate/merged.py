@@ -6,21 +6,19 @@ the published folder is what runs. Where it can't be run and isn't published, th
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import findings, record
-from handlers.validate.checks import answers, scoring
-from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.examination import Examination, examine
+from handlers.validate.checks.finishing import finish
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
+from handlers.validate.engines.registry import EXACT, artifact_spec, engine_for
 from handlers.validate.folders import weights
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -53,19 +51,12 @@ def _examine(
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     subject = reference.subject
     engine = engine_for(EXACT.engine, context, subject.kind)
-    spec = EngineSpec(engine=engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
-    with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
+    with EngineWorker(
+        published or "merge", artifact_spec(context, engine, folder, subject), Path(context.temporary), context.limits
+    ) as worker:
         logits = record.logits_folder(staging)
         tokenizer, progress = published is not None, reporter.progress
         examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)
-        said = answers.given(worker, reference.samples, exact=True)
-        stats = worker.ask(AskStats())
-    rows_of, went_on = partial(logits_file, logits), [prompt.tokens for prompt in examination.prompts]
-    scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
-    examination.figures = scoring.put_into(answers.put_into(examination.figures, went_on, reference, said), scores, marked)
-    examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
+        finish(worker, engine, reference, logits, examination, output, exact=True)
     if published and (difference := weights.difference(Path(folder), Path(context.inputs["merge"]))):
         examination.findings.append(findings.weights(difference, published))
-    if (taken := as_taken(engine)) is not None:
-        output.fallbacks.append(taken)
-        examination.figures = examination.figures.plus(way=taken.taken)

@@ -6,36 +6,31 @@ relative, since outputs move to where they are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from daemon.contract import cpu
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
-from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures, Processor, figures_of
-from daemon.contract.jobs.messages import ArtifactCheck, Fallback, StageContext, Verdict
+from daemon.contract.jobs.figures import Processor
+from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import check_of
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination, Merged
 from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
-from handlers.validate.engines.task_profile import ValidatedTask
-from handlers.validate.length.text import LongText
 
 REFERENCE = "reference.json"
 CHECK = "check.json"
 _LOGITS = "logits"
-_FILES = ("logits", "base_logits", "rounded")
-"""What of a sample is a file there."""
-_LONG = ("long", "rare")
-_LONG_FILES = ("logits", "rounded")
 _KNOWN = "files"
 _MERGED = "merged.json"
+_STORED = TypeAdapter(Reference)
 OPERATION = "read what an earlier stage of the validation found"
 
 
@@ -59,53 +54,20 @@ def processor() -> Processor:
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
-    """Write all that checks compare with; its logits must lie in the folder already."""
-    value = dataclasses.asdict(reference)
-    value["samples"] = [{**sample, **{key: sample[key] and Path(sample[key]).name for key in _FILES}} for sample in value["samples"]]
-    for name in _LONG:
-        if value[name] is not None:
-            value[name] |= {key: value[name][key] and Path(value[name][key]).name for key in _LONG_FILES}
-    value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
-    value["figures"] = reference.figures.written()
-    value["adapter"] = reference.adapter.written() if reference.adapter else None
-    value["files"] = None  # it lies beside this file
-    value["bases"] = reference.bases.written() if reference.bases else None
-    _write(folder / REFERENCE, value)
+    """Write all that checks compare with; its logits must lie in the folder already, and its `files`, which are found there again."""
+    _write(folder / REFERENCE, _STORED.dump_python(reference, mode="json", exclude={"files"}, exclude_unset=True))
 
 
 def read_reference(folder: Path) -> Reference:
     """Give what `write_reference` wrote. Raises Permanent where it is none."""
     path = folder / REFERENCE
     try:
-        value = json.loads(path.read_bytes())
-        samples = [
-            Sample(**{**sample, **{key: folder / _LOGITS / sample[key] for key in _FILES if sample.get(key)}})
-            for sample in value.pop("samples")
-        ]
-        fallbacks = [Fallback.model_validate(fallback) for fallback in value.pop("fallbacks")]
-        labels = value["subject"].pop("labels")
-        thresholds = value["subject"].pop("thresholds")
-        subject = ValidatedTask(
-            labels=None if labels is None else tuple(labels),
-            thresholds=None if thresholds is None else tuple(thresholds),
-            **value.pop("subject"),
-        )
-        figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
-        adapter = figures_of(value.pop("adapter"), Likeness)
-        bases = figures_of(value.pop("bases"), BasesFigures)
-        for name in _LONG:
-            if (long := value[name]) is not None:
-                value[name] = LongText(**{**long, **{key: folder / _LOGITS / long[key] for key in _LONG_FILES if long.get(key)}})
-        value["files"] = folder / _KNOWN if (folder / _KNOWN).is_dir() else None
-        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
-    except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Permanent(
-            FaultCode.BAD_RECORD,
-            OPERATION,
-            f"{type(error).__name__}: {error}",
-            "run `ckptd retry` with the export's id; report it if it happens again",
-            path=path,
-        ) from None
+        reference = _STORED.validate_python(json.loads(path.read_bytes()), context=folder / _LOGITS)
+    except (OSError, ValueError) as error:
+        remedy = "run `ckptd retry` with the export's id; report it if it happens again"
+        raise Permanent(FaultCode.BAD_RECORD, OPERATION, f"{type(error).__name__}: {error}", remedy, path=path) from None
+    reference.files = folder / _KNOWN if (folder / _KNOWN).is_dir() else None
+    return reference
 
 
 def mark_comparable(folder: Path, tokens: list[list[int]]) -> None:

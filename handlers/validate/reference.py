@@ -25,7 +25,7 @@ from handlers.validate.checks import answers, base_likelihood, rounded, scoring
 from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.engines.registry import LAYERWISE, EngineSpec, as_taken, engine_for
+from handlers.validate.engines.registry import LAYERWISE, as_taken, base_values, engine_for, live_spec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
@@ -93,15 +93,12 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = engine_for("torch" if context.base is None else "live", context, subject.kind)
-    spec = EngineSpec(
-        engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
-        weight=context.checkpoint.weight, additions=tuple((str(folder), adapter.weight) for folder, adapter in context.additions),
-    )  # fmt: skip
+    spec = live_spec(context, engine, subject)
     warnings = proof.prove(spec, Path(context.cache), scratch, context.limits) if spec.base and engine.endswith(LAYERWISE) else []
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
-            values = base_likelihood.taken(context)
+            values = base_values(context)
             base_texts = BaseTexts(Path(context.cache), f"{context.base} {values}")
             merged = ModelFolder(Path(context.inputs["merge"]))
             seed = int.from_bytes(hashlib.sha256(context.checkpoint.digest.encode()).digest()[:8], "little")

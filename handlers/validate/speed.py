@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import Speed, SpeedFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.toolchains import use
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import EXACT, EngineSpec
+from handlers.validate.engines.registry import EXACT, artifact_spec
 from handlers.validate.speeds.turns import Peer, alone, race, summary
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed, toolchain_of
 from handlers.validate.workers.protocol import Timing
 
 
@@ -72,16 +69,7 @@ class _Timing:
 
     def worker(self, engine: str, folder: str, name: str, toolchain: str = "") -> EngineWorker:
         """Give a worker that has loaded no model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
-        subject = self._subject
-        spec = EngineSpec(
-            engine=engine, folder=folder, base=self._context.base, base_values=base_likelihood.taken(self._context),
-            threads=self._context.limits.threads, task=subject.task, sentence=subject.sentence,
-        )  # fmt: skip
-        place = use.find(self._context, toolchain) if toolchain else None
-        if toolchain and place is None:
-            remedy = f"run `ckptd toolchain install {toolchain}`"
-            cause = f"the toolchain {toolchain} is not installed (`ckptd toolchain install {toolchain}` installs it)"
-            raise WorkerFailed(cause, remedy, code=FaultCode.TOOLCHAIN_MISSING)
+        spec, place = artifact_spec(self._context, engine, folder, self._subject), toolchain_of(self._context, toolchain)
         return EngineWorker(name, spec, Path(self._context.temporary), self._context.limits, toolchain=place)
 
     def lost(self, what: str, error: WorkerFailed) -> None:

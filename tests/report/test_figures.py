@@ -133,7 +133,19 @@ def test_the_base_in_the_report_keeps_what_can_be_read(tmp_path: Path) -> None:
 
 SPEEDS = {name: {"tokens_per_second": 6.5 * ratio, "prefill_seconds": 0.5, "pytorch_tokens_per_second": 6.5, "speed_over_pytorch": ratio}
           for name, ratio in (("pytorch", 1.0), ("onnx", 2.5), ("onnx-int8", 4.5))}  # fmt: skip
-WHOLE = {"merge": facts.MERGE, "speed": {"speed": SPEEDS}, "reference": {"reference": facts.REFERENCE, "checked_on": facts.CHECKED_ON}}
+TEXTS = {
+    "sources": {"built-in texts": 6}, "texts": 6, "tokens": 700, "shortest": 8, "median": 90, "p95": 300, "longest": 301, "cut": 2,
+    "scripts": {"Latin": 0.93}, "unknown_share": 0.004, "byte_share": 0.1, "different_tokens": 210, "vocabulary_share": 0.0014,
+    "digest": "ab" * 32,
+}  # fmt: skip
+SCORES = {"texts": 6, "accuracy": 0.9, "macro_f1": 0.8, "exact_match": 0.5, "chrf": 71.0, "bleu": 30.0}
+WHOLE = {
+    "merge": facts.MERGE, "speed": {"speed": SPEEDS}, "onnx-int8-static": {"calibration": TEXTS},
+    "reference": {
+        "reference": {**facts.REFERENCE, "scores": SCORES, "base_scores": SCORES}, "checked_on": facts.CHECKED_ON, "texts": TEXTS,
+    },
+}  # fmt: skip
+"""Stage → all that it can say."""
 MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "speed": SpeedFigures, "reference": ReferenceFigures}
 Changes = list[tuple[tuple[str, ...], Any]]
 """Places in nested figures, and what comes there."""
@@ -142,9 +154,9 @@ BASE = {"base_bytes": "size_bytes", "parameters": "parameters", "base_dtype": "d
 
 
 def timed() -> JobFacts:
-    """An export that went well, with speeds."""
-    job = facts.succeeded()
-    return job.model_copy(update={"stages": (*job.stages, facts.done("speed", 90, 5, figures={"speed": SPEEDS}))})
+    """An export that went well, with speeds and calibration texts."""
+    job, more = facts.succeeded(), [facts.done(name, 90, 5, figures=WHOLE[name]) for name in ("onnx-int8-static", "speed")]
+    return job.model_copy(update={"stages": (*job.stages, *more)})
 
 
 def with_figures(job: JobFacts, figures: dict[str, Any]) -> JobFacts:
@@ -191,8 +203,8 @@ def damaged(changes: Changes, whole: dict[str, Any]) -> dict[str, Any]:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(changes=st.lists(st.tuples(st.sampled_from([place for place in places(WHOLE) if len(place) > 1]), ODD), max_size=4))
-def test_whatever_is_damaged_the_report_is_built_and_what_is_intact_is_kept(changes: Changes, tmp_path: Path) -> None:
+@given(changes=st.lists(st.tuples(st.sampled_from([place for place in places(WHOLE) if len(place) > 1]), ODD), max_size=8))
+def test_whatever_is_damaged_or_missing_the_report_is_built_and_what_is_intact_is_kept(changes: Changes, tmp_path: Path) -> None:
     figures = damaged(changes, WHOLE)
     report = build(facts.context(with_figures(timed(), figures), tmp_path))
     assert as_json(report) and render(report) and readme.render(report)
@@ -218,11 +230,12 @@ def test_whatever_is_damaged_the_report_is_built_and_what_is_intact_is_kept(chan
         assert all(visible(name) in told for name in names[:MOST_NAMES])
 
 
-CHECKED = facts.check("onnx", foreign={"engine": "optimum"}, cache_errors={"decoder": 0.1}).figures
+MORE = {"foreign": {"engine": "optimum"}, "cache_errors": {"decoder": 0.1}, "scores": SCORES, "completion": {"positions": 9, "kl": 0.01}}
+CHECKED = facts.check("onnx", **MORE).figures
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(changes=st.lists(st.tuples(st.sampled_from(places(CHECKED)), ODD), max_size=4))
+@given(changes=st.lists(st.tuples(st.sampled_from(places(CHECKED)), ODD), max_size=8))
 def test_whatever_is_damaged_in_a_check_its_other_figures_are_read(changes: Changes, tmp_path: Path) -> None:
     figures = damaged(changes, CHECKED)
     job = facts.made_all(facts.check("onnx").model_copy(update={"figures": figures}), facts.check("pytorch"))

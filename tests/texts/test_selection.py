@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.jobs.options import ValidateOptions
+from handlers.child.bounded import BoundedProcess
 from handlers.texts import chat, split
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.texts.rendering import CHARACTERS, ModelFiles, Rendering
@@ -221,6 +223,14 @@ def test_a_template_that_changes_earlier_turns_still_has_its_answers_marked(fold
     assert [text.text[start:end] for start, end in text.spans] == ["Hello!", "4"]
 
 
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[BoundedProcess]:
+    """What fills in templates, with a fifth of the usual time."""
+    process = BoundedProcess("handlers.texts.template_program", cpu_seconds=1, memory=1 << 30)
+    yield process
+    process.close()
+
+
 @pytest.mark.parametrize(
     "template",
     ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content.__class__.__mro__ }}", "{{ 1 / 0 }}",
@@ -228,7 +238,10 @@ def test_a_template_that_changes_earlier_turns_still_has_its_answers_marked(fold
      "{% macro m() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endmacro %}{{ m() }}",
      "{{ [[0] * 10 ** 8] | string }}", "{% for %}"],
 )  # fmt: skip
-def test_a_template_that_refuses_or_misbehaves_leaves_its_rows_out_with_the_reason(template: str, folder: Path, tmp_path: Path) -> None:
+def test_a_template_that_refuses_or_misbehaves_leaves_its_rows_out_with_the_reason(
+    template: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: BoundedProcess
+) -> None:
+    monkeypatch.setattr(chat, "_PROCESS", impatient)
     made = chat.ChatTemplate(template, {})
     rows = [{"messages": [{"role": "user", "content": "Hi"}]}] * 3 + [{"text": "plain"}] * 3 + [{"text": "other"}]
     compared = comparison_texts(ValidateOptions(data=jsonl(tmp_path / "a.jsonl", rows), samples=3), Rendering("causal", made))

@@ -29,6 +29,11 @@ from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers import worker
 from handlers.validate.workers.client import EngineWorker, WorkerFailed, answer_in
 from handlers.validate.workers.protocol import A, CompareWeights, Load, Loaded, Request
+from tests import models
+
+
+def quiet(fraction: float, message: str) -> None:
+    """Progress that nobody wants."""
 
 
 class Direct:
@@ -65,7 +70,7 @@ class Bench:
         direct, exact = cast(EngineWorker, Direct(variant, spec)), catalog().variants[variant].limits.exact
         merged = None if against is None else Merged(against)
         return examine(
-            direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=lambda fraction, message: None, result=result
+            direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=quiet, result=result
         )  # fmt: skip
 
     def told_of_weights(self, variant: str, folder: Path) -> str | None:
@@ -131,10 +136,22 @@ def measured(
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0, long_tokens=long_tokens)
     live = cast(EngineWorker, Direct("live", spec))
     model = LiveModel(live, subject, base_texts=base_texts or BaseTexts())
-    reference = measure(model, list(prompts), options, scratch, lambda fraction, message: None)
+    reference = measure(model, list(prompts), options, scratch, quiet)
     reference.special = special_tokens.expected(pin, base)
     expected.write(live, pin, base, merged, scratch / "files", readable=reference.readable, sentences=subject.sentence)
     reference.files = scratch / "files"
     if reference.long is not None:
         reference.long = replace(reference.long, halves=halves)
     return Bench(reference, subject, scratch, merged)
+
+
+def beside_live(spec: EngineSpec, merged: Path, scratch: Path, *, live_on: str = "original") -> tuple[ArtifactCheck, Reference]:
+    """The verdict about a merged folder beside the live model that `spec` loads and puts on the base `live_on`; and what that one said."""
+    scratch.mkdir()
+    subject = subject_of(merged)
+    live = cast(EngineWorker, Direct("live", spec.model_copy(update={"task": subject.task})))
+    options = ValidateOptions(samples=3, new_tokens=8, speed_tokens=0)
+    reference = measure(LiveModel(live, subject, live_on), models.TEXTS[:3], options, scratch, quiet)
+    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
+    examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=quiet)
+    return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"]), reference

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ADDITIONS, Addition, ArtifactCheck, StageContext, Verdict
-from daemon.contract.jobs.options import ValidateOptions
 from handlers.adapter import stage as adapter_stage
 from handlers.merge import merge_adapter
 from handlers.merge import stage as merge_stage
-from handlers.validate.checks.examination import examine
-from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import subject_of
-from handlers.validate.verdict import judge
-from handlers.validate.workers.client import EngineWorker
 from tests import models
 from tests.merge import helpers
-from tests.validate.bench import Direct
+from tests.validate.bench import beside_live
 
 Mixture = tuple[tuple[Path, float], ...]
-
-
-def quiet(fraction: float, message: str) -> None:
-    """Progress that nobody wants."""
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +31,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 def checked(base: Path, first: Path, merged: Path, scratch: Path, weight: float, others: Mixture) -> ArtifactCheck:
     """The verdict about a merged folder beside the live model with this mixture."""
-    scratch.mkdir()
-    subject = subject_of(merged)
     additions = tuple((str(folder), factor) for folder, factor in others)
     spec = EngineSpec(engine="live", folder=str(first), base=str(base), weight=weight, additions=additions)
-    live = LiveModel(cast(EngineWorker, Direct("live", spec)), subject)
-    reference = measure(live, models.TEXTS[:3], ValidateOptions(samples=3, new_tokens=8, speed_tokens=0), scratch, quiet)
+    check, reference = beside_live(spec, merged, scratch)
     assert reference.adapter is not None and reference.adapter.error_max is not None
     assert reference.adapter.error_max > 0.05, "the bare base is bare of all adapters"
-    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged))))
-    found = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=quiet)
-    return judge("pytorch", catalog().variants["pytorch"].limits, found, catalog().thresholds["pytorch"])
+    return check
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.6])
 def test_the_merge_of_all_equals_the_live_model_of_all_and_one_that_lacks_any_does_not(
-    weight: float, made: tuple[Path, Path, Path], tmp_path: Path
+    made: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    base, first, second = made
+    (base, first, second), weight = made, 0.6
     mixtures: dict[str, tuple[float, Mixture]] = {
         "all": (weight, ((second, 0.7),)), "without": (weight, ()), "other factor": (weight, ((second, -0.7),)),
         "other own factor": (weight + 0.5, ((second, 0.7),)),

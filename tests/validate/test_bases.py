@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import spec_of
@@ -22,37 +21,25 @@ from handlers.merge import merge_adapter
 from handlers.validate import merged
 from handlers.validate import reference as reference_stage
 from handlers.validate.checks import base_likelihood
-from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure
-from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import subject_of
-from handlers.validate.verdict import judge
+from handlers.validate.engines.registry import EngineSpec, base_values
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import A, Encode, Rebase, Request, Teacher
 from tests import models
 from tests.merge import helpers
 from tests.validate import zoo
-from tests.validate.bench import Direct
+from tests.validate.bench import Direct, beside_live, quiet
 from tests.validate.conftest import LIMITS
 
-QUIET: Any = lambda fraction, message: None  # noqa: E731
 
-
-def live_worker(base: Path, pin: Path, task: str = "text-generation") -> EngineWorker:
+def live_worker(base: Path, pin: Path) -> EngineWorker:
     """A worker in this process with base + adapter; nothing is loaded yet."""
-    return cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base), task=task)))
+    return cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base))))
 
 
 def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on: str) -> ArtifactCheck:
     """The verdict about a merged folder where the live model stands on the base `live_on`."""
-    scratch.mkdir()
-    subject = subject_of(merged)
-    options = ValidateOptions(samples=3, new_tokens=8, speed_tokens=0)
-    live = LiveModel(live_worker(base, pin, subject.task), subject, live_on)
-    reference = measure(live, models.TEXTS[:3], options, scratch, QUIET)
-    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
-    examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=QUIET)
-    return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"])
+    return beside_live(EngineSpec(engine="live", folder=str(pin), base=str(base)), merged, scratch, live_on=live_on)[0]
 
 
 def qwen3(root: Path) -> tuple[Path, Path]:
@@ -97,8 +84,9 @@ def classifier(root: Path) -> tuple[Path, Path]:
     return base, helpers.make_adapter(base, root / "pin", cls=AutoModelForSequenceClassification, **options)
 
 
-@pytest.mark.parametrize("values", ["dequantized", "dequantized-double"])
-@pytest.mark.parametrize("make", [qwen3, qwen3_dora, gpt2, classifier])
+@pytest.mark.parametrize(
+    ("make", "values"), [(qwen3, "dequantized-double"), *((make, "dequantized") for make in (qwen3, qwen3_dora, gpt2, classifier))]
+)
 def test_a_model_merged_into_the_base_of_a_qlora_training_equals_the_live_model_on_that_base_and_no_other(
     make: Callable[[Path], tuple[Path, Path]], values: str, tmp_path: Path
 ) -> None:
@@ -197,12 +185,11 @@ def compared(base: Path, pin: Path, root: Path, chosen: str, texts: list[str] = 
     """The figures of the comparison, and the reference that it was made from."""
     context = context_of(base, pin, root, chosen=chosen, **options)
     live = live_worker(base, pin)
-    reference = measure(LiveModel(live, base_values=base_likelihood.taken(context)), texts, context.work.validation, root, QUIET)
-    return base_likelihood.compare(live, reference, context, root, QUIET), reference
+    reference = measure(LiveModel(live, base_values=base_values(context)), texts, context.work.validation, root, quiet)
+    return base_likelihood.compare(live, reference, context, root, quiet), reference
 
 
-@pytest.mark.parametrize("learnt", ["original", "dequantized"])
-@pytest.mark.parametrize("chosen", ["original", "dequantized"])
+@pytest.mark.parametrize(("learnt", "chosen"), [("original", "original"), ("original", "dequantized"), ("dequantized", "original")])
 def test_the_base_that_an_adapter_learnt_against_fits_its_own_data_best(
     learnt: str, chosen: str, trained: dict[str, Path], pico_base: Path, tmp_path: Path
 ) -> None:
@@ -276,9 +263,9 @@ def test_a_base_that_is_stored_quantized_has_one_form(pico_base: Path, tmp_path:
     base = Path(shutil.copytree(pico_base, tmp_path / "base"))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "bitsandbytes"}}))
-    assert base_likelihood.taken(context_of(base, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
-    assert base_likelihood.taken(context_of(pico_base, tmp_path, tmp_path / "job", chosen="dequantized")) == "dequantized"
-    assert base_likelihood.taken(context_of(None, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
+    assert base_values(context_of(base, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
+    assert base_values(context_of(pico_base, tmp_path, tmp_path / "job", chosen="dequantized")) == "dequantized"
+    assert base_values(context_of(None, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
 
 
 def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
@@ -290,8 +277,8 @@ def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_bas
 
     context = context_of(pico_base, pico_checkpoint, tmp_path, chosen="original", bases=True)
     live = cast(EngineWorker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
-    reference = measure(LiveModel(live), models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
-    found = base_likelihood.compare(live, reference, context, tmp_path, QUIET)
+    reference = measure(LiveModel(live), models.TEXTS[:1], context.work.validation, tmp_path, quiet)
+    found = base_likelihood.compare(live, reference, context, tmp_path, quiet)
     assert found is not None and found.written() == {"chosen": "original", "skipped": "it ran out of memory"}
     assert any("it ran out of memory" in warning for warning in reference.warnings)
 

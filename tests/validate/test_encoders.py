@@ -238,7 +238,7 @@ def test_a_head_that_the_adapter_brings_makes_the_live_model_and_has_no_bare_bas
     assert adapter is not None and adapter.kl is not None and adapter.kl > 0.01
 
 
-@pytest.mark.parametrize("name", ["classes", "tags", "spans", "vectors"])
+@pytest.mark.parametrize("name", ["classes", "spans"])
 def test_a_graph_that_ignores_its_mask_is_caught_by_a_padded_batch(name: str, make: Make, tmp_path: Path) -> None:
     folder = artifacts.copy(make(name).onnx, tmp_path / "onnx")
     artifacts.ignore_input(folder, "attention_mask", 1)
@@ -272,16 +272,13 @@ def test_labels_with_other_names_fail_although_every_figure_is_right(make: Make,
     assert check.reasons[0] == "its labels have other names than the live model's: label 0 is 'LABEL_1' instead of 'LABEL_0'"
 
 
-@pytest.mark.parametrize(
-    ("name", "head"), [("classes", "classifier.weight"), ("tags", "classifier.weight"), ("number", "classifier.weight")]
-)
-def test_another_head_than_the_adapters_fails(name: str, head: str, make: Make, tmp_path: Path) -> None:  # R1.3
+def test_another_head_than_the_adapters_fails(make: Make, tmp_path: Path) -> None:  # R1.3
     from safetensors.torch import load_file, save_file
 
-    model = make(name)
+    model, head = make("classes"), "classifier.weight"
     folder = artifacts.copy(model.merged, tmp_path / "merged")
     weights = load_file(folder / "model.safetensors")
-    weights[head] = weights[head].roll(1, 0) if name != "number" else -weights[head]
+    weights[head] = weights[head].roll(1, 0)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     check = model.bench.check("pytorch", folder)
     assert check.verdict is Verdict.FAILED, check.figures

@@ -13,29 +13,24 @@ import transformers
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.options import MergeOptions, ValidateOptions
 from handlers.merge import merge_adapter
 from handlers.merge.adapters import adapter as merges_reading
 from handlers.merge.adapters.adapter import Adapter
-from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.adapters import packed_base
 from handlers.validate.engines.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import subject_of
-from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Load
 from tests import models
 from tests.merge import helpers, moe_zoo, zoo
 from tests.merge.test_methods import adapter_of
 from tests.merge.test_moe import of_older_peft
-from tests.validate.bench import Direct
+from tests.validate.bench import Direct, beside_live, quiet
 from tests.validate.conftest import LIMITS
 
-QUIET: Any = lambda fraction, message: None  # noqa: E731
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -52,13 +47,7 @@ def refused(pin: Path, base: Path) -> str:
 
 def checked(base: Path, pin: Path, merged: Path, scratch: Path) -> ArtifactCheck:
     """The verdict about a merged folder."""
-    scratch.mkdir()
-    worker = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base))))
-    options = ValidateOptions(samples=2, new_tokens=4, speed_tokens=0)
-    reference = measure(LiveModel(worker, subject_of(merged)), models.TEXTS[:2], options, scratch, QUIET)
-    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged))))
-    found = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=QUIET)
-    return judge("pytorch", catalog().variants["pytorch"].limits, found, catalog().thresholds["pytorch"])
+    return beside_live(EngineSpec(engine="live", folder=str(pin), base=str(base)), merged, scratch)[0]
 
 
 def scale_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +228,7 @@ def resize(base: Path, folder: Path, family: str, rows: int, **options: Any) -> 
 ADDED = zoo.VOCABULARY + 8
 SOUND: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
-    ("qwen3", {}),
+    ("qwen3", {"modules_to_save": ["embed_tokens"]}),
     ("llama", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
     ("llama", {"modules_to_save": ["embed_tokens", "lm_head"]}),
     ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]}),
@@ -312,7 +301,7 @@ def test_what_was_found_while_loading_is_a_warning_of_the_reference(tmp_path: Pa
     resize(base, tmp_path / "pin", "llama", ADDED, target_modules=["q_proj", "embed_tokens"])
     worker = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(tmp_path / "pin"), base=str(base))))
     options = ValidateOptions(samples=1, new_tokens=2, speed_tokens=0)
-    reference = measure(LiveModel(worker), ["return"], options, tmp_path, QUIET)
+    reference = measure(LiveModel(worker), ["return"], options, tmp_path, quiet)
     assert [one for one in reference.warnings if "lm_head.weight has 8 rows that no file holds" in one]
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from daemon.contract.errors import Permanent
@@ -96,34 +94,6 @@ def test_a_live_model_that_does_not_load_fails_the_stage_with_one_sentence(
     assert result.fault is not None
     assert result.fault.sentence().startswith("Could not run the live model as the reference (")
     assert "SafetensorError" in result.fault.cause and result.fault.details
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"target_modules": ["q_proj", "embed_tokens"]}, {"trainable_token_indices": [320, 327]}, {"modules_to_save": ["embed_tokens"]}],
-    ids=str,
-)
-def test_the_live_model_has_the_vocabulary_that_was_resized_in_training(options: dict[str, Any], pico_base: Path, tmp_path: Path) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    from handlers.validate.engines.live import LiveEngine
-
-    model = AutoModelForCausalLM.from_pretrained(pico_base, dtype=torch.float32)
-    model.resize_token_embeddings(328, mean_resizing=False)
-    trained = get_peft_model(model, LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **options})).eval()
-    for parameter in trained.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.1)
-    trained.save_pretrained(tmp_path / "adapter")
-    live = LiveEngine(EngineSpec(engine="live", folder=str(tmp_path / "adapter"), base=str(pico_base)))
-    ids = np.arange(300, 328)[None]
-    got = live.step(ids, np.ones_like(ids), np.arange(28)[None], None)[0]
-    with torch.inference_mode():
-        wanted = trained(input_ids=torch.tensor(ids)).logits.numpy()
-    assert got.shape[-1] == 328
-    assert np.abs(got - wanted[:, -got.shape[1] :]).max() < 1e-4
 
 
 def test_a_tokenizer_with_tokens_that_the_model_has_no_embedding_for_is_named(pico_base: Path, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
-from handlers.models.files import read_json, setting
 from handlers.models.folder import ModelFolder
 from handlers.validate.arithmetic.comparison import Comparison, surprise
 from handlers.validate.checks.foresight import Progress
 from handlers.validate.checks.reference import Reference, teacher_forced
+from handlers.validate.engines.registry import base_values, stored_quantized
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CanRebase, Rebase
 
@@ -29,26 +29,14 @@ MARGIN = 3.0
 """Standard errors by which another base must be better before a warning says so: two others are tried, and neighbours are alike."""
 
 
-def taken(context: StageContext) -> str:
-    """Give what `merge.base` comes to: "original" where there is no adapter, and for a base stored quantized, where it has no effect."""
-    wanted = context.work.merge.base
-    return "original" if wanted == "original" or context.base is None or stored_quantized(Path(context.base)) else wanted
-
-
 def method(context: StageContext) -> str:
     """Give what the live model is, for people."""
     if context.base is None:
         return "full fine-tune"
-    on = "" if taken(context) == "original" else f", on the {taken(context)} base"
+    on = "" if base_values(context) == "original" else f", on the {base_values(context)} base"
     mine = f"{context.checkpoint.method} adapter" + (f" × {context.checkpoint.weight:g}" if context.checkpoint.weight != 1 else "")
     others = "".join(f" + {adapter.name} × {adapter.weight:g}" for _, adapter in context.additions)
     return f"{mine}{others} applied at run time, not merged{on}"
-
-
-def stored_quantized(base: Path) -> bool:
-    """Tell whether a base is quantized as it lies on disk, by its config.json."""
-    config = read_json(base / "config.json", "read the base's configuration")
-    return bool(setting(config, "quantization_config") or config.get("compression_config"))
 
 
 def compare(live: EngineWorker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> BasesFigures | None:
@@ -56,7 +44,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
 
     The live worker holds another base afterwards. Where nothing could be compared the figures say why; a worker that fails is a reason.
     """
-    asked, chosen = context.work.validation.bases, taken(context)
+    asked, chosen = context.work.validation.bases, base_values(context)
     if context.base is None or not (asked or chosen != "original"):
         return None
     reason = _unfit(reference, context, Path(context.base))

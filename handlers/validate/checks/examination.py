@@ -14,7 +14,7 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.declaration import EXACT_CACHE
+from daemon.contract.formats.declaration import EXACT_CACHE, Limits
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate import findings
 from handlers.validate.arithmetic import growth
@@ -32,6 +32,7 @@ from handlers.validate.checks.reference import (
 )
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.arrays import same_start
+from handlers.validate.engines.registry import EXACT
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.files import expected
 from handlers.validate.files.compare import compare
@@ -108,7 +109,9 @@ def examine(
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
     result.add(compare(worker, reference.files, outputs, texts=tokenizer))
-    fault, known = stock_generation.fault(worker, reference, outputs, _limit(worker.name)) if tokenizer else (None, [])
+    fault, known = (
+        stock_generation.fault(worker, reference, outputs, max(EXACT_CACHE, _limits(worker.name).cache)) if tokenizer else (None, [])
+    )
     result.findings += [findings.changed("generation", fault, "settings of generation")] if fault else []
     result.notes += known
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
@@ -174,10 +177,10 @@ def _rare(reference: Reference, room: int | None) -> LongText | None:
     return text if isinstance(text, LongText) else None
 
 
-def _limit(variant: str) -> float:
-    """Give standard deviations of the logits that a variant's cached steps may be off."""
+def _limits(variant: str) -> Limits:
+    """Give the limits of a variant; of the merged model, where it is not published, the exact ones."""
     entry = catalog().variants.get(variant)
-    return EXACT_CACHE if entry is None else max(EXACT_CACHE, entry.limits.cache)
+    return EXACT if entry is None else entry.limits
 
 
 def _takes_batches(variant: str) -> bool:
@@ -186,15 +189,9 @@ def _takes_batches(variant: str) -> bool:
     return entry is None or bool({"merged", "dynamic axes"} & entry.traits)
 
 
-def _padding_limit(variant: str) -> float:
-    """Give standard deviations of the outputs that a row of a batch may be off."""
-    entry = catalog().variants.get(variant)
-    return EXACT_CACHE if entry is None else max(EXACT_CACHE, entry.limits.padding)
-
-
 def _batch_finding(worker: EngineWorker, reference: Reference, result: Examination, few: float) -> Finding | None:
     """Give what batches of many rows show, or those in which texts were decoded; nothing where `few` rows, |Δ| apart, show it too."""
-    limit = _padding_limit(worker.name)
+    limit = max(EXACT_CACHE, _limits(worker.name).padding)
     if not in_deviations(few, reference.logit_std) <= limit:
         return None
     return wide.finding(worker, reference, limit) or _apart_in_batches(reference, result)

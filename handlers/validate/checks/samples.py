@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from handlers.validate.length.text import Stored
 
 SHOWN = 4
 """Prompts whose answers people get to see: the first ones."""
@@ -24,7 +25,7 @@ class Sample:
     """Its text, None without a tokenizer."""
     keep: list[int]
     """Rows that are compared: of a language model's, positions of ids + tokens; see `texts.rows_that_count`."""
-    logits: Path
+    logits: Stored
     """.npy file of the live logits (len(keep), V) float32."""
     types: list[int] | None = None
     """Segment of each of `ids`, for tasks that read two texts at once."""
@@ -51,9 +52,9 @@ class Sample:
 
     base_rows: list[int] = field(default_factory=list)
     """Rows of `logits`, ascending, whose counterparts by the base without the adapter are kept; empty without a base."""
-    base_logits: Path | None = None
+    base_logits: Stored | None = None
     """.npy file of these, (len(base_rows), V) float32."""
-    rounded: Path | None = None
+    rounded: Stored | None = None
     """.npy file (len(keep), V) float32 of what the live model answers with its weights rounded; None where nobody asked."""
     piece: bool = False
     """It is a piece of the text that the sample before it is of too."""

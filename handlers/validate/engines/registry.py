@@ -10,6 +10,7 @@ GPU that is busy training.
 from __future__ import annotations
 
 import pkgutil
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,8 +22,10 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.models.files import read_json, setting
 from handlers.models.tasks import BY_NAME, Kind
 from handlers.validate.engines.generation_rules import Rules
+from handlers.validate.engines.task_profile import ValidatedTask
 
 
 class EngineSpec(BaseModel):
@@ -47,6 +50,34 @@ class EngineSpec(BaseModel):
     """Name in `handlers.models.tasks`: the task of the merged model."""
     sentence: bool = False
     """Whether it gives one vector a text, by the modules of sentence-transformers, and not one a token."""
+
+
+def base_values(context: StageContext) -> str:
+    """Give what `merge.base` comes to: "original" where there is no adapter, and for a base stored quantized, where it has no effect."""
+    wanted = context.work.merge.base
+    return "original" if wanted == "original" or context.base is None or stored_quantized(Path(context.base)) else wanted
+
+
+def stored_quantized(base: Path) -> bool:
+    """Tell whether a base is quantized as it lies on disk, by its config.json."""
+    config = read_json(base / "config.json", "read the base's configuration")
+    return bool(setting(config, "quantization_config") or config.get("compression_config"))
+
+
+def live_spec(context: StageContext, engine: str, subject: ValidatedTask) -> EngineSpec:
+    """Give what loads the live model of a job, on the base as it is stored."""
+    return EngineSpec(
+        engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
+        weight=context.checkpoint.weight, additions=tuple((str(folder), adapter.weight) for folder, adapter in context.additions),
+    )  # fmt: skip
+
+
+def artifact_spec(context: StageContext, engine: str, folder: str, subject: ValidatedTask) -> EngineSpec:
+    """Give what loads an artifact of a job; one that is an adapter goes over the base that the merge was made of."""
+    return EngineSpec(
+        engine=engine, folder=folder, base=context.base, base_values=base_values(context), threads=context.limits.threads,
+        task=subject.task, sentence=subject.sentence,
+    )  # fmt: skip
 
 
 class LoadedModel(Protocol):

@@ -47,7 +47,7 @@ def compare(worker: EngineWorker, known: Path | None, scratch: Path, *, texts: b
     artifact = _Folder(folder, worker.name, wanted, read)
     result = Compared()
     if texts:
-        if wanted.asked is not None and wanted.told is not None:
+        if wanted.asked is not None and wanted.answered is not None:
             transcript = worker.ask(wanted.asked)
             result.findings += artifact.tokenizer(known, made, transcript)
             result.notes += artifact.apart(transcript)
@@ -69,8 +69,8 @@ class _Folder:
     def tokenizer(self, known: Path, made: Path, transcript: Transcript) -> list[Finding]:
         """Compare the tokenizer: vocabulary, what it makes of texts, its settings."""
         wanted, problems = self.wanted, list[Finding]()
-        assert wanted.asked is not None and wanted.told is not None
-        behaviour = tokenizer.transcript_fault(wanted.asked, transcript, wanted.told)
+        assert wanted.asked is not None and wanted.answered is not None
+        behaviour = tokenizer.transcript_fault(wanted.asked, transcript, wanted.answered)
         places = [known / name for name in (CANONICAL, STORED) if (known / name).is_file()]
         mine = [*([made / CANONICAL] if self.read.tokenizer else []), *([file] if (file := self.path / CANONICAL).is_file() else [])]
         others = [path for path in mine if not any(path.read_bytes() == other.read_bytes() for other in places)]
@@ -85,7 +85,7 @@ class _Folder:
                 clauses.append(fault)
         if self.read.words and places:
             held = words.difference(values(made / WORDS), [values(path) for path in places])
-            clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, transcript, wanted.told)))
+            clauses[:0] = filter(None, (held, tokenizer.too_far_apart(wanted.asked, transcript, wanted.answered)))
         if not places and wanted.vocabulary and (own := self.read.vocabulary or dict(values(self.path / "vocab.json"))):
             clauses[:0] = [fault] if (fault := tokenizer.map_fault(own, wanted.vocabulary)) else []
         clauses[:0] = [self.read.tables] if self.read.tables else []
@@ -103,8 +103,8 @@ class _Folder:
 
     def apart(self, transcript: Transcript) -> list[str]:
         """Give what its own implementation of the tokenizer reads otherwise."""
-        assert self.wanted.asked is not None and self.wanted.told is not None
-        texts = tokenizer.told_apart(self.wanted.asked, transcript, self.wanted.told)
+        assert self.wanted.asked is not None and self.wanted.answered is not None
+        texts = tokenizer.told_apart(self.wanted.asked, transcript, self.wanted.answered)
         if not texts:
             return []
         some = ", ".join(repr(text[:40]) for text in texts[:NAMED])

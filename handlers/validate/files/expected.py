@@ -34,7 +34,8 @@ class Expected(Frozen):
 
     asked: Transcribe | None = None
     """None where there is no tokenizer."""
-    told: Transcript | None = None
+    answered: Transcript | None = Field(default=None, validation_alias="told", serialization_alias="told")
+    """What the live model's tokenizer makes of them."""
     vocabulary: dict[str, int] | None = None
     """Token → id, where no tokenizer.json can be made of the tokenizer."""
     templates: list[str] = Field(default_factory=list)
@@ -83,7 +84,7 @@ def write(
         copies=_copies(pin, base, sentences=sentences), present=_present(pin, base, merged),
         code={path.name: fingerprint(path) for source in reversed(folders) for path in source.glob("*.py") if path.is_file()},
     )  # fmt: skip
-    (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
+    (folder / FILE).write_text(json.dumps(expected.model_dump(by_alias=True), ensure_ascii=False), encoding="utf-8")
 
 
 def read(folder: Path | None) -> Expected | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from daemon.contract.values import Json
+from handlers.validate.folders.wording import NOTHING, instead
 
 _SILENT = ("transformers_version", "_from_model_config", "output_attentions", "output_hidden_states", "return_dict_in_generate")
 """Keys that decide nothing about what is generated."""
@@ -20,15 +21,13 @@ _USUAL = {"padding_side": "right", "truncation_side": "right"}
 """What transformers takes where a key is missing."""
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 """Classes of tokenizers that do what tokenizer.json says; others of transformers 5 bring rules of their own."""
-NAMED = 3
-_NOTHING = object()
 
 
 def difference(settings: Json, wanted: Json, defaults: Json) -> str | None:
     """Say which settings of generation are not `wanted`, as a clause; None where all are."""
     mine, theirs = (_meaning(side, defaults) for side in (settings, wanted))
-    wrong = [(key, mine.get(key), theirs.get(key)) for key in dict.fromkeys((*theirs, *mine)) if mine.get(key) != theirs.get(key)]
-    return _say([(key, settings.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key, _, _ in wrong])
+    wrong = [key for key in dict.fromkeys((*theirs, *mine)) if mine.get(key) != theirs.get(key)]
+    return instead([(key, settings.get(key, NOTHING), wanted.get(key, NOTHING)) for key in wrong]) or None
 
 
 def tokenizer_difference(settings: Json, wanted: Json, also: Json) -> str | None:
@@ -38,7 +37,7 @@ def tokenizer_difference(settings: Json, wanted: Json, also: Json) -> str | None
     kinds = [_class(form) for form in (wanted, also)]
     if _class(settings) not in (*kinds, *GENERIC, None):
         wrong.append("tokenizer_class")
-    return _say([(key, settings.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in wrong])
+    return instead([(key, settings.get(key, NOTHING), wanted.get(key, NOTHING)) for key in wrong]) or None
 
 
 def _tokenizer_value(key: str, settings: Json) -> Any:
@@ -63,14 +62,3 @@ def _meaning(settings: Json, defaults: Json) -> dict[str, Any]:
         if key not in _SILENT and plain not in (None, [], {}) and (key not in defaults or defaults[key] != plain):
             meanings[key] = plain
     return meanings
-
-
-def _say(wrong: list[tuple[str, Any, Any]]) -> str | None:
-    if not wrong:
-        return None
-    named = ", ".join(f"{key} is {_value(mine)} instead of {_value(theirs)}" for key, mine, theirs in wrong[:NAMED])
-    return named + (f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
-
-
-def _value(value: Any) -> str:
-    return "not set" if value is _NOTHING else repr(value)[:80]

@@ -12,6 +12,7 @@ from typing import Any
 
 from daemon.contract.values import Json
 from handlers.models.files import setting
+from handlers.validate.folders.wording import instead
 
 TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size")
@@ -31,34 +32,34 @@ def difference(settings: Json, config: Json, generation: Json, tokenizer: Mappin
 
     `tokenizer`: ids that the tokenizer's own special tokens have, for a runtime that may take them from there, by the same keys.
     """
-    wrong: list[str] = []
+    wrong: list[tuple[str, Any, Any]] = []
     for key in TOKENS:
         said = next((value for value in (generation.get(key), setting(config, key)) if value is not None), None)
         own = (tokenizer or {}).get(key)
         known = [_unify(value) for value in (said, own) if value is not None]
         if key in settings and known and _unify(settings[key]) not in known:
-            wrong.append(_say(key, settings[key], own if said is None else said))
+            wrong.append((key, settings[key], own if said is None else said))
     sizes = {key: setting(config, key) for key in SIZES}
     heads, width = sizes["num_attention_heads"], sizes["hidden_size"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     sizes["head_dim"] = sizes["head_dim"] or (width // heads if heads and width else None)
-    wrong += [_say(key, settings[key], value) for key, value in sizes.items() if value is not None and settings.get(key, value) != value]
+    wrong += [(key, settings[key], value) for key, value in sizes.items() if value is not None and settings.get(key, value) != value]
     for key, usual in SEARCH.items():
         value = generation.get(key)
         wanted = usual if value is None else value
         if key in settings and not math.isclose(float(settings[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
-            wrong.append(_say(key, settings[key], wanted))
+            wrong.append((key, settings[key], wanted))
     ends = {
         end for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) if value is not None for end in _unify(value)
     }
     if ends and (odd := [token for token in settings.get(ENDS, ()) if token not in ends]):
-        wrong.append(_say("the end of a text", odd[0], sorted(ends)))
+        wrong.append(("the end of a text", odd[0], sorted(ends)))
     lengths = [setting(config, key) for key in POSITIONS]
     length = next((length for length in lengths if isinstance(length, int)), None)
     if length is not None:
         windows = {length, setting(config, "sliding_window")}  # a runtime that knows no window may stop where it begins to matter
-        wrong += [_say(key, settings[key], length) for key in LENGTHS if key in settings and settings[key] not in windows]
-    return ", ".join(wrong) or None
+        wrong += [(key, settings[key], length) for key in LENGTHS if key in settings and settings[key] not in windows]
+    return instead(wrong, len(wrong)) or None
 
 
 def tokens_difference(named: Json, names: dict[str, str], tokenizer: Json) -> str | None:
@@ -68,17 +69,11 @@ def tokens_difference(named: Json, names: dict[str, str], tokenizer: Json) -> st
     """
     ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     known = {key: ids[text] for key in TOKENS if (text := names.get(key.removesuffix("_id"))) in ids}
-    return (
-        ", ".join(_say(f"its tokenizer's {key}", named[key], value) for key, value in known.items() if named.get(key, value) != value)
-        or None
-    )
+    wrong = [(f"its tokenizer's {key}", named[key], value) for key, value in known.items() if named.get(key, value) != value]
+    return instead(wrong, len(wrong)) or None
 
 
 def _unify(value: Any) -> Any:
     """Give a token, or tokens, as a set: their order says nothing."""
     tokens = value if isinstance(value, list) else [value]
     return frozenset(int(token) for token in tokens)
-
-
-def _say(key: str, value: Any, wanted: Any) -> str:
-    return f"{key} is {value!r} instead of {wanted!r}"

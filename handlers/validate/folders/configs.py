@@ -13,15 +13,13 @@ from typing import Any
 
 from daemon.contract.values import Json
 from handlers.models.older_readers import UntranslatableError, translated
+from handlers.validate.folders.wording import NOTHING, instead
 
 OWN = ("dtype", "torch_dtype", "quantization_config", "transformers_version", "_name_or_path")
 """Keys that a form has of its own, or that decide nothing."""
-NAMED = 3
-_SHOWN = 80
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Type in a safetensors file → its name in config.json."""
 _ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_NOTHING = object()
 
 
 def difference(config: Json, wanted: Json, *, added: bool = False) -> str | None:
@@ -31,15 +29,11 @@ def difference(config: Json, wanted: Json, *, added: bool = False) -> str | None
         older = translated(wanted)
     mine, theirs, also = (_leaves(settings) for settings in (config, wanted, older))
     wrong = [
-        (key, mine.get(key, _NOTHING), theirs.get(key, also.get(key, _NOTHING)))
+        (key, mine.get(key, NOTHING), theirs.get(key, also.get(key, NOTHING)))
         for key in (theirs if added else dict.fromkeys((*theirs, *mine)))
-        if not any(_same(mine.get(key, _NOTHING), other.get(key, _NOTHING)) for other in (theirs, also))
+        if not any(_same(mine.get(key, NOTHING), other.get(key, NOTHING)) for other in (theirs, also))
     ]
-    if not wrong:
-        return None
-    clauses = ", ".join(f"{key} is {_show(value)} instead of {_show(before)}" for key, value, before in wrong[:NAMED])
-    more = f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-    return f"its config.json is not that of the model that it was made of: {clauses}{more}"
+    return f"its config.json is not that of the model that it was made of: {instead(wrong)}" if wrong else None
 
 
 def form_fault(config: Json, wanted: Json, stored: Collection[str]) -> str | None:
@@ -74,7 +68,3 @@ def _leaves(value: Any, path: str = "") -> Json:
 
 def _same(first: Any, second: Any) -> bool:
     return first == second and isinstance(first, bool) == isinstance(second, bool)
-
-
-def _show(value: Any) -> str:
-    return "not set" if value is _NOTHING else repr(value)[:_SHOWN]

@@ -14,6 +14,7 @@ from typing import Any
 from daemon.contract.values import Json
 from handlers.models.files import has_tokenizer, setting
 from handlers.texts.reading import values
+from handlers.validate.folders.wording import NOTHING, instead
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -56,7 +57,7 @@ def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None =
         wrong += [("the end of a text", list(ends)[:8], lost)] if lost else []
     if not wrong:
         return None
-    clauses = ", ".join(f"{key} is {_show(own)} instead of {_show(value)}" for key, own, value in wrong)
+    clauses = instead([(key, NOTHING if own is None else own, value) for key, own, value in wrong], len(wrong))
     return f"its special tokens are not the live model's: {clauses}"
 
 
@@ -73,7 +74,3 @@ def _names(config: Json, older: Json) -> dict[str, str]:
     tokens = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
     return {key: value for key, value in texts.items() if isinstance(value, str)}
-
-
-def _show(value: Any) -> str:
-    return "not set" if value is None else repr(value)

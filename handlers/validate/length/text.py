@@ -10,8 +10,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, PlainSerializer, ValidationInfo
 
 from daemon.contract.formats.stages import LONG_MOST, LONG_SHORTEST, long_tokens
 from handlers.texts.built_in import BUILT_IN
@@ -41,6 +43,14 @@ SPAN = (8, 48)
 """Fewest and most tokens of a span, where all texts have been used up."""
 
 
+def _found_in(path: Path, info: ValidationInfo) -> Path:
+    return info.context / path if isinstance(info.context, Path) else path
+
+
+Stored = Annotated[Path, PlainSerializer(lambda path: path.name), AfterValidator(_found_in)]
+"""A .npy file beside a stage's record, in which it is named without its folder: that is the context in which the record is read."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """One text as a model reads it."""
@@ -66,9 +76,9 @@ class LongText:
     """An artifact's steps."""
     limited: str | None
     """Why it is shorter than it should be, as a clause; None where it is not."""
-    logits: Path | None = None
+    logits: Stored | None = None
     """.npy file of the live model's rows (len(keep), V) float32; None until it has read the text."""
-    rounded: Path | None = None
+    rounded: Stored | None = None
     """The same of the live model with rounded weights; None where nobody asked."""
     targets: list[int] | None = None
     """An encoder-decoder's output."""

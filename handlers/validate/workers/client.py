@@ -19,7 +19,7 @@ from types import TracebackType
 
 from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.values import Json
 from handlers.child import process, warm
 from handlers.child.progress import Interrupted
@@ -180,6 +180,16 @@ class EngineWorker:
         if kind is not None:
             self._process.kill()
         self.close()
+
+
+def toolchain_of(context: StageContext, name: str) -> Path | None:
+    """Give the folder of a toolchain in whose Python a worker is to run; None for "". Raises WorkerFailed where it is not installed."""
+    place = use.find(context, name) if name else None
+    if name and place is None:
+        install = f"`ckptd toolchain install {name}`"
+        cause = f"the toolchain {name} is not installed ({install} installs it)"
+        raise WorkerFailed(cause, f"run {install}", code=FaultCode.TOOLCHAIN_MISSING)
+    return place
 
 
 def answer_in(line: Json, request: Request[A]) -> A:

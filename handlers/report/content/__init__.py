@@ -1,0 +1,1 @@
+"""From the journal's facts to the report as data."""
