@@ -197,16 +197,7 @@ def _stage(stage: StageFacts, context: StageContext) -> Stage:
 
 
 def _attempt(attempt: AttemptFacts) -> Attempt:
-    return Attempt(
-        number=attempt.number,
-        strategy=attempt.strategy,
-        outcome=attempt.outcome,
-        started=attempt.started,
-        ended=attempt.ended,
-        seconds=_between(attempt.started, attempt.ended),
-        log=attempt.log,
-        fault=attempt.fault,
-    )
+    return Attempt(seconds=_between(attempt.started, attempt.ended), **attempt.model_dump(exclude={"estimate"}))
 
 
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:

@@ -17,6 +17,7 @@ from daemon.contract.values import Json
 from handlers.models.files import setting
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.generation_rules import tokens_of
 from handlers.validate.files import expected
 from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode, Generate, Generated, Teacher
@@ -46,7 +47,7 @@ def fault(worker: EngineWorker, reference: Reference, outputs: Path, limit: floa
     if wanted is None or wanted.generation is None or reference.subject.kind != "causal":
         return None, []
     settings = {**{key: value for key, value in wanted.defaults.items() if value is not None}, **wanted.generation}
-    ends = _tokens(settings.get("eos_token_id", setting(wanted.config, "eos_token_id")))
+    ends = frozenset(tokens_of(settings.get("eos_token_id", setting(wanted.config, "eos_token_id"))))
     sample, count = _chosen(reference.samples, ends)
     try:
         made = worker.ask(Generate(ids=sample.ids, tokens=count))
@@ -114,7 +115,7 @@ def _scores(row: np.ndarray, seen: Sequence[int], place: int, rules: Json, ends:
     scores, known = row.copy(), np.unique([token for token in seen if token < len(row)])
     if (penalty := float(rules.get("repetition_penalty") or 1.0)) != 1.0 and len(known):
         scores[known] = np.where(scores[known] < 0, scores[known] * penalty, scores[known] / penalty)
-    banned = {*_tokens(rules.get("suppress_tokens")), *(_tokens(rules.get("begin_suppress_tokens")) if place == 0 else ())}
+    banned = {*tokens_of(rules.get("suppress_tokens")), *(tokens_of(rules.get("begin_suppress_tokens")) if place == 0 else ())}
     for word in rules.get("bad_words_ids") or []:
         if list(seen[len(seen) - len(word) + 1 :]) == list(word[:-1]) or len(word) == 1:
             banned.add(word[-1])
@@ -125,7 +126,3 @@ def _scores(row: np.ndarray, seen: Sequence[int], place: int, rules: Json, ends:
         banned |= ends
     scores[[token for token in banned if 0 <= token < len(scores)]] = -np.inf
     return scores
-
-
-def _tokens(value: Any) -> frozenset[int]:
-    return frozenset() if value is None else frozenset(value if isinstance(value, list | tuple) else [value])

@@ -14,6 +14,14 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
 
 
+def tokenizer_json(folder: Path) -> str | None:
+    """Give tokenizer.json with all that it says, as the library tokenizers reads it; None where there is none."""
+    from tokenizers import Tokenizer  # not in every toolchain
+
+    path = folder / "tokenizer.json"
+    return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
+
+
 class ExportedFolder:
     """Configuration and tokenizer of a folder."""
 
@@ -49,11 +57,8 @@ class ExportedFolder:
         return self._loaded_tokenizer().decode_whole(ids)
 
     def tokenizer_json(self) -> str | None:
-        """Give tokenizer.json with all that it says, as the library tokenizers reads it; None where there is none."""
-        from tokenizers import Tokenizer  # not in every toolchain
-
-        path = self._folder / "tokenizer.json"
-        return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
+        """See `tokenizer_json`."""
+        return tokenizer_json(self._folder)
 
     def _loaded_tokenizer(self) -> tokenizers.FolderTokenizer:
         if self._tokenizer is None:

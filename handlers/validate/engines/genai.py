@@ -20,6 +20,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.folder import genai_config
+from handlers.validate.engines.exported_folder import tokenizer_json
 from handlers.validate.engines.registry import EngineSpec
 
 genai: Any = importlib.import_module("onnxruntime_genai")  # it has no type information
@@ -123,11 +124,8 @@ class GenaiEngine:
         return str(self._own_tokenizer().decode(np.array(ids, np.int32)))
 
     def tokenizer_json(self) -> str | None:
-        """Give tokenizer.json, which onnxruntime-genai reads, as the library tokenizers reads it; None where there is none."""
-        from tokenizers import Tokenizer
-
-        path = self._folder / "tokenizer.json"
-        return str(Tokenizer.from_file(str(path)).to_str()) if path.is_file() else None
+        """Give tokenizer.json, which onnxruntime-genai reads; see `exported_folder.tokenizer_json`."""
+        return tokenizer_json(self._folder)
 
     def runtime_settings(self) -> Json:
         """Give what onnxruntime-genai reads from genai_config.json, in transformers' names; sizes as the file says them."""

@@ -42,13 +42,14 @@ class Rules:
         return int(np.argmax(scores))
 
 
-def _tokens(value: Any) -> tuple[int, ...]:
+def tokens_of(value: Any) -> tuple[int, ...]:
+    """Give the tokens that a setting names: none, one, or a list."""
     return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def end_tokens(generation: Json, config: Json) -> tuple[int, ...]:
     """Give tokens that end a text; generation_config.json goes before config.json."""
-    return _tokens(generation.get("eos_token_id", config.get("eos_token_id")))
+    return tokens_of(generation.get("eos_token_id", config.get("eos_token_id")))
 
 
 def read_rules(generation: Json, config: Json) -> Rules:
@@ -64,5 +65,5 @@ def read_rules(generation: Json, config: Json) -> Rules:
         cause = "neither generation_config.json nor config.json names a decoder_start_token_id"
         raise Permanent(FaultCode.NO_START_TOKEN, "decode with the model", cause, "name the token that decoding starts with in config.json")
     words = [word[0] for word in get("bad_words_ids") or [] if len(word) == 1]
-    banned = tuple(dict.fromkeys([*words, *_tokens(get("suppress_tokens"))]))
-    return Rules(start, get("forced_bos_token_id"), banned, _tokens(get("begin_suppress_tokens")), end_tokens(generation, config))
+    banned = tuple(dict.fromkeys([*words, *tokens_of(get("suppress_tokens"))]))
+    return Rules(start, get("forced_bos_token_id"), banned, tokens_of(get("begin_suppress_tokens")), end_tokens(generation, config))

@@ -10,13 +10,14 @@ import hashlib
 import json
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from daemon.contract.values import Frozen, Json
 from handlers.models import sentence
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER, has_tokenizer, setting
 from handlers.texts import chat
 from handlers.texts.reading import values
+from handlers.validate.engines.generation_rules import tokens_of
 from handlers.validate.engines.sentence import settings_of
 from handlers.validate.files import probes
 from handlers.validate.workers.client import EngineWorker
@@ -32,10 +33,12 @@ _APART = (CANONICAL, TOKENIZER_CONFIG)
 class Expected(Frozen):
     """What the live model says, and the questions."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     asked: Transcribe | None = None
     """None where there is no tokenizer."""
-    answered: Transcript | None = Field(default=None, validation_alias="told", serialization_alias="told")
-    """What the live model's tokenizer makes of them."""
+    answered: Transcript | None = Field(default=None, validation_alias="told")
+    """What the live model's tokenizer makes of them; earlier releases wrote it under the other name."""
     vocabulary: dict[str, int] | None = None
     """Token → id, where no tokenizer.json can be made of the tokenizer."""
     templates: list[str] = Field(default_factory=list)
@@ -78,13 +81,13 @@ def write(
     first = {name: next((values(source / name) for source in folders if (source / name).is_file()), None) for name in (CONFIG, GENERATION)}
     settings = spoken / TOKENIZER_CONFIG
     expected = Expected(
-        asked=asked, told=transcript, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
+        asked=asked, answered=transcript, vocabulary=read.vocabulary, templates=template.texts, more_templates=template.named,
         names=chat.special_tokens(spoken), tokenizer_config=values(settings) if settings.is_file() else None,
         generation=read.generation, defaults=read.defaults or {}, stated=first[GENERATION] is not None, config=values(merged / CONFIG),
         copies=_copies(pin, base, sentences=sentences), present=_present(pin, base, merged),
         code={path.name: fingerprint(path) for source in reversed(folders) for path in source.glob("*.py") if path.is_file()},
     )  # fmt: skip
-    (folder / FILE).write_text(json.dumps(expected.model_dump(by_alias=True), ensure_ascii=False), encoding="utf-8")
+    (folder / FILE).write_text(json.dumps(expected.model_dump(), ensure_ascii=False), encoding="utf-8")
 
 
 def read(folder: Path | None) -> Expected | None:
@@ -98,7 +101,7 @@ def read(folder: Path | None) -> Expected | None:
 def ends(wanted: Expected) -> frozenset[int]:
     """Give tokens that end a text: those of generation_config.json, and of config.json."""
     said = ((wanted.generation or {}).get("eos_token_id"), setting(wanted.config, "eos_token_id"))
-    return frozenset(token for value in said if value is not None for token in (value if isinstance(value, list) else [value]))
+    return frozenset(token for value in said for token in tokens_of(value))
 
 
 def fingerprint(path: Path) -> str:

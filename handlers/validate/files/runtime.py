@@ -12,6 +12,7 @@ from typing import Any
 
 from daemon.contract.values import Json
 from handlers.models.files import setting
+from handlers.validate.engines.generation_rules import tokens_of
 from handlers.validate.folders.wording import instead
 
 TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
@@ -49,9 +50,7 @@ def difference(settings: Json, config: Json, generation: Json, tokenizer: Mappin
         wanted = usual if value is None else value
         if key in settings and not math.isclose(float(settings[key]), float(wanted), rel_tol=1e-6):  # it may hold them in 32 bits
             wrong.append((key, settings[key], wanted))
-    ends = {
-        end for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) if value is not None for end in _unify(value)
-    }
+    ends = {end for value in (generation.get("eos_token_id"), setting(config, "eos_token_id")) for end in tokens_of(value)}
     if ends and (odd := [token for token in settings.get(ENDS, ()) if token not in ends]):
         wrong.append(("the end of a text", odd[0], sorted(ends)))
     lengths = [setting(config, key) for key in POSITIONS]
@@ -75,5 +74,4 @@ def tokens_difference(named: Json, names: dict[str, str], tokenizer: Json) -> st
 
 def _unify(value: Any) -> Any:
     """Give a token, or tokens, as a set: their order says nothing."""
-    tokens = value if isinstance(value, list) else [value]
-    return frozenset(int(token) for token in tokens)
+    return frozenset(map(int, tokens_of(value)))
