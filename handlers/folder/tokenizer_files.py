@@ -37,7 +37,7 @@ def place(checkpoint: Path, base: Path | None, folder: Path) -> Completed:
         return Completed(None, "neither the checkpoint nor the base has a tokenizer")
     completed = replace(complete(folder), chat_template=copied.chat_template)
     if copied.chat_template:
-        examples.place_chat(folder)
+        examples.place_beside(examples.CHAT, folder)
     return completed
 
 
@@ -66,7 +66,7 @@ def _marian(tokenizer: Any, folder: Path) -> Completed:
         ids, made = list(tokenizer(text)["input_ids"]), list(tokenizer(text_target=text)["input_ids"])
         if reader.encode(text) != ids or reader.decode(made) != tokenizer.decode(made, skip_special_tokens=True):
             return _unread(f"the text {text!r} becomes other tokens without transformers than with it")
-    examples.place_marian(folder)
+    examples.place_beside(examples.MARIAN, folder)
     return Completed("marian")
 
 

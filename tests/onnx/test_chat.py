@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handlers.folder.examples import CHAT, place_chat
+from handlers.folder.examples import CHAT, place_beside
 from tests import models
 from tests.onnx.conftest import Exported
 
@@ -41,7 +41,7 @@ def tokenizer_with(template: Any, folder: Path, **options: Any) -> Any:
     tokenizer = models.make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder, **options)
-    place_chat(folder)
+    place_beside(CHAT, folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

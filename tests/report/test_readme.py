@@ -18,7 +18,7 @@ import pytest
 
 from daemon.contract.jobs.messages import FileEntry, JobFacts, Verdict
 from handlers.child.progress import Reporter
-from handlers.folder.examples import place, place_marian
+from handlers.folder.examples import MARIAN, place, place_beside
 from handlers.models.tasks import TASKS, Task
 from handlers.pytorch.format import FORMAT as PYTORCH
 from handlers.report import readme, usage
@@ -268,7 +268,7 @@ def test_the_onnx_examples_need_nothing_but_onnxruntime_tokenizers_and_numpy(tas
     place(task.name, tmp_path)
     imported = set(re.findall(r"^ *(?:import|from) (\w+)", (tmp_path / "example.py").read_text(), re.MULTILINE))
     assert imported - sys.stdlib_module_names == {"numpy", "onnxruntime", "tokenizers"}
-    place_marian(tmp_path)
+    place_beside(MARIAN, tmp_path)
     imported = set(re.findall(r"^ *(?:import|from) (\w+)", (tmp_path / "marian_tokenizer.py").read_text(), re.MULTILINE))
     assert imported - sys.stdlib_module_names == {"sentencepiece"}
 

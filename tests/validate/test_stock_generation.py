@@ -108,7 +108,7 @@ def test_the_script_of_a_folder_writes_what_the_checkpoints_template_writes(tmp_
     template = "{% for one in messages %}[{{ one.content }}]{% endfor %}{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
     wanted = Expected(templates=[template], names={"eos_token": "</s>"})
     assert chat.fault(tmp_path, wanted) is None, "a folder without it has nothing to compare"
-    examples.place_chat(tmp_path)
+    examples.place_beside(examples.CHAT, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert chat.fault(tmp_path, wanted) is None

@@ -8,7 +8,6 @@ fp32 model and one block's copy of it. Needs a model of embedding, layers, norm 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from handlers.families.causal import CausalReference, refer
 from handlers.families.chain.check import largest_error
 from handlers.families.chain.modules import BlockModel, EmbeddingModel, HeadModel, obstacle
 from handlers.families.trace_cases import tested
-from handlers.folder import examples
 from handlers.folder.chain_signature import EMBEDDING, BlockSignature, Link, links
 from handlers.graphs import shared_weights
 from handlers.graphs.graph_file import let_go
@@ -208,11 +206,6 @@ def turn_back(head: ir.Model, embedding: torch.Tensor) -> None:
         head.graph.insert_before(head.graph[0], turned)
         del head.graph.initializers[old.name or ""]
         head.graph.register_initializer(weight)
-
-
-def place_example(folder: Path) -> None:
-    """Put the script that runs a chain into its folder."""
-    shutil.copyfile(Path(examples.__file__).with_name("chain.py"), folder / examples.NAME)
 
 
 def forms(extra: Json, per_graph: int, reason: str) -> list[Fallback]:

@@ -15,8 +15,11 @@ from handlers.models.tasks import BY_NAME
 
 NAME = "example.py"
 MARIAN = "marian_tokenizer.py"
+"""Reads a Marian's tokenizer."""
 CHAT = "chat_template.py"
+"""Fills in a chat template."""
 ACTIVATIONS = "activations.py"
+"""Shows activations."""
 
 
 def place(task: str, folder: Path) -> None:
@@ -24,16 +27,6 @@ def place(task: str, folder: Path) -> None:
     shutil.copyfile(Path(__file__).with_name(f"{BY_NAME[task].kind}.py"), folder / NAME)
 
 
-def place_marian(folder: Path) -> None:
-    """Put the reader of a Marian's tokenizer into `folder`."""
-    shutil.copyfile(Path(__file__).with_name(MARIAN), folder / MARIAN)
-
-
-def place_chat(folder: Path) -> None:
-    """Put what fills in a chat template into `folder`."""
-    shutil.copyfile(Path(__file__).with_name(CHAT), folder / CHAT)
-
-
-def place_activations(folder: Path) -> None:
-    """Put the script that shows activations into `folder`."""
-    shutil.copyfile(Path(__file__).with_name(ACTIVATIONS), folder / ACTIVATIONS)
+def place_beside(name: str, folder: Path) -> None:
+    """Put one of MARIAN, CHAT and ACTIVATIONS into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(name), folder / name)

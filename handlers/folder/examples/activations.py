@@ -30,11 +30,11 @@ def run(tokens: list[int], segments: list[int], names: list[str]) -> dict[str, A
         "input_ids": tokens, "attention_mask": [1] * count, "position_ids": list(range(count)), "token_type_ids": segments,
     }  # fmt: skip
     feeds = {}
-    for one in session.get_inputs():
-        if one.name.startswith("past_key_values."):  # the cache starts empty: (batch, key-value heads, 0, head dimension)
-            feeds[one.name] = np.zeros((1, one.shape[1], 0, one.shape[3]), DTYPES[one.type])
+    for port in session.get_inputs():
+        if port.name.startswith("past_key_values."):  # the cache starts empty: (batch, key-value heads, 0, head dimension)
+            feeds[port.name] = np.zeros((1, port.shape[1], 0, port.shape[3]), DTYPES[port.type])
         else:
-            feeds[one.name] = np.array([given[one.name]], DTYPES[one.type])
+            feeds[port.name] = np.array([given[port.name]], DTYPES[port.type])
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
@@ -50,14 +50,14 @@ def main() -> None:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     encoding = tokenizer.encode(options.text)
-    found = run(encoding.ids, encoding.type_ids, [one["name"] for one in listed])
+    values = run(encoding.ids, encoding.type_ids, [output["name"] for output in listed])
     print("tokens:", " ".join(json.dumps(token, ensure_ascii=False) for token in encoding.tokens))
-    for one in listed:
-        value = found[one["name"]]
+    for output in listed:
+        value = values[output["name"]]
         size = float(np.sqrt(np.square(value, dtype=np.float64).mean()))
-        print(f"{one['name']} {value.shape} {size:.4g}: {one['meaning']}")
+        print(f"{output['name']} {value.shape} {size:.4g}: {output['meaning']}")
     if options.npz:
-        np.savez(options.npz, input_ids=np.array([encoding.ids], np.int64), **found)
+        np.savez(options.npz, input_ids=np.array([encoding.ids], np.int64), **values)
 
 
 if __name__ == "__main__":

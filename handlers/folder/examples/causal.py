@@ -5,6 +5,10 @@
 
 Needs onnxruntime, tokenizers and numpy; --chat, for a model with a chat template, jinja2 too. The key-value cache goes back into the graph
 after each step; where the graph can do that, past and present are the same buffer, so that nothing is copied.
+
+A model may be a chain of graphs, in the order of graphs.json: what a graph gives as `next_hidden_states` the next one takes as
+`hidden_states`, and each has the cache of its own layers. With --one-at-a-time only one graph is in memory, and each is loaded again for
+each token: slow, for models larger than the memory.
 """
 
 from __future__ import annotations
@@ -27,14 +31,20 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
+def read(name: str) -> dict[str, Any]:
+    """A JSON file of this folder; empty where it is missing."""
+    path = FOLDER / name
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return value
+
+
 def end_tokens() -> set[int]:
     """Tokens after which the model has nothing more to say."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        if (FOLDER / name).is_file():
-            ends = json.loads((FOLDER / name).read_text(encoding="utf-8")).get("eos_token_id")
-            found.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    return found
+        ends = read(name).get("eos_token_id")
+        tokens.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return tokens
 
 
 def session(name: str) -> Any:
@@ -42,56 +52,74 @@ def session(name: str) -> Any:
     return onnxruntime.InferenceSession(FOLDER / name, providers=["CPUExecutionProvider"])
 
 
-def shares_cache() -> bool:
-    """Whether the graph can write what is new into the buffer that holds its past."""
-    about = FOLDER / "graphs.json"
-    return about.is_file() and "model" in json.loads(about.read_text(encoding="utf-8"))["extra"].get("shared_cache", ())
+def graph_files() -> list[str]:
+    """The graphs in the order in which they run."""
+    files = [graph["file"] for graph in read("graphs.json").get("graphs", ())]
+    return files if len(files) > 1 else ["model.onnx"]
 
 
 class Steps:
-    """Runs the graph on the tokens that are new, and keeps the key-value cache."""
+    """Runs the graphs on the tokens that are new, and keeps the key-value cache."""
 
-    def __init__(self, graph: Any, longest: int) -> None:
-        self.graph = graph
-        self.inputs = {one.name: one for one in graph.get_inputs()}
-        self.outputs = [one.name for one in graph.get_outputs() if one.name == "logits" or one.name.startswith("present.")]
-        past = [one for name, one in self.inputs.items() if name.startswith("past_key_values.")]
-        self.shared = bool(past) and shares_cache()
-        # (batch, key-value heads, tokens, head dimension): room for all tokens where past and present share it, else empty at first.
-        room = longest if self.shared else 0
-        self.past = {one.name: np.zeros((1, one.shape[1], room, one.shape[3]), DTYPES[one.type]) for one in past}
+    def __init__(self, files: list[str], longest: int, keep: bool = True) -> None:
+        self.files = files
+        self.graphs = {name: session(name) for name in files} if keep else {}
+        self.past: dict[str, np.ndarray] = {}
+        # Where past and present share their buffer, there is room for all tokens in it.
+        self.room = longest if "model" in read("graphs.json").get("extra", {}).get("shared_cache", ()) else 0
 
     def logits(self, new: list[int], total: int) -> np.ndarray:
         """Of the new tokens, which are the last of `total`."""
-        feeds: dict[str, Any] = {
+        values: dict[str, Any] = {
             "input_ids": np.array([new], np.int64),
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(total - len(new), total, dtype=np.int64)[None],
         }
-        feeds = {name: value.astype(DTYPES[self.inputs[name].type]) for name, value in feeds.items() if name in self.inputs}
-        if self.shared:
-            return self._in_place(feeds)
-        result = dict(zip(self.outputs, self.graph.run(self.outputs, {**feeds, **self.past}), strict=True))
-        self.past = {name: result[name.replace("past_key_values", "present", 1)] for name in self.past}
-        logits: np.ndarray = result["logits"]
-        return logits
+        outputs: dict[str, np.ndarray] = {}
+        for file in self.files:
+            graph = self.graphs.get(file) or session(file)
+            outputs = self._run(graph, values)
+            del graph
+            values["hidden_states"] = outputs.get("next_hidden_states")
+        return outputs["logits"]
 
-    def _in_place(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
-        binding = self.graph.io_binding()
+    def _run(self, graph: Any, values: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The logits, or the hidden states for the next graph; what the graph gives of its cache is kept."""
+        feeds = {}
+        for port in graph.get_inputs():
+            if port.name.startswith("past_key_values."):
+                if port.name not in self.past:  # (batch, key-value heads, tokens, head dimension)
+                    self.past[port.name] = np.zeros((1, port.shape[1], self.room, port.shape[3]), DTYPES[port.type])
+                feeds[port.name] = self.past[port.name]
+            else:
+                feeds[port.name] = values[port.name].astype(DTYPES[port.type])
+        if feeds.keys() & self.past.keys() and self.room:
+            return self._run_in_place(graph, feeds)
+        names = [port.name for port in graph.get_outputs()]
+        names = [name for name in names if name in ("logits", "next_hidden_states") or name.startswith("present.")]
+        outputs = dict(zip(names, graph.run(names, feeds), strict=True))
+        for name in names:
+            if name.startswith("present."):
+                self.past[name.replace("present", "past_key_values", 1)] = outputs.pop(name)
+        return outputs
+
+    def _run_in_place(self, graph: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same where the graph writes what is new into the buffer that holds its past."""
+        binding = graph.io_binding()
         for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
-        for name, cache in self.past.items():
-            where = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+            if name not in self.past:
+                binding.bind_cpu_input(name, value)
+                continue
+            where = ("cpu", 0, value.dtype, value.shape, value.ctypes.data)
             binding.bind_input(name, *where)
             binding.bind_output(name.replace("past_key_values", "present", 1), *where)
         binding.bind_output("logits", "cpu")
-        self.graph.run_with_iobinding(binding)
-        return np.array(binding.get_outputs()[-1].numpy())
+        graph.run_with_iobinding(binding)
+        return {"logits": np.array(binding.get_outputs()[-1].numpy())}
 
 
-def generate(graph: Any, tokens: list[int], count: int) -> list[int]:
+def generate(steps: Steps, tokens: list[int], count: int) -> list[int]:
     """Greedy continuation of `tokens` by at most `count` tokens."""
-    steps = Steps(graph, len(tokens) + count)
     ends, made, new = end_tokens(), list[int](), tokens
     while len(made) < count:
         following = int(steps.logits(new, len(tokens) + len(made))[0, -1].argmax())
@@ -121,16 +149,16 @@ def main() -> None:
     parser.add_argument("--chat", action="store_true", help="the text is a question: put it by the model's chat template, print the answer")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
+    parser.add_argument("--one-at-a-time", action="store_true", help="keep one graph in memory, and load each for each token")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     # A file that was saved in training may hold the padding and the length of its batches.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    graph = session("model.onnx")
     text = chat_text(options.prompt) if options.chat else options.prompt
     tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself
-    made = generate(graph, tokens, options.tokens)
-    shown = [*([] if options.chat else tokens), *(one for one in made if one not in end_tokens())]
+    made = generate(Steps(graph_files(), len(tokens) + options.tokens, not options.one_at_a_time), tokens, options.tokens)
+    shown = [*([] if options.chat else tokens), *(token for token in made if token not in end_tokens())]
     print(json.dumps(made) if options.ids else tokenizer.decode(shown))
 
 

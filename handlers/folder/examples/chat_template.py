@@ -34,11 +34,11 @@ def template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for name in ("tokenizer_config.json", "chat_template.json"):
-        found = _json(folder / name).get("chat_template")
-        if isinstance(found, list):
-            found = next((one["template"] for one in found if one.get("name") == "default"), None)
-        if isinstance(found, str):
-            return found
+        text = _json(folder / name).get("chat_template")
+        if isinstance(text, list):
+            text = next((named["template"] for named in text if named.get("name") == "default"), None)
+        if isinstance(text, str):
+            return text
     return None
 
 

@@ -119,7 +119,7 @@ class Model:
         """The text of a special token: as the tokenizer's files name it, else the first of `usual` that the tokenizer has."""
         said = TOKENS.get(name) or read("special_tokens_map.json").get(name)
         said = said.get("content") if isinstance(said, dict) else said
-        return next((one for one in (said, *usual) if one and self.tokenizer.token_to_id(one) is not None), None)
+        return next((text for text in (said, *usual) if text and self.tokenizer.token_to_id(text) is not None), None)
 
     def encode(self, text: str, pair: str | None = None) -> Any:
         """Tokens of one text or of two, at most as many as the model reads."""
@@ -140,11 +140,11 @@ class Model:
     def run(self, encoding: Any) -> Outputs:
         """The outputs for one input."""
         given = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
-        feeds = {one.name: np.array([given[one.name]], np.int64) for one in self.session.get_inputs()}
-        names = [one.name for one in self.session.get_outputs()]
-        found = {name: np.asarray(value, np.float32) for name, value in zip(names, self.session.run(names, feeds), strict=True)}
-        self.seen.append({**feeds, **found})
-        return found
+        feeds = {port.name: np.array([given[port.name]], np.int64) for port in self.session.get_inputs()}
+        names = [port.name for port in self.session.get_outputs()]
+        outputs = {name: np.asarray(value, np.float32) for name, value in zip(names, self.session.run(names, feeds), strict=True)}
+        self.seen.append({**feeds, **outputs})
+        return outputs
 
 
 def classes(model: Model, text: str, options: argparse.Namespace) -> Any:
@@ -166,7 +166,7 @@ def classes(model: Model, text: str, options: argparse.Namespace) -> Any:
 
 def spans(model: Model, text: str, options: argparse.Namespace) -> Any:
     """Neighbouring tokens of one label as a span: B- begins one, I- continues one, O is none."""
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     windows = model.windows(text, None, model.length, stride(model.length, options))
     for window in windows:
         groups: list[dict[str, Any]] = []
@@ -182,12 +182,12 @@ def spans(model: Model, text: str, options: argparse.Namespace) -> Any:
             groups[-1]["scores"].append(score)
             groups[-1]["end"] = end
             last = kind
-        found += [one for one in groups if one["label"] != "O"]
+        listed += [group for group in groups if group["label"] != "O"]
     rows = []
-    for one in without_overlaps(found) if len(windows) > 1 else found:
-        start, end = trimmed(text, one["start"], one["end"])
+    for span in without_overlaps(listed) if len(windows) > 1 else listed:
+        start, end = trimmed(text, span["start"], span["end"])
         if start < end:
-            rows.append({"label": one["label"], "score": round(mean(one), 4), "start": start, "end": end, "text": text[start:end]})
+            rows.append({"label": span["label"], "score": round(mean(span), 4), "start": start, "end": end, "text": text[start:end]})
     return rows
 
 
@@ -196,14 +196,14 @@ def mean(span: dict[str, Any]) -> float:
     return float(np.mean(span["scores"]))
 
 
-def without_overlaps(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_overlaps(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Spans in the text's order; of two that overlap, as windows do, the longer one, and of two equally long ones the likelier."""
     kept: list[dict[str, Any]] = []
-    for one in sorted(found, key=lambda span: span["start"]):
-        if not kept or not kept[-1]["start"] <= one["start"] < kept[-1]["end"]:
-            kept.append(one)
-        elif (one["end"] - one["start"], mean(one)) > (kept[-1]["end"] - kept[-1]["start"], mean(kept[-1])):
-            kept[-1] = one
+    for span in sorted(listed, key=lambda span: span["start"]):
+        if not kept or not kept[-1]["start"] <= span["start"] < kept[-1]["end"]:
+            kept.append(span)
+        elif (span["end"] - span["start"], mean(span)) > (kept[-1]["end"] - kept[-1]["start"], mean(kept[-1])):
+            kept[-1] = span
     return kept
 
 
@@ -259,19 +259,23 @@ def fillings(model: Model, text: str, options: argparse.Namespace) -> Any:
     if mask is None:
         sys.exit("The tokenizer's files name no mask_token")
     encoding, number = model.encode(text.replace("[MASK]", mask), options.pair), model.tokenizer.token_to_id(mask)
-    places = [place for place, one in enumerate(encoding.ids) if one == number]
+    places = [place for place, token in enumerate(encoding.ids) if token == number]
     if not places:
         sys.exit(f"The text needs a {mask} (or [MASK]) where something is to be filled in, among the {model.length} tokens that are read")
-    logits, found = model.run(encoding)["logits"][0], []
+    logits, filled = model.run(encoding)["logits"][0], []
     for place in places:
         shares, rows = softmax(logits[place]), []
-        for one in np.argsort(-shares, kind="stable")[: options.top]:
-            rows.append({"token": int(one), "text": model.tokenizer.decode([int(one)]), "score": round(float(shares[one]), 4)})
+        for token in map(int, np.argsort(-shares, kind="stable")[: options.top]):
+            rows.append({"token": token, "text": model.tokenizer.decode([token]), "score": round(float(shares[token]), 4)})
             if len(places) == 1:
-                filled = [*encoding.ids[:place], int(one), *encoding.ids[place + 1 :]]
-                rows[-1]["sequence"] = model.tokenizer.decode(filled)
-        found.append(rows)
-    return found[0] if len(found) == 1 else found
+                rows[-1]["sequence"] = model.tokenizer.decode([*encoding.ids[:place], token, *encoding.ids[place + 1 :]])
+        filled.append(rows)
+    return single(filled)
+
+
+def single(rows: list[Any]) -> Any:
+    """The answer where there is but one."""
+    return rows[0] if len(rows) == 1 else rows
 
 
 def prompt_of(options: argparse.Namespace, *kinds: str) -> str:
@@ -293,25 +297,25 @@ def compared(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         distances: np.ndarray = -np.linalg.norm(rows[:, None] - columns[None], ord=order, axis=-1)
         return distances
     if kind != "dot":
-        rows, columns = (one / np.maximum(np.linalg.norm(one, axis=-1, keepdims=True), 1e-12) for one in (rows, columns))
+        rows, columns = (made / np.maximum(np.linalg.norm(made, axis=-1, keepdims=True), 1e-12) for made in (rows, columns))
     products: np.ndarray = rows @ columns.T
     return products
 
 
 def vectors(model: Model, texts: Sequence[str], options: argparse.Namespace) -> Any:
     """A vector for each text and their similarity; of a query, its vector first. For a model without pooling, a vector for each token."""
-    if "sentence_embedding" not in [one.name for one in model.session.get_outputs()]:
-        found = []
+    if "sentence_embedding" not in [port.name for port in model.session.get_outputs()]:
+        of_texts = []
         for text in texts:
             encoding = model.encode(text, options.pair)
-            found.append({"tokens": encoding.tokens, "vectors": rounded(model.run(encoding)["last_hidden_state"][0])})
-        return found[0] if len(found) == 1 else found
+            of_texts.append({"tokens": encoding.tokens, "vectors": rounded(model.run(encoding)["last_hidden_state"][0])})
+        return single(of_texts)
     kinds = ("document", "passage", "corpus") if options.query is not None else ()
     pairs = [(prompt_of(options, *kinds), text) for text in texts]
     if options.query is not None:
         pairs.insert(0, (prompt_of(options, "query"), options.query))
-    pooling = [read(f"{one['path']}/config.json") for one in modules() if str(one.get("type", "")).endswith(".Pooling")]
-    if any(prompt for prompt, _ in pairs) and any(one.get("include_prompt") is False for one in pooling):
+    pooling = [read(f"{module['path']}/config.json") for module in modules() if str(module.get("type", "")).endswith(".Pooling")]
+    if any(prompt for prompt, _ in pairs) and any(config.get("include_prompt") is False for config in pooling):
         sys.exit(
             "This model's vectors leave the prompt's tokens out, which the graph can't do: use SentenceTransformer, or --prompt-text ''"
         )
@@ -361,13 +365,12 @@ def main() -> None:
     if task == "feature-extraction":
         result = vectors(model, texts, options)
     else:
-        found = [EACH[task](model, text, options) for text in texts]
-        result = found[0] if len(found) == 1 else found
+        result = single([EACH[task](model, text, options) for text in texts])
     if options.npz:
         runs: dict[str, dict[str, Any]] = (
-            {f"{number}.": one for number, one in enumerate(model.seen)} if len(model.seen) > 1 else {"": model.seen[0]}
+            {f"{number}.": values for number, values in enumerate(model.seen)} if len(model.seen) > 1 else {"": model.seen[0]}
         )
-        np.savez(options.npz, **{before + name: value for before, one in runs.items() for name, value in one.items()})
+        np.savez(options.npz, **{before + name: value for before, values in runs.items() for name, value in values.items()})
     print(json.dumps(result, ensure_ascii=False))
 
 

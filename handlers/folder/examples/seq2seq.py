@@ -68,12 +68,12 @@ def translate(source: list[int], count: int) -> list[int]:
     """Greedy target tokens of a source."""
     ids, mask = np.array([source], np.int64), np.ones((1, len(source)), np.int64)
     encoder, decoder = session("encoder_model.onnx"), session("decoder_model_merged.onnx")
-    inputs = {one.name: one for one in decoder.get_inputs()}
-    outputs = [one.name for one in decoder.get_outputs()]
+    inputs = {port.name: port for port in decoder.get_inputs()}
+    outputs = [port.name for port in decoder.get_outputs()]
     (states,) = encoder.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
     past = {
-        name: np.zeros((1, one.shape[1], 0, one.shape[3]), DTYPES[one.type])
-        for name, one in inputs.items()
+        name: np.zeros((1, port.shape[1], 0, port.shape[3]), DTYPES[port.type])
+        for name, port in inputs.items()
         if name.startswith("past_key_values.")
     }
     ends, banned = set(as_list(setting("eos_token_id"))), [words[0] for words in setting("bad_words_ids") or [] if len(words) == 1]

@@ -19,7 +19,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.folder.examples import place_activations
+from handlers.folder import examples
 from handlers.graphs import graph_file
 from handlers.graphs.comparison import GraphMismatchError
 from handlers.graphs.graphset import GraphSet, copy_beside, read
@@ -121,7 +121,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, str(error), remedy, path=source) from error
     made.write(staging)
     copy_beside(source, staging, graphs)
-    place_activations(staging)
+    examples.place_beside(examples.ACTIVATIONS, staging)
     agreed = contract(staging, made.files, outputs, task=made.task, layers=torchs.layers)
     agreed.write(staging)
     return StageOutput(figures=_figures(made, errors, agreed.content, staging), warnings=warnings, fallbacks=fallbacks)

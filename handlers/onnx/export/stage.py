@@ -20,7 +20,7 @@ from handlers.families.base import (
     architecture,
     has_experts,
 )
-from handlers.families.chain.family import CHAIN, forms, place_example
+from handlers.families.chain.family import forms
 from handlers.families.choice import choose
 from handlers.folder import companions, examples
 from handlers.layerwise import skeleton
@@ -55,9 +55,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
         raise skeleton.refuse(source, f"no template can be made of its graph: {why}") from error
     reporter.progress(0.86, "copying configuration and tokenizer")
     tokenizer = companions.place(context, source, staging)
-    if CHAIN in climbed.result.graphs.extra:
-        place_example(staging)
-    elif "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length
+    if "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length
         examples.place(family.task.name, staging)
     built = climbed.result
     if built.optimization is None:
