@@ -7,10 +7,11 @@ know nothing of that. `handlers.families.choice.choose` gives the family of a fo
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 import transformers
@@ -71,58 +72,54 @@ class Part:
     """Contiguous inputs to trace with: dynamic axes above 1 and unlike each other, masks with a hole."""
 
 
-class Family(Protocol):
+class Family(ABC):
     """One kind of models. Stateless but for its task."""
 
     name: str
-    task: Task
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def shaped(self, form: Form) -> Family:
+        """Return the family that makes graphs of `form`; NotApplicableError where it has only the usual one."""
+        if form != Form():
+            raise NotApplicableError(f"the family {self.name} has no other form of its graphs")
+        return self
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
         """Return the model of `folder` in fp32 on the CPU, in evaluation mode."""
+        return load_model(folder, self.task, tracing)
 
+    @abstractmethod
     def refer(self, model: Any, folder: Path) -> Any:
         """torch's outputs for a few inputs, as arrays that stay when the model is released."""
 
+    @abstractmethod
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
         """Return the graphs to export."""
 
     def finish(self, graphs: Graphs) -> Graphs:
         """Return the graphs that are written, made of those that were exported."""
+        return graphs
 
+    @abstractmethod
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
         """Role → (file, signature) of the graphs that are written."""
 
-    def verify(self, folder: Path, reference: Any, *, threads: int) -> float:
+    def extra(self, reference: Any) -> Json:
+        """Return what graphs.json should say beyond names and shapes."""
+        return {}
+
+    def tested(self, reference: Any) -> str:
+        """Return what `verify` feeds, in words."""
+        return "the shapes of this family's own check"
+
+    @abstractmethod
+    def verify(self, folder: Path, reference: Any, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """Run the written graphs against the reference; the largest error relative to the largest value of the reference.
 
-        Raises `handlers.graphs.comparison.GraphMismatchError`.
+        `opened` opens a graph, or the file of another runtime that stands for it. Raises `handlers.graphs.comparison.GraphMismatchError`.
         """
-
-
-class PortableFamily(Family, Protocol):
-    """A family that can compare what another runtime than onnxruntime runs."""
-
-    def verify(self, folder: Path, reference: Any, *, threads: int = 1, opened: Opener = open_graph) -> float:
-        """See `Family.verify`. `opened` opens the file that stands for a graph."""
-
-
-def shaped(family: Family, form: Form) -> Family:
-    """Return the family that makes graphs of `form`; NotApplicableError where it has only the usual one.
-
-    A family that has others offers a method `shaped(form)`, which may raise that error itself.
-    """
-    if form == Form():
-        return family
-    reshape = getattr(family, "shaped", None)
-    if reshape is None:
-        raise NotApplicableError(f"the family {family.name} has no other form of its graphs")
-    return cast(Family, reshape(form))
-
-
-def extra_facts(family: Family, reference: Any) -> Json:
-    """Return what graphs.json should say beyond names and shapes: `family.extra(reference)` where the family has that, else nothing."""
-    extra = getattr(family, "extra", None)
-    return dict(extra(reference)) if extra is not None else {}
 
 
 _NAMED = 8

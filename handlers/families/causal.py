@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
 from daemon.contract.values import Json
-from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, unsupported
-from handlers.families.trace_cases import TraceCase, make_cases, tested
+from handlers.families.base import Family, Form, NotApplicableError, Part, unsupported
+from handlers.families.trace_cases import TraceCase, compare, make_cases, run_in_steps, tested
 from handlers.families.uncached import Uncached
-from handlers.graphs.comparison import GraphMismatchError, Opener, Session, largest_relative, open_graph
+from handlers.graphs.comparison import Opener, open_graph
 from handlers.graphs.graph_file import MODEL_FILE
-from handlers.graphs.signature import BATCH, CacheLayer, CausalSignature, Signature
+from handlers.graphs.signature import CacheLayer, CausalSignature, Signature
 from handlers.models.tasks import Task
 
 
@@ -35,16 +34,6 @@ class CausalReference:
     cases: tuple[TraceCase, ...]
     untested: str = ""
     """A length beyond which the model computes differently and that is too long to be tried; "" if there is none."""
-
-
-@dataclass(frozen=True)
-class OneRowSignature(CausalSignature):
-    """A causal graph whose batch is 1."""
-
-    @property
-    def axes(self) -> dict[str, dict[int, str]]:
-        """Input or output → its dynamic axes by position."""
-        return {name: {place: axis for place, axis in axes.items() if axis != BATCH} for name, axes in super().axes.items()}
 
 
 class FlatCacheModel(torch.nn.Module):
@@ -115,29 +104,13 @@ def example_inputs(model: Any, signature: CausalSignature, batch: int = 2) -> tu
     return (ids, mask, *((positions,) if signature.position_ids else ()), *cache)
 
 
-def run_in_steps(session: Session, signature: CausalSignature, case: TraceCase) -> np.ndarray:
-    """Logits (rows, tokens, vocabulary) of the case's tokens, fed in its steps with the graph's own cache."""
-    rows = len(case.ids)
-    cache = [np.zeros((rows, heads, 0, size), np.float32) for heads, size in signature.cache_sizes]
-    logits, start = [], 0
-    for step in case.steps:
-        end = start + step
-        feeds = {"input_ids": case.ids[:, start:end], "attention_mask": case.mask[:, :end]}
-        if signature.position_ids:
-            feeds["position_ids"] = case.positions[:, start:end]
-        answer, *cache = session.run(None, {**feeds, **dict(zip(signature.past, cache, strict=True))})
-        logits.append(answer)
-        start = end
-    return np.concatenate(logits, axis=1)
-
-
-class Causal:
+class Causal(Family):
     """See `handlers.families.base.Family`."""
 
     name = "causal"
 
     def __init__(self, task: Task, form: Form = Form(), *, brief: bool = False) -> None:  # noqa: B008 (frozen)
-        self.task = task
+        super().__init__(task)
         self.form = form
         self._brief = brief
 
@@ -153,24 +126,18 @@ class Causal:
             raise NotApplicableError("a graph with a cache needs dynamic lengths")
         return Causal(self.task, form)
 
-    def load(self, folder: Path, tracing: Tracing) -> Any:
-        return load_model(folder, self.task, tracing)
-
     def refer(self, model: Any, folder: Path) -> CausalReference:
         """See `Family.refer`; Permanent for a model that keeps no standard cache."""
         reference = refer(model, folder, brief=self._brief)
         if self.form.axes == "all":
             return reference
-        signature = OneRowSignature(reference.signature.layers, reference.signature.position_ids)
-        return CausalReference(signature, tuple(row for case in reference.cases for row in case.rows()), reference.untested)
+        rows = tuple(row for case in reference.cases for row in case.rows())
+        return CausalReference(replace(reference.signature, batches=False), rows, reference.untested)
 
     def parts(self, model: Any, reference: CausalReference) -> Sequence[Part]:
         signature = reference.signature
         example = example_inputs(model, signature, batch=2 if self.form.axes == "all" else 1)
         return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example)]
-
-    def finish(self, graphs: Graphs) -> Graphs:
-        return graphs
 
     def signatures(self, reference: CausalReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
@@ -184,16 +151,6 @@ class Causal:
         return tested(reference.cases)
 
     def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
-        """See `Family.verify`. Outputs at padding positions are only checked to be finite: the output of a masked token is undefined."""
-        session = opened(folder / MODEL_FILE, reference.signature, threads)
-        return max(_compared(case, run_in_steps(session, reference.signature, case)) for case in reference.cases)
-
-
-def _compared(case: TraceCase, logits: np.ndarray) -> float:
-    if not np.isfinite(logits).all():
-        raise GraphMismatchError("the graph's logits hold values that are not finite")
-    real = case.mask.astype(bool)
-    try:
-        return largest_relative(logits[real], case.logits[real], "logits")
-    except GraphMismatchError as error:
-        raise GraphMismatchError(f"{error} (with {case})") from None
+        signature = reference.signature
+        session = opened(folder / MODEL_FILE, signature, threads)
+        return max(compare(case, run_in_steps(session, signature, case, case.ids)) for case in reference.cases)

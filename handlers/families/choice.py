@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from handlers.families.base import PortableFamily, architecture, unsupported
+from handlers.families.base import Family, architecture, unsupported
 from handlers.families.causal import Causal
 from handlers.families.encoder import Encoder
 from handlers.families.seq2seq.family import Seq2Seq
 from handlers.models.tasks import Kind, Task, task_of
 
-FAMILIES: Mapping[Kind, Callable[[Task], PortableFamily]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
+FAMILIES: Mapping[Kind, Callable[[Task], Family]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
 
 
-def choose(folder: Path) -> PortableFamily:
+def choose(folder: Path) -> Family:
     """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
     name = architecture(folder)
     task = task_of(folder)

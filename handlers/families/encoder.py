@@ -18,12 +18,12 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.families.base import OPERATION, Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
+from handlers.families.base import OPERATION, Family, Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.families.sentence import SentenceModules
 from handlers.graphs.comparison import GraphMismatchError, Opener, largest_relative, open_graph
 from handlers.graphs.graph_file import MODEL_FILE
 from handlers.graphs.rewriting import SENTENCE_OUTPUT as SENTENCE
-from handlers.graphs.signature import BATCH, SEQUENCE, Signature
+from handlers.graphs.signature import BATCH, SEQUENCE, Ports, Signature
 from handlers.models import sentence
 from handlers.models.tasks import Task
 
@@ -49,21 +49,6 @@ LONGEST = 600
 
 
 @dataclass(frozen=True)
-class EncoderSignature:
-    """Inputs and outputs of the graph of one encoder."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    task: str
-
-    @property
-    def axes(self) -> dict[str, dict[int, str]]:
-        """Input or output → its dynamic axes by position."""
-        named = {name: {0: BATCH, 1: SEQUENCE} for name in self.inputs}
-        return named | {name: {0: BATCH} if (self.task, name) in _ONE_A_ROW else {0: BATCH, 1: SEQUENCE} for name in self.outputs}
-
-
-@dataclass(frozen=True)
 class EncoderCase:
     """One call: int64 inputs (rows, tokens) and what torch answers, fp32, both by name."""
 
@@ -75,7 +60,7 @@ class EncoderCase:
 class EncoderReference:
     """torch's outputs for a few batches: one text and several, short and long, padded on the left and on the right."""
 
-    signature: EncoderSignature
+    signature: Signature
     cases: tuple[EncoderCase, ...]
     vocabulary: int
     untested: str = ""
@@ -85,7 +70,7 @@ class EncoderReference:
 class OnePass(torch.nn.Module):
     """A model that takes tensors in the signature's order and gives tensors in its order."""
 
-    def __init__(self, model: Any, signature: EncoderSignature) -> None:
+    def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()
         self.model = model
         self.signature = signature
@@ -157,6 +142,12 @@ def _refuse_other_than_text(model: Any, folder: Path) -> None:
         raise unsupported(folder, f"{architecture(folder)} reads images or sound in addition to text")
 
 
+def _signature(inputs: tuple[str, ...], outputs: tuple[str, ...], task: Task) -> Ports:
+    both = {0: BATCH, 1: SEQUENCE}
+    axes = {name: {0: BATCH} if (task.name, name) in _ONE_A_ROW else both for name in outputs}
+    return Ports(inputs, outputs, dict.fromkeys(inputs, both) | axes)
+
+
 def refer(model: Any, folder: Path, task: Task) -> EncoderReference:
     """Run the model over a few batches; Permanent for models that don't read text alone or can't take a batch."""
     _refuse_other_than_text(model, folder)
@@ -177,16 +168,13 @@ def refer(model: Any, folder: Path, task: Task) -> EncoderReference:
             EncoderCase({name: feed.numpy() for name, feed in feeds.items()}, {name: answer[name].float().numpy() for name in outputs})
         )
     untested = f"beyond a window of {_window(model)} tokens" if _window(model) > long else ""
-    return EncoderReference(EncoderSignature(names, outputs, task.name), tuple(cases), vocabulary, untested)
+    return EncoderReference(_signature(names, outputs, task), tuple(cases), vocabulary, untested)
 
 
-class Encoder:
+class Encoder(Family):
     """See `handlers.families.base.Family`."""
 
     name = "encoder"
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
 
     def shaped(self, form: Form) -> Encoder:
         """Itself, with or without a cache, since it has none; NotApplicableError for fixed axes."""
@@ -203,7 +191,7 @@ class Encoder:
     def load(self, folder: Path, tracing: Tracing) -> Any:
         chain = sentence.read(folder) if self.task.name == "feature-extraction" else None
         if chain is None or not chain.makes_vectors:
-            return load_model(folder, self.task, tracing)
+            return super().load(folder, tracing)
         model = load_model(folder, self.task, tracing, unused=POOLER)
         setattr(model, _ADDED, SentenceModules(folder, chain).eval().requires_grad_(False))
         return model
@@ -217,9 +205,6 @@ class Encoder:
         pad = model.config.get_text_config().pad_token_id or 0
         example = tuple(example_inputs(signature.inputs, reference.vocabulary, pad, 2, 5).values())
         return [Part("model", MODEL_FILE, signature, OnePass(model, signature).eval(), example)]
-
-    def finish(self, graphs: Graphs) -> Graphs:
-        return graphs
 
     def signatures(self, reference: EncoderReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
@@ -240,7 +225,7 @@ class Encoder:
         return largest
 
 
-def _difference(name: str, answer: np.ndarray, case: EncoderCase, signature: EncoderSignature) -> float:
+def _difference(name: str, answer: np.ndarray, case: EncoderCase, signature: Signature) -> float:
     wanted, real = case.answers[name], case.feeds["attention_mask"].astype(bool)
     if answer.shape == wanted.shape and 1 in signature.axes[name]:
         if not np.isfinite(answer).all():

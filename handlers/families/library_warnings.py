@@ -84,7 +84,5 @@ class LibraryWarnings(logging.Handler):
 
 def report_lines(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
     """The report's lines, once the family's check has passed: the tracer's warnings with what was tried, then those of the libraries."""
-    tested = getattr(family, "tested", None)
-    words = tested(reference) if tested else "the shapes of this family's own check"
-    judged = tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", ""))
+    judged = tracer_warnings.judge(chatter.traced, family.tested(reference), getattr(reference, "untested", ""))
     return [*tracer_warnings.summary(judged, LIMIT), *chatter.lines]

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from daemon.contract.values import Json
+from handlers.graphs.comparison import GraphMismatchError, Session, largest_relative
+from handlers.graphs.signature import CausalSignature, Signature
 
 LONGEST = 300
 """Tokens of the longest prompt that is tried: a few thousand would need gigabytes for the logits alone."""
@@ -121,6 +123,37 @@ def _case(model: Any, shape: TraceShape, vocabulary: int, generator: torch.Gener
             past, start = output.past_key_values if cache else None, end
             logits.append(output.logits.float().numpy())
     return TraceCase(steps, ids.numpy(), mask.numpy(), places.numpy(), np.concatenate(logits, axis=1))
+
+
+def run_in_steps(session: Session, signature: Signature, case: TraceCase, states: np.ndarray) -> np.ndarray:
+    """A graph's first output for all tokens of a case, fed in its steps with the graph's own cache; `states` (rows, tokens, …) is the first
+    input."""
+    cached = signature if isinstance(signature, CausalSignature) else None
+    cache = [np.zeros((len(states), heads, 0, size), np.float32) for heads, size in cached.cache_sizes] if cached else []
+    answers, start = [], 0
+    for step in case.steps:
+        end = start + step
+        feeds = {signature.inputs[0]: np.ascontiguousarray(states[:, start:end])}
+        if cached:
+            feeds["attention_mask"] = case.mask[:, :end]
+            if cached.position_ids:
+                feeds["position_ids"] = case.positions[:, start:end]
+            feeds.update(zip(cached.past, cache, strict=True))
+        answer, *cache = session.run(None, feeds)
+        answers.append(answer)
+        start = end
+    return np.concatenate(answers, axis=1)
+
+
+def compare(case: TraceCase, logits: np.ndarray) -> float:
+    """Largest relative error of a graph's logits. At padding they must only be finite: the output of a masked token is undefined."""
+    real = case.mask.astype(bool)
+    try:
+        if not np.isfinite(logits).all():
+            raise GraphMismatchError("the graph's logits hold values that are not finite")
+        return largest_relative(logits[real], case.logits[real], "logits")
+    except GraphMismatchError as error:
+        raise GraphMismatchError(f"{error} (with {case})") from None
 
 
 def tested(cases: Sequence[TraceCase]) -> str:

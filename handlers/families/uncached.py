@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from daemon.contract.values import Json
-from handlers.families.base import Form, Graphs, Part, Tracing, load_model
-from handlers.families.trace_cases import LONGEST, TraceCase, make_cases, tested
+from handlers.families.base import Family, Form, Part
+from handlers.families.trace_cases import LONGEST, TraceCase, compare, make_cases, tested
 from handlers.folder.fixed_window import Window
-from handlers.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.graphs.comparison import Opener, open_graph
 from handlers.graphs.graph_file import MODEL_FILE
-from handlers.graphs.signature import BATCH, SEQUENCE, Signature
+from handlers.graphs.signature import BATCH, SEQUENCE, Ports, Signature
 from handlers.models.files import setting
 from handlers.models.tasks import Task
 
@@ -32,35 +31,10 @@ enough for the devices that need fixed sizes."""
 
 
 @dataclass(frozen=True)
-class UncachedSignature:
-    """Inputs and outputs of a decoder without a cache."""
-
-    position_ids: bool
-    dynamic: tuple[str, ...] = (BATCH, SEQUENCE)
-    """Names of the axes that are dynamic."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """All inputs."""
-        return ("input_ids", "attention_mask", *(("position_ids",) if self.position_ids else ()))
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """All outputs."""
-        return ("logits",)
-
-    @property
-    def axes(self) -> dict[str, dict[int, str]]:
-        """Input or output → its dynamic axes by position."""
-        named = {place: name for place, name in enumerate((BATCH, SEQUENCE)) if name in self.dynamic}
-        return {name: dict(named) for name in (*self.inputs, *self.outputs)}
-
-
-@dataclass(frozen=True)
 class UncachedReference:
     """What torch says about a few prompts in one pass each."""
 
-    signature: UncachedSignature
+    signature: Signature
     cases: tuple[TraceCase, ...]
     window: int | None
     """Tokens of the graph; None where their number is dynamic."""
@@ -70,7 +44,7 @@ class UncachedReference:
 class PlainModel(torch.nn.Module):
     """A causal model reduced to its logits."""
 
-    def __init__(self, model: torch.nn.Module, signature: UncachedSignature) -> None:
+    def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
         super().__init__()
         self.model = model
         self.names = signature.inputs
@@ -80,45 +54,41 @@ class PlainModel(torch.nn.Module):
         return (self.model(**dict(zip(self.names, tensors, strict=True)), use_cache=False).logits,)
 
 
-class Uncached:
+class Uncached(Family):
     """See `handlers.families.base.Family`."""
 
     name = "causal"
 
     def __init__(self, task: Task, form: Form) -> None:
-        self.task = task
+        super().__init__(task)
         self.form = form
-
-    def load(self, folder: Path, tracing: Tracing) -> Any:
-        return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> UncachedReference:
         dynamic = {"all": (BATCH, SEQUENCE), "lengths": (SEQUENCE,), "batch": (BATCH,), "none": ()}[self.form.axes]
-        signature = UncachedSignature("position_ids" in inspect.signature(model.forward).parameters, dynamic)
+        axes = {place: name for place, name in enumerate((BATCH, SEQUENCE)) if name in dynamic}
+        positions = "position_ids" in inspect.signature(model.forward).parameters
+        inputs = ("input_ids", "attention_mask", *(("position_ids",) if positions else ()))
+        signature = Ports(inputs, ("logits",), dict.fromkeys((*inputs, "logits"), axes))
         window = None
         if SEQUENCE not in dynamic:
-            positions = setting(model.config.to_dict(), "max_position_embeddings")
-            window = min(WINDOW, positions) if isinstance(positions, int) else WINDOW
+            longest = setting(model.config.to_dict(), "max_position_embeddings")
+            window = min(WINDOW, longest) if isinstance(longest, int) else WINDOW
         vocabulary = int(model.get_input_embeddings().num_embeddings)
-        longest = LONGEST if window is None else window
-        cases, untested = make_cases(model, vocabulary, positions=signature.position_ids, cache=False, longest=longest)
+        cases, untested = make_cases(model, vocabulary, positions=positions, cache=False, longest=window or LONGEST)
         if BATCH not in dynamic:
             cases = tuple(row for case in cases for row in case.rows())
         return UncachedReference(signature, cases, window, "" if window else untested)
 
     def parts(self, model: Any, reference: UncachedReference) -> Sequence[Part]:
         signature = reference.signature
-        rows = 2 if BATCH in signature.dynamic else 1
+        rows = 2 if self.form.axes in ("all", "batch") else 1
         tokens = reference.window or 5
         generator = torch.Generator().manual_seed(11)
         ids = torch.randint(0, int(model.get_input_embeddings().num_embeddings), (rows, tokens), generator=generator)
         mask = torch.ones_like(ids)
         mask[0, tokens - 2 :] = 0
-        positions = (torch.arange(tokens).repeat(rows, 1),) if signature.position_ids else ()
+        positions = (torch.arange(tokens).repeat(rows, 1),) if "position_ids" in signature.inputs else ()
         return [Part("model", MODEL_FILE, signature, PlainModel(model, signature).eval(), (ids, mask, *positions))]
-
-    def finish(self, graphs: Graphs) -> Graphs:
-        return graphs
 
     def signatures(self, reference: UncachedReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
@@ -131,14 +101,7 @@ class Uncached:
         """Return what `verify` feeds, in words."""
         return tested(reference.cases)
 
-    def verify(self, folder: Path, reference: UncachedReference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: UncachedReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """See `Family.verify`: the graph as `handlers.folder.fixed_window` drives it."""
-        window = Window(open_graph(folder / MODEL_FILE, reference.signature, threads))
-        largest = 0.0
-        for case in reference.cases:
-            logits = window.logits(case.ids, case.mask, case.positions)
-            if not np.isfinite(logits).all():
-                raise GraphMismatchError("the graph's logits hold values that are not finite")
-            real = case.mask.astype(bool)
-            largest = max(largest, largest_relative(logits[real], case.logits[real], "logits"))
-        return largest
+        window = Window(opened(folder / MODEL_FILE, reference.signature, threads))
+        return max(compare(case, window.logits(case.ids, case.mask, case.positions)) for case in reference.cases)

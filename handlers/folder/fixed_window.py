@@ -5,14 +5,15 @@ Used by the export's own check, and usable by other programs that run such a gra
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import onnxruntime
 
 
 class Window:
-    """A session of a graph with the inputs input_ids, attention_mask and perhaps position_ids, and the output logits."""
+    """A session, as onnxruntime has them, of a graph that reads input_ids, attention_mask and perhaps position_ids, and gives logits."""
 
-    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = session
         inputs = {value.name: value.shape for value in session.get_inputs()}
         self._names = tuple(inputs)

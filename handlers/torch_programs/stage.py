@@ -33,7 +33,7 @@ from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
-from handlers.families.base import Part, PortableFamily, Tracing, architecture, release
+from handlers.families.base import Family, Part, Tracing, architecture, release
 from handlers.families.choice import choose
 from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.families.seq2seq.family import Seq2Seq
@@ -113,7 +113,7 @@ def _run(context: StageContext, reporter: Reporter, save: Save, ending: str) -> 
 
 
 def _first_that_works(
-    context: StageContext, reporter: Reporter, family: PortableFamily, save: Save, ending: str
+    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str
 ) -> tuple[dict[str, Any], list[Fallback], list[str]]:
     source, staging, failures = Path(context.inputs["merge"]), Path(context.staging), dict[str, str]()
     for attention in ATTENTION:
@@ -136,7 +136,7 @@ def _first_that_works(
 
 
 def _written(
-    context: StageContext, reporter: Reporter, family: PortableFamily, save: Save, ending: str, attention: str
+    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str, attention: str
 ) -> tuple[dict[str, Any], Any]:
     """Write all programs and compare them with the model; raises whatever the tracer or the comparison raises."""
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
@@ -178,7 +178,7 @@ def _written(
     return figures, reference
 
 
-def _more_of_scripts(family: PortableFamily, staging: Path, reference: Any, made: GraphSet) -> dict[str, Any]:
+def _more_of_scripts(family: Family, staging: Path, reference: Any, made: GraphSet) -> dict[str, Any]:
     """What else TorchScript can do: the programs optimized where they run, and the loop inside a decoder; both compared."""
 
     def optimized(path: Path, _signature: Signature, _threads: int) -> Program:

@@ -19,13 +19,14 @@ import torch
 
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.values import Json
-from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, release
+from handlers.families.base import Family, Form, NotApplicableError, Part, release
 from handlers.families.causal import CausalReference, refer
 from handlers.families.chain.check import largest_error
 from handlers.families.chain.modules import BlockModel, EmbeddingModel, HeadModel, obstacle
 from handlers.families.trace_cases import tested
 from handlers.folder.chain_signature import EMBEDDING, BlockSignature, Link, links
 from handlers.graphs import shared_weights
+from handlers.graphs.comparison import Opener, open_graph
 from handlers.graphs.graph_file import let_go
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
@@ -51,22 +52,19 @@ class LayeredReference:
         return self.whole.untested
 
 
-class Layered:
+class Layered(Family):
     """See `handlers.families.base.Family`."""
 
     name = "causal"
 
     def __init__(self, task: Task, per_graph: int, *, brief: bool = False) -> None:
-        self.task = task
+        super().__init__(task)
         self.per_graph = per_graph
         self._brief = brief
 
     def briefly(self) -> Layered:
         """See `Causal.briefly`."""
         return Layered(self.task, self.per_graph, brief=True)
-
-    def load(self, folder: Path, tracing: Tracing) -> Any:
-        return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> LayeredReference:
         whole = refer(model, folder, brief=self._brief)
@@ -75,9 +73,6 @@ class Layered:
     def parts(self, model: Any, reference: LayeredReference) -> Sequence[Part]:
         """See `Family.parts`: embedding, head, blocks; the modules share the model's weights."""
         return [_part(model, link) for link in sorted(reference.links, key=lambda link: isinstance(link.signature, BlockSignature))]
-
-    def finish(self, graphs: Graphs) -> Graphs:
-        return graphs
 
     def signatures(self, reference: LayeredReference) -> Mapping[str, tuple[str, Any]]:
         """See `Family.signatures`; in the order in which the graphs run."""
@@ -91,9 +86,9 @@ class Layered:
         """Return what `verify` feeds, in words."""
         return tested(reference.whole.cases)
 
-    def verify(self, folder: Path, reference: LayeredReference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: LayeredReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """See `Family.verify`: the whole chain, one graph in memory at a time."""
-        return largest_error(folder, reference.links, reference.whole.cases, threads)
+        return largest_error(folder, reference.links, reference.whole.cases, threads, opened)
 
     def write(self, model: Any, reference: LayeredReference, make: Callable[[Part], ir.Model], folder: Path) -> dict[str, Path]:
         """Make the graphs one after the other and write each with its weights; role → path, in the order in which they run.

@@ -32,7 +32,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from handlers.families.base import Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
+from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, architecture, unsupported
 from handlers.families.seq2seq.check import STEPS, Seq2SeqCase, Seq2SeqReference, verify
 from handlers.families.seq2seq.decoder_merge import merged
 from handlers.families.seq2seq.ports import DECODER, DECODER_MERGED, DECODER_WITH_PAST, ENCODER, FILES, cache_names, ports
@@ -142,13 +142,14 @@ def _checked(cache: Any, folder: Path) -> tuple[torch.Tensor, ...]:
     return tensors
 
 
-class Seq2Seq:
+class Seq2Seq(Family):
     """See `handlers.families.base.Family`."""
 
     name = "seq2seq"
 
     def __init__(self, task: Task, *, cache: bool = True, merges: bool = True) -> None:
-        self.task, self.cache, self.merges = task, cache, merges
+        super().__init__(task)
+        self.cache, self.merges = cache, merges
 
     def shaped(self, form: Form) -> Seq2Seq:
         """The family that makes graphs of `form`; NotApplicableError for fixed axes, which would serve one length of source only."""
@@ -159,7 +160,7 @@ class Seq2Seq:
     def load(self, folder: Path, tracing: Tracing) -> Any:
         """See `Family.load`; Permanent for a model whose encoder reads something else than tokens."""
         try:
-            model = load_model(folder, self.task, tracing)
+            model = super().load(folder, tracing)
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise

@@ -6,9 +6,8 @@ Used by the family `seq2seq`, its composition and its check. The names are those
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from handlers.graphs.signature import BATCH, PAST, SEQUENCE, TOTAL
+from handlers.graphs.signature import BATCH, PAST, SEQUENCE, TOTAL, Ports
 
 ENCODER, DECODER, DECODER_WITH_PAST, DECODER_MERGED = "encoder", "decoder", "decoder_with_past", "decoder_merged"
 """Roles in graphs.json."""
@@ -23,15 +22,6 @@ ENCODER_SEQUENCE, PAST_ENCODER_SEQUENCE = "encoder_sequence", "past_encoder_sequ
 
 STATES, MASK, USE_CACHE = "encoder_hidden_states", "encoder_attention_mask", "use_cache_branch"
 _CACHED = (DECODER_WITH_PAST, DECODER_MERGED)
-
-
-@dataclass(frozen=True)
-class Ports:
-    """See `handlers.graphs.signature.Signature`."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    axes: Mapping[str, Mapping[int, str]]
 
 
 def cache_names(prefix: str, layers: int, side: str | None = None) -> tuple[str, ...]:

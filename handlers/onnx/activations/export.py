@@ -7,7 +7,7 @@ return the activations while the exporter runs the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import torch
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter
-from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, extra_facts, shaped
+from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing
 from handlers.families.choice import choose
-from handlers.graphs.comparison import open_graph
+from handlers.graphs.comparison import Opener, open_graph
 from handlers.graphs.graph_file import MODEL_FILE
 from handlers.graphs.graphset import GraphSet
-from handlers.graphs.signature import Signature
+from handlers.graphs.signature import Ports, Signature
 from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput
 from handlers.onnx.activations.reference import Torchs, compare
@@ -31,28 +31,10 @@ from handlers.onnx.export.building import build
 from handlers.onnx.tracing.strategies import STRATEGIES
 
 
-@dataclass(frozen=True)
-class Extended:
+def extended(plain: Signature, extra: Sequence[ActivationOutput]) -> Ports:
     """A signature with further outputs."""
-
-    plain: Signature
-    extra: tuple[ActivationOutput, ...]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The wrapped signature's inputs."""
-        return self.plain.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The wrapped signature's outputs, then the activations."""
-        return (*self.plain.outputs, *(output.name for output in self.extra))
-
-    @property
-    def axes(self) -> Mapping[str, Mapping[int, str]]:
-        """Those of all inputs and outputs."""
-        named = {output.name: {axis: name for axis, name in enumerate(output.shape) if isinstance(name, str)} for output in self.extra}
-        return {**self.plain.axes, **named}
+    named = {output.name: {axis: name for axis, name in enumerate(output.shape) if isinstance(name, str)} for output in extra}
+    return Ports(plain.inputs, (*plain.outputs, *named), {**plain.axes, **named})
 
 
 class Handing(torch.nn.Module):
@@ -95,20 +77,20 @@ def part_outputs(model: ir.Model, names: Sequence[str]) -> None:
         outputs[index].name = name
 
 
-class WithActivations:
-    """A family whose one graph gives activations too; see `handlers.families.base.Family`."""
+class WithActivations(Family):
+    """A family whose one graph gives activations too."""
 
     def __init__(self, plain: Family, torchs: Torchs, outputs: Sequence[ActivationOutput], folder: Path) -> None:
-        self.plain, self.torchs, self.folder = plain, torchs, folder
+        super().__init__(plain.task)
+        self.name, self.plain, self.torchs, self.folder = plain.name, plain, torchs, folder
         self._added = tuple(outputs)
-        self.name, self.task = plain.name, plain.task
         self._outputs: tuple[str, ...] = ()
 
     def shaped(self, form: Form) -> WithActivations:
         """The plain family's other form, with activations; NotApplicableError for fixed axes, which activations.json can't describe."""
         if form.axes != "all":
             raise NotApplicableError("activations need a graph in which all axes are dynamic")
-        return WithActivations(shaped(self.plain, form), self.torchs, self._added, self.folder)
+        return WithActivations(self.plain.shaped(form), self.torchs, self._added, self.folder)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
         """See `Family.load`; only eager attention has weights to give."""
@@ -121,7 +103,7 @@ class WithActivations:
 
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
         (part,) = self.plain.parts(model, reference)
-        signature = Extended(part.signature, self._added)
+        signature = extended(part.signature, self._added)
         self._outputs = signature.outputs
         return [replace(part, module=Handing(part.module, self.torchs, self.folder).eval(), signature=signature)]
 
@@ -131,15 +113,15 @@ class WithActivations:
         return self.plain.finish(graphs)
 
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
-        return {role: (file, Extended(plain, self._added)) for role, (file, plain) in self.plain.signatures(reference).items()}
+        return {role: (file, extended(plain, self._added)) for role, (file, plain) in self.plain.signatures(reference).items()}
 
     def extra(self, reference: Any) -> Json:
         """The plain family's further facts for graphs.json."""
-        return extra_facts(self.plain, reference)
+        return self.plain.extra(reference)
 
-    def verify(self, folder: Path, reference: Any, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: Any, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """See `Family.verify`; validation judges the outputs that the plain graph has too."""
-        open_graph(folder / MODEL_FILE, self.signatures(reference)["model"][1], threads)
+        opened(folder / MODEL_FILE, self.signatures(reference)["model"][1], threads)
         return max(compare(folder / MODEL_FILE, self.torchs, threads).values())
 
 

@@ -17,7 +17,7 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter
-from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, extra_facts, has_experts, release, shaped
+from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, has_experts, release
 from handlers.families.chain.family import Layered, divided
 from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.graphs import graph_file
@@ -175,7 +175,7 @@ def place_for(strategy: Strategy, context: StageContext, scratch: Path) -> Path:
 def write_set(family: Family, reference: Any, opset: int, graphs: Iterable[Graph], staging: Path) -> GraphSet:
     """Write the graphs.json of the graphs in `staging`; gives what it says."""
     made = GraphSet(
-        task=family.task.name, family=family.name, dtype="float32", opset=opset, graphs=tuple(graphs), extra=extra_facts(family, reference)
+        task=family.task.name, family=family.name, dtype="float32", opset=opset, graphs=tuple(graphs), extra=family.extra(reference)
     )
     made.write(staging)
     return made
@@ -190,7 +190,7 @@ def family_for(strategy: Strategy, family: Family, context: StageContext) -> tup
         raise NotApplicableError
     form, per_graph = strategy.form(wanted_form(context)), context.work.options(OnnxOptions).layers_per_graph
     family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
-    return family if isinstance(family, Layered) else shaped(family, form), undivided
+    return family if isinstance(family, Layered) else family.shaped(form), undivided
 
 
 def trace(

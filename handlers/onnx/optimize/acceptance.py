@@ -19,6 +19,7 @@ from handlers.graphs.attention import shared_buffers
 from handlers.graphs.graphset import Graph
 from handlers.graphs.rewriting import find_lookups, find_products
 from handlers.graphs.sessions import MappedWeights, open_session
+from handlers.graphs.signature import Ports
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import RandomInputs
 from handlers.onnx.optimize.step import StepReport
@@ -79,16 +80,14 @@ def _elements(value: ir.Value) -> int:
     return 0 if value.const_value is None else int(value.const_value.size)
 
 
-class _Axes:
-    """The axis names of a graph's ports, as `graph.name_axes` asks for them."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.inputs = tuple(port.name for port in graph.inputs)
-        self.outputs = tuple(port.name for port in graph.outputs)
-        self.axes = {
-            port.name: {place: axis for place, axis in enumerate(port.shape) if isinstance(axis, str) and axis}
-            for port in (*graph.inputs, *graph.outputs)
-        }
+def _signature(graph: Graph) -> Ports:
+    """The names of a graph's ports and axes, as `graph_file.name_axes` asks for them."""
+    inputs, outputs = (tuple(port.name for port in ports) for ports in (graph.inputs, graph.outputs))
+    axes = {
+        port.name: {place: axis for place, axis in enumerate(port.shape) if isinstance(axis, str) and axis}
+        for port in (*graph.inputs, *graph.outputs)
+    }
+    return Ports(inputs, outputs, axes)
 
 
 def settle(model: ir.Model, before: ir.Model, graph: Graph) -> None:
@@ -111,7 +110,7 @@ def settle(model: ir.Model, before: ir.Model, graph: Graph) -> None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.name in kept:
             value.type, value.shape = kept[value.name].type, kept[value.name].shape
-    graphs_on_disk.name_axes(model, _Axes(graph))
+    graphs_on_disk.name_axes(model, _signature(graph))
 
 
 def _unread(value: ir.Value) -> ir.Value:
