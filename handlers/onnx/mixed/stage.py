@@ -33,7 +33,7 @@ from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
-from handlers.onnx.quantize.derive import derive
+from handlers.onnx.quantize.derive import derive, sizes, unturned
 from handlers.onnx.quantize.weight_only import choose_level
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from handlers.texts.selection import calibration_texts
@@ -57,8 +57,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     merged = Path(context.inputs["merge"]) if "merge" in context.inputs else None
     weights = find(folder, source, merged)
     if not weights:
-        cause = "no matrix product with a constant weight was found"
-        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-mixed out", path=folder)
+        raise unturned(context, OPERATION)
     groups, limits = grouped(weights), _Limits(context, merged)
     tokens = tokens_of(context, folder)
     schemes = schemes_of(context)
@@ -84,7 +83,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         output.figures["accuracy_level"] = level
     keep_in_int8(context, reporter, source, made, output)
     (Path(context.staging) / FILE).write_text(json.dumps(_described(choice, groups, schemes), indent=1) + "\n", encoding="utf-8")
-    output.figures |= counts.figures | _figures(choice, made.size(Path(context.staging)), source.size(folder), notes.taken)
+    output.figures |= counts.figures | sizes(context, made) | _figures(choice, notes.taken)
     output.figures["texts"] = tokens.figures
     for more, names in choice.raised.items():
         if names:
@@ -212,7 +211,7 @@ def written(
     return made, counts
 
 
-def _figures(choice: Choice, size: int, source: int, reused: bool) -> dict[str, object]:
+def _figures(choice: Choice, reused: bool) -> dict[str, object]:
     raised = choice.raised
     return {
         "told": summarize(choice),
@@ -222,8 +221,6 @@ def _figures(choice: Choice, size: int, source: int, reused: bool) -> dict[str, 
         "sensitivity_reused": reused,
         "bits": {str(bits): raised[bits] for bits in raised},
         "trials": choice.trials,
-        "size_ratio_to_onnx": round(size / source, 4),
-        "graph_bytes": size,
     }
 
 

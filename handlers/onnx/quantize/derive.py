@@ -16,17 +16,21 @@ import onnx_ir as ir
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from handlers.child.progress import Reporter
+from handlers.child.progress import Reporter, StageOutput
 from handlers.graphs import graph_file
 from handlers.graphs.attention import marks
 from handlers.graphs.attention.fusing import fuse, sharing
 from handlers.graphs.attention.reading import OtherFormError
 from handlers.graphs.graphset import Graph, GraphSet, copy_beside, read
+from handlers.graphs.rewriting import Counts
 from handlers.graphs.sessions import check_form, described
+from handlers.graphs.spool import Spool, spool_for
 from handlers.onnx.options import OnnxOptions
 
 Transform = Callable[[Graph, ir.Model], ir.Model]
 """Changes a loaded graph in place, or returns another graph instead."""
+Turn = Callable[[Graph, ir.Model, Spool | None], Counts]
+"""Turns the weights of a loaded graph, which may wait in a spool, in place."""
 
 
 def derive(
@@ -62,6 +66,54 @@ def derive(
     copy_beside(folder, staging, source)
     made.write(staging)
     return made
+
+
+def quantize(
+    context: StageContext, reporter: Reporter, turn: Turn, *, dtype: str, operation: str, doing: str, small_enough: float
+) -> tuple[GraphSet, StageOutput]:  # fmt: skip
+    """Turn the weights of every graph of the onnx stage, see `derive`; a result above `small_enough` of the fp32 size is warned of.
+
+    Permanent `nothing-to-quantize` where no graph has a weight to turn.
+    """
+    folder, counts = Path(context.inputs["onnx"]), Counts()
+    spool = spool_for(read(folder).size(folder), Path(context.temporary))
+
+    def transform(graph: Graph, model: ir.Model) -> ir.Model:
+        counts.add(turn(graph, model, spool))
+        return model
+
+    made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=doing)
+    if not counts.quantized:
+        raise unturned(context, operation)
+    return made, StageOutput(figures={**counts.figures, **sizes(context, made)}, warnings=too_large(context, made, small_enough))
+
+
+def unturned(context: StageContext, operation: str) -> Permanent:
+    """The error where no graph has a weight to turn."""
+    cause = "no matrix product with a constant weight was found"
+    return Permanent(FaultCode.NOTHING_TO_QUANTIZE, operation, cause, f"leave {context.stage} out", path=Path(context.inputs["onnx"]))
+
+
+def sizes(context: StageContext, made: GraphSet) -> dict[str, object]:
+    """How large the graphs in the staging folder are, for the stage's result."""
+    return {
+        "size_ratio_to_onnx": round(_ratio(context, made), 4),
+        "graph_bytes": made.size(Path(context.staging)),
+        "external_data": any(graph.data for graph in made.graphs),
+        "nodes": sum(graph.nodes for graph in made.graphs),
+    }
+
+
+def too_large(context: StageContext, made: GraphSet, small_enough: float) -> list[str]:
+    """A warning where the result is above that share of the fp32 graphs."""
+    ratio = _ratio(context, made)
+    words = f"the size of {context.stage} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32"
+    return [words] if ratio >= small_enough else []
+
+
+def _ratio(context: StageContext, made: GraphSet) -> float:
+    folder = Path(context.inputs["onnx"])
+    return made.size(Path(context.staging)) / read(folder).size(folder)
 
 
 def _wants_operator(context: StageContext) -> bool:

@@ -25,7 +25,7 @@ from handlers.graphs.rewriting import SENTENCE_OUTPUT
 from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import watch
-from handlers.onnx.quantize.derive import derive
+from handlers.onnx.quantize.derive import derive, sizes, too_large
 from handlers.onnx.quantize.fp16_rewriter import LARGEST, Converted, HalfRewriter
 from handlers.onnx.quantize.weight_only import reference_calls
 
@@ -42,8 +42,7 @@ FLUSHED = 0.01
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Convert the graphs of the onnx stage into the staging folder and copy the files beside them."""
-    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
-    source = read(folder)
+    source = read(Path(context.inputs["onnx"]))
     converted: list[Converted] = []
     output = StageOutput()
     calls = _calls(context, source, output)
@@ -59,8 +58,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         return model
 
     made = derive(context, reporter, halve, dtype="float16", operation=OPERATION, doing="turning weights into fp16", quantized=False)
-    output.figures = _figures(converted, made, made.size(staging), source.size(folder))
-    _warn(converted, peaks, output)
+    output.figures = _figures(converted) | sizes(context, made)
+    output.warnings += [*_warnings(converted, peaks), *too_large(context, made, SMALL_ENOUGH)]
     if calls:
         reporter.progress(0.9, "running it beside the fp32 graph")
         _verify(context, calls, made, output)
@@ -92,7 +91,7 @@ def _overflowing(context: StageContext, graph: Graph, model: ir.Model, calls: li
     return {name: size for name, size in sizes.items() if size > HEADROOM * LARGEST}
 
 
-def _figures(converted: list[Converted], made: GraphSet, size: int, source_bytes: int) -> dict[str, object]:
+def _figures(converted: list[Converted]) -> dict[str, object]:
     kept = sum((conversion.kept_nodes for conversion in converted), start=type(converted[0].kept_nodes)())
     return {
         "converted_tensors": sum(conversion.weights for conversion in converted),
@@ -101,27 +100,22 @@ def _figures(converted: list[Converted], made: GraphSet, size: int, source_bytes
         "kept_fp32_weights": sum(len(conversion.too_large) for conversion in converted),
         "casts": sum(conversion.casts for conversion in converted),
         "flushed_to_zero": sum(conversion.flushed for conversion in converted),
-        "size_ratio_to_onnx": round(size / source_bytes, 4),
-        "graph_bytes": size,
-        "external_data": any(graph.data for graph in made.graphs),
-        "nodes": sum(graph.nodes for graph in made.graphs),
     }
 
 
-def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutput) -> None:
+def _warnings(converted: list[Converted], peaks: dict[str, float]) -> list[str]:
+    warnings = []
     if peaks:
         name = max(peaks, key=lambda name: peaks[name])
-        text = f"{len(peaks)} values come close to the limit of fp16's range ({name} reached {peaks[name]:.3g}): their nodes stay fp32"
-        output.warnings.append(text)
-    too_large = sorted({name for conversion in converted for name in conversion.too_large})
-    if too_large:
-        output.warnings.append(f"{len(too_large)} weights hold values beyond fp16's range and stay fp32, for example {too_large[0]}")
+        warnings.append(
+            f"{len(peaks)} values come close to the limit of fp16's range ({name} reached {peaks[name]:.3g}): their nodes stay fp32"
+        )
+    if too_wide := sorted({name for conversion in converted for name in conversion.too_large}):
+        warnings.append(f"{len(too_wide)} weights hold values beyond fp16's range and stay fp32, for example {too_wide[0]}")
     flushed, elements = sum(conversion.flushed for conversion in converted), sum(conversion.elements for conversion in converted)
     if elements and flushed > FLUSHED * elements:
-        output.warnings.append(f"{flushed / elements:.1%} of the weights are too small for fp16 and became zero")
-    ratio = output.figures["size_ratio_to_onnx"]
-    if isinstance(ratio, float) and ratio >= SMALL_ENOUGH:
-        output.warnings.append(f"the size of the fp16 graph is {ratio:.0%} of the fp32 one")
+        warnings.append(f"{flushed / elements:.1%} of the weights are too small for fp16 and became zero")
+    return warnings
 
 
 def _verify(context: StageContext, calls: list[GraphRun], made: GraphSet, output: StageOutput) -> None:

@@ -27,11 +27,12 @@ from handlers.graphs.graph_file import fresh_folder
 from handlers.graphs.graphset import Graph, GraphSet, read
 from handlers.graphs.rewriting import Counts, Product, find_products
 from handlers.graphs.sessions import open_session
+from handlers.graphs.spool import Spool
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.cache import keep_in_int8
-from handlers.onnx.quantize.derive import derive
+from handlers.onnx.quantize.derive import quantize
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
 from handlers.texts.distribution import Vocabulary, describe
 from handlers.texts.rendering import ModelFiles
@@ -135,14 +136,13 @@ class _Chooser:
     def __init__(self, context: StageContext, calibration: Calibration, source: GraphSet) -> None:
         self._together = [graph for graph in source.graphs if graph.role in ONE_DECODER]
         self._shared: dict[str, dict[str, Activation]] = {}
-        self.counts = Counts()
         self.ranges: dict[str, str] = {}
         self.errors: dict[str, dict[str, float]] = {}
         self._context = context
         self._calibration = calibration
         self._scratch = Path(context.temporary) / "calibration"
 
-    def __call__(self, graph: Graph, model: ir.Model) -> ir.Model:
+    def __call__(self, graph: Graph, model: ir.Model, _: Spool | None) -> Counts:
         path = Path(self._context.inputs["onnx"]) / graph.file
         seen = self._activations(graph, model)
         ways = {"min-max": _ranges(seen, narrow=False), "percentile": _ranges(seen, narrow=True)}
@@ -152,8 +152,7 @@ class _Chooser:
             best = next((way for role, way in self.ranges.items() if role in ONE_DECODER), best)
         self.ranges[graph.role] = best
         self.errors[graph.role] = {name: round(error, 6) for name, error in errors.items()}
-        self.counts.add(StaticRewriter(model, ways[best]).rewrite())
-        return model
+        return StaticRewriter(model, ways[best]).rewrite()
 
     def _activations(self, graph: Graph, model: ir.Model) -> Mapping[str, Activation]:
         if len(self._together) < 2 or graph.role not in ONE_DECODER:
@@ -202,28 +201,20 @@ def _ranges(seen: Mapping[str, Activation], *, narrow: bool) -> dict[str, tuple[
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them."""
-    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    folder = Path(context.inputs["onnx"])
     source = read(folder)
     reporter.progress(0.02, "running the calibration texts")
     calibration = calibrate(context, source)
     chooser = _Chooser(context, calibration, source)
-    made = derive(context, reporter, chooser, dtype="int8", operation=OPERATION, doing="measuring ranges")
-    counts = chooser.counts
-    if not counts.quantized:
-        cause = "no matrix product with a constant weight was found"
-        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-int8-static out", path=folder)
-    size, source_bytes = made.size(staging), source.size(folder)
-    figures = {
-        **counts.figures,
+    made, output = quantize(
+        context, reporter, chooser, dtype="int8", operation=OPERATION, doing="measuring ranges", small_enough=SMALL_ENOUGH
+    )
+    output.figures |= {
         "ranges": chooser.ranges,
         "range_errors": chooser.errors,
         "calibration": {**calibration.tokens.figures, **_described(calibration, folder)},
-        "size_ratio_to_onnx": round(size / source_bytes, 4),
-        "graph_bytes": size,
-        "external_data": any(graph.data for graph in made.graphs),
-        "nodes": sum(graph.nodes for graph in made.graphs),
     }
-    output = StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
+    output.warnings[:0] = _warnings(calibration.tokens, context)
     keep_in_int8(context, reporter, source, made, output)
     return output
 
@@ -235,7 +226,7 @@ def _described(calibration: Calibration, folder: Path) -> dict[str, object]:
     return describe(calibration.texts, rows, Vocabulary.of(ModelFiles.in_folder(folder)), cut=cut).written()
 
 
-def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
+def _warnings(tokens: Tokens, context: StageContext) -> list[str]:
     figures, asked = tokens.figures, context.work.options(OnnxOptions).calibration_samples
     texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), figures["vocabulary_share"]
     warnings = []
@@ -245,6 +236,4 @@ def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
         )
     if total < FEW_TOKENS or (isinstance(share, float) and share < LITTLE_VOCABULARY):
         warnings.append(f"ranges were calibrated with {total} tokens, {share:.2%} of the vocabulary: too few to represent the model's use")
-    if ratio >= SMALL_ENOUGH:
-        warnings.append(f"the size of the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32")
     return warnings

@@ -17,19 +17,18 @@ import onnx_ir as ir
 import onnxruntime
 
 from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
 from handlers.graphs.graphset import Graph, GraphSet, read
 from handlers.graphs.rewriting import Counts
 from handlers.graphs.sessions import MappedWeights, open_session
-from handlers.graphs.spool import LARGE, spool_for
+from handlers.graphs.spool import LARGE, Spool
 from handlers.onnx.options import OnnxOptions
+from handlers.onnx.quantize import derive
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
-from handlers.onnx.quantize.derive import derive
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
 from handlers.texts.selection import calibration_texts
 
@@ -43,7 +42,7 @@ def int4(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-int4`. A result above 0.3 of the fp32 size is worth a warning."""
     options = context.work.options(OnnxOptions)
     scheme = Scheme(4, options.block_size, options.symmetric, options.algorithm)
-    return quantize(context, reporter, scheme, variant="onnx-int4", small_enough=0.3)
+    return quantize(context, reporter, scheme, small_enough=0.3)
 
 
 def int4_fine(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -51,63 +50,43 @@ def int4_fine(context: StageContext, reporter: Reporter) -> StageOutput:
     a warning."""
     options = context.work.options(OnnxOptions)
     scheme = Scheme(4, max(16, options.block_size // 2), symmetric=False, algorithm="k-quant")
-    return quantize(context, reporter, scheme, variant="onnx-int4-fine", small_enough=0.35)
+    return quantize(context, reporter, scheme, small_enough=0.35)
 
 
 def int8(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-int8-weight`. A result above 0.5 of the fp32 size is worth a warning."""
     options = context.work.options(OnnxOptions)
     scheme = Scheme(8, options.block_size, options.symmetric)
-    return quantize(context, reporter, scheme, variant="onnx-int8-weight", small_enough=0.5)
+    return quantize(context, reporter, scheme, small_enough=0.5)
 
 
-def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, variant: str, small_enough: float) -> StageOutput:
+def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, small_enough: float) -> StageOutput:
     """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them.
 
     A result above `small_enough` of the fp32 size is warned of. Permanent `nothing-to-quantize` where no graph has a weight to turn.
     """
-    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
-    operation = f"quantize the ONNX graph to {variant}"
     asked = context.work.options(OnnxOptions).accuracy_level
-    counts, source = Counts(), read(folder)
-    spool = spool_for(source.size(folder), Path(context.temporary))
 
-    def transform(_: Graph, model: ir.Model) -> ir.Model:
-        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked, context.limits.threads, spool).rewrite())
-        return model
+    def turn(_: Graph, model: ir.Model, spool: Spool | None) -> Counts:
+        return WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked, context.limits.threads, spool).rewrite()
 
-    dtype = f"int{scheme.bits}"
-    made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}")
-    if not counts.quantized:
-        cause = "no matrix product with a constant weight was found"
-        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, operation, cause, f"leave {variant} out", path=folder)
-    output = StageOutput(figures=_figures(counts, scheme, made.size(staging), source.size(folder), made))
-    if asked < 0:
-        reporter.progress(0.9, "measuring accuracy levels")
-        choose_level(context, source, made, output, scheme.bits)
-    else:
-        output.figures["accuracy_level"] = asked
-    keep_in_int8(context, reporter, source, made, output)
-    ratio = made.size(staging) / source.size(folder)
-    if ratio >= small_enough:
-        output.warnings.append(
-            f"the size of {variant} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32"
-        )
-    return output
-
-
-def _figures(counts: Counts, scheme: Scheme, size: int, source_bytes: int, made: GraphSet) -> dict[str, object]:
-    return {
-        **counts.figures,
+    dtype, operation = f"int{scheme.bits}", f"quantize the ONNX graph to {context.stage}"
+    made, output = derive.quantize(
+        context, reporter, turn, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}", small_enough=small_enough
+    )
+    output.figures |= {
         "bits": scheme.bits,
         "block_size": scheme.block_size,
         "algorithm": scheme.algorithm,
         "symmetric": scheme.symmetric and scheme.algorithm == "rtn",
-        "size_ratio_to_onnx": round(size / source_bytes, 4),
-        "graph_bytes": size,
-        "external_data": any(graph.data for graph in made.graphs),
-        "nodes": sum(graph.nodes for graph in made.graphs),
+        "accuracy_level": asked,
     }
+    source = read(Path(context.inputs["onnx"]))
+    if asked < 0:
+        reporter.progress(0.9, "measuring accuracy levels")
+        choose_level(context, source, made, output, scheme.bits)
+    keep_in_int8(context, reporter, source, made, output)
+    return output
 
 
 def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output: StageOutput, bits: int) -> None:

@@ -34,6 +34,10 @@ class Source:
     parts: tuple[Source, ...] = ()
     axis: int | None = None
 
+    def __post_init__(self) -> None:
+        if bool(self.tensor) == bool(self.parts):
+            raise ValueError("a source has parts or a tensor")
+
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of all tensors in it."""
@@ -78,26 +82,6 @@ class Source:
         """A tensor, or a piece of it, as the weight has it: in fp32, turned, with what is added."""
         weight = turned(stored) if self.turned else stored.astype(np.float32, copy=False)
         return weight + np.float32(self.added) if self.added else weight
-
-    def to_json(self) -> dict[str, object]:
-        """As JSON values."""
-        if self.parts:
-            return {"shape": list(self.shape), "axis": self.axis, "parts": [part.to_json() for part in self.parts]}
-        return {"shape": list(self.shape), "tensor": self.tensor, "turned": self.turned, "added": self.added}
-
-    @staticmethod
-    def from_json(value: Mapping[str, object]) -> Source:
-        """What `to_json` gave. KeyError, TypeError or ValueError for anything else."""
-        shape, parts, axis = value["shape"], value.get("parts", []), value.get("axis")
-        if not isinstance(shape, list) or not isinstance(parts, list) or not (axis is None or isinstance(axis, int)):
-            raise TypeError("a source has a shape, and parts or a tensor")
-        source = Source(
-            tuple(int(size) for size in shape), str(value.get("tensor", "")), bool(value.get("turned")),
-            float(str(value.get("added", 0.0))), tuple(Source.from_json(part) for part in parts), axis,
-        )  # fmt: skip
-        if bool(source.tensor) == bool(source.parts):
-            raise ValueError("a source has parts or a tensor")
-        return source
 
 
 Ends = tuple[int, float, float]

@@ -33,7 +33,7 @@ FOLDER = "onnx-templates"
 FILE = "template.json"
 REFUSAL = "refused.json"
 """In the place of a template where none could be made."""
-VERSION = 3
+VERSION = 4
 LIMIT = 64
 """Templates that are kept; those that were not used for the longest time go first."""
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxslim", "numpy")
@@ -50,8 +50,8 @@ class Record(Frozen):
     """Graph → SHA-256 of its file."""
     roles: dict[str, str]
     """Role → graph."""
-    sources: dict[str, dict[str, Json]]
-    """Graph → weight → where it comes from, as `Source.to_json` has it."""
+    sources: dict[str, dict[str, Source]]
+    """Graph → weight → where it comes from."""
     opset: int
     seconds: float
     """What it took to make."""
@@ -76,10 +76,10 @@ class Template:
     """Graph → its file, as it was checked."""
 
     def graphs(self) -> dict[str, tuple[ir.Model, dict[str, Source]]]:
-        """File → (graph, sources of its weights). KeyError, TypeError or ValueError where it is damaged."""
+        """File → (graph, sources of its weights). KeyError or ValueError where it is damaged."""
         graphs = {}
         for name, content in self.content.items():
-            sources = {weight: Source.from_json(fields) for weight, fields in self.record.sources[name].items()}
+            sources = self.record.sources[name]
             model = ir.from_proto(onnx.load_model_from_string(content))
             if any(isinstance(value.const_value, ir.ExternalTensor) and value.name not in sources for value in initializers(model)):
                 raise ValueError("a weight has no source")
@@ -88,7 +88,7 @@ class Template:
 
 
 def read(folder: Path) -> Template:
-    """The template in a folder. OSError, KeyError, TypeError or ValueError where there is none that can be used."""
+    """The template in a folder. OSError, KeyError or ValueError where there is none that can be used."""
     record = Record.model_validate_json((folder / FILE).read_bytes())
     if record.version != VERSION:
         raise ValueError("another version")
@@ -161,8 +161,7 @@ class Store:
         content = {name: ir.to_proto(model).SerializeToString() for name, (model, _) in models.items()}
         record = Record(
             version=VERSION, files={name: hashlib.sha256(data).hexdigest() for name, data in content.items()},
-            sources={name: {weight: source.to_json() for weight, source in sources.items()} for name, (_, sources) in models.items()},
-            **facts,
+            sources={name: dict(sources) for name, (_, sources) in models.items()}, **facts,
         )  # fmt: skip
         self._keep(key, {**content, FILE: record.model_dump_json().encode()})
         return Template(record, content)
