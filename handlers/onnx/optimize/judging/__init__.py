@@ -1,0 +1,1 @@
+"""Whether an optimized graph is the same and faster, and is taken."""

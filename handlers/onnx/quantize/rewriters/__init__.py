@@ -1,0 +1,1 @@
+"""What turns the nodes and weights of a graph into quantized ones."""
