@@ -120,6 +120,43 @@ def qwen3(trained: Path, export: Callable[..., Exported], tmp_path_factory: pyte
     return shared(tmp_path_factory, "qwen3", lambda folder: export(trained, folder))
 
 
+@pytest.fixture
+def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a machine is just now decides nothing here."""
+    patch_race(monkeypatch)
+
+
+def patch_race(patch: pytest.MonkeyPatch) -> None:
+    """Have any two graphs count as equally fast."""
+    from handlers.onnx.optimize import acceptance
+    from handlers.onnx.optimize.timing import Race
+
+    patch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_auto(trained: Path, export: Callable[..., Exported], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The trained model as the stage exports it by default, its attention in one operator shown to be equal. Read only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch_race(patch)
+        return shared(tmp_path_factory, "qwen3-auto", lambda folder: export(trained, folder, optimize="auto"))
+
+
+@pytest.fixture(scope="session")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
+    """A family of `deep_models` with two layers, traced, by its name and opset. Read only."""
+    from tests.onnx import deep_models
+
+    def exported(name: str, opset: int = 18) -> Exported:
+        def make(folder: Path) -> Exported:
+            source = deep_models.make(folder / "model", name, num_hidden_layers=2)
+            return deep_models.run(deep_models.job(folder / "job", source, templates=False, opset=opset))
+
+        return shared(tmp_path_factory, f"two-layers-{name}-{opset}".replace(" ", "-"), make)
+
+    return exported
+
+
 def describe(folder: Path) -> None:
     """Write graphs.json for a folder whose model.onnx a test has made by hand."""
     import onnx

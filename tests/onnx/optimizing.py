@@ -28,12 +28,16 @@ def copied(source: Exported, folder: Path) -> Path:
     return folder / "folder"
 
 
+EQUAL = timing.Race(1e-3, 1e-3, "equal")
+
+
 def run(
-    folder: Path, level: Any = "extended", verify: Callable[[Path], float] = lambda folder: 0.0, timed: bool = False, **options: Any
-) -> Optimized:
-    """Optimize a folder; unless `timed`, all graphs count as equally fast."""
+    folder: Path, level: Any = "extended", verify: Callable[[Path], float] = lambda folder: 0.0, race: timing.Race | None = EQUAL,
+    **options: Any,
+) -> Optimized:  # fmt: skip
+    """Optimize a folder; each race ends with `race`, or is measured if that is None."""
     config = json.loads((folder / "config.json").read_text())
-    pace = timing.race if timed else lambda *_, **__: timing.Race(1e-3, 1e-3, "equal")
+    pace = timing.race if race is None else lambda *_, **__: race
     with mock.patch("handlers.onnx.optimize.acceptance.race", pace):
         return optimize(folder, graphset.read(folder), level, verify, config, OptimizeOptions(**{"threads": 2, **options}))
 

@@ -22,14 +22,17 @@ from handlers.graphs.attention.reading import OtherFormError
 from handlers.graphs.attention.sizes import Sizes
 from handlers.graphs.graphset import read
 from handlers.graphs.sessions import check_form, open_session
-from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import Maker
+from handlers.onnx.optimize.step import StepReport
+from handlers.onnx.optimize.steps import CACHED_ATTENTION
 from handlers.onnx.optimize.timing import Race
 from handlers.onnx.quantize import fp16, int8
 from handlers.web import layout
+from tests.onnx import optimizing
 from tests.onnx.conftest import Exported, make_context, silent
 from tests.onnx.deep_models import MODELS, job, make, run
+from tests.onnx.optimizing import EQUAL, copied, of
 from tests.sampling import some
 
 DECODERS = [name for name, (_, kind, _) in MODELS.items() if kind.endswith(("ForCausalLM", "LMHeadModel"))]
@@ -38,18 +41,18 @@ NOT_FUSED = {"GPT-OSS"}
 QUICK = ("Qwen3", "GPT-2", "Gemma 2")
 
 
-@pytest.fixture(autouse=True)
-def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
+pytestmark = pytest.mark.usefixtures("equally_fast")
 
 
-@pytest.mark.parametrize(("after", "marked"), [(1.05, True), (1.2, False)])
-def test_it_may_be_a_little_slower_on_a_short_past(
-    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch, after: float, marked: bool
-) -> None:
-    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, after, "slower"))
-    assert bool(read(export(trained, optimize="auto").folder).extra) == marked
+def proof(traced: Exported, folder: Path, race: Race = EQUAL) -> StepReport:
+    """What comes of trying the operator on a traced graph."""
+    optimized = optimizing.run(copied(traced, folder), "basic", race=race, steps=(), trials=(CACHED_ATTENTION,))
+    return of(optimized, CACHED_ATTENTION.name)
+
+
+@pytest.mark.parametrize(("after", "good"), [(1.05, True), (1.2, False)])
+def test_it_may_be_a_little_slower_on_a_short_past(qwen3: Exported, tmp_path: Path, after: float, good: bool) -> None:
+    assert proof(qwen3, tmp_path, Race(1.0, after, "slower")).good == good
 
 
 def operators(model: ir.Model) -> list[str]:
@@ -90,8 +93,8 @@ def assert_equal(folder: Path, path: Path, *, buffers: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS])
-def test_fused_attention_is_the_one_that_was_traced(name: str, tmp_path: Path) -> None:
-    folder = run(job(tmp_path / "job", make(tmp_path / "model", name, num_hidden_layers=2), templates=False)).folder
+def test_fused_attention_is_the_one_that_was_traced(name: str, two_layers: Callable[..., Exported], tmp_path: Path) -> None:
+    folder = copied(two_layers(name), tmp_path)
     if name in NOT_FUSED:
         with pytest.raises(OtherFormError, match="layer 0"):
             fuse(ir.load(folder / "model.onnx"))
@@ -152,35 +155,40 @@ def test_the_cache_is_changed_where_it_is(qwen3: Exported, tmp_path: Path) -> No
         assert np.isfinite(got).all() and np.allclose(got, expected, atol=1e-4), name
 
 
-def test_quantized_graphs_get_it_and_the_fp32_one_keeps_the_standard(
-    trained: Path, export: Callable[..., Exported], tmp_path: Path
-) -> None:
-    plain = export(trained, optimize="auto").folder
+def test_quantized_graphs_get_it_and_the_fp32_one_keeps_the_standard(qwen3_auto: Exported, tmp_path: Path) -> None:
+    plain = qwen3_auto.folder
     assert OPERATOR not in operators(ir.load(plain / "model.onnx")) and read(plain).extra == {"cached_attention": ["model"]}
     made = in_int8(plain, tmp_path / "auto")
     assert OPERATOR in operators(ir.load(made / "model.onnx")) and read(made).extra == {"shared_cache": ["model"]}
+    shared = generated(made)
+    read(made).model_copy(update={"extra": {}}).write(made)
+    assert shared == generated(made) and len(shared) > 4, "the example gives the same tokens with one buffer and without"
+    (tmp_path / "page").mkdir()
+    written = layout.write(made, read(made).graphs[0], tmp_path / "page", "").graph.file
+    assert OPERATOR not in operators(ir.load(tmp_path / "page" / written)), "a page gets the standard's operators"
     made = in_int8(plain, tmp_path / "basic", optimize="basic")
     assert OPERATOR not in operators(ir.load(made / "model.onnx")) and read(made).extra == {}
 
 
-def test_a_graph_that_is_not_equal_is_not_marked(
-    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    found = finding.find
-    monkeypatch.setattr(finding, "find", lambda *given: replace(found(*given), scale=found(*given).scale * 1.01))
-    exported = export(trained, optimize="auto")
-    assert read(exported.folder).extra == {}
-    steps: Any = exported.output.figures["optimization"]
-    report = next(one for one in steps["steps"] if one["name"] == "cached-attention")
-    assert not report["kept"] and "differs by" in report["reason"]
+def generated(folder: Path) -> list[int]:
+    """The tokens that a folder's example gives."""
+    example = runpy.run_path(str(folder / "example.py"))
+    return list(example["generate"](example["Steps"](["model.onnx"], 16), [5, 9, 17, 40], 12))
 
 
-def test_a_graph_that_reads_more_than_the_past_from_its_buffer_is_not_marked(
-    trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+def test_a_graph_that_is_not_equal_proves_nothing(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = finding.find
+    monkeypatch.setattr(finding, "find", lambda *given: replace(find(*given), scale=find(*given).scale * 1.01))
+    report = proof(qwen3, tmp_path)
+    assert not report.good and "differs by" in report.reason
+
+
+def test_a_graph_that_reads_more_than_the_past_from_its_buffer_proves_nothing(
+    qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """The length of the past must not come from the buffer: with that left as it was, only steps in a longer buffer show it."""
     monkeypatch.setattr(fusing, "_measure_past", lambda *_: None)
-    assert read(export(trained, optimize="auto").folder).extra == {}
+    assert not proof(qwen3, tmp_path).good
 
 
 def last_of_one_token(sizes: Sizes) -> ir.Value:
@@ -199,21 +207,21 @@ def few(sizes: Sizes) -> ir.Value:
 
 
 @pytest.mark.parametrize(("wrong", "name"), [(last_of_one_token, "last"), (few, "one_by_one")])
-def test_a_graph_that_is_wrong_in_one_kind_of_step_is_not_marked(
-    wrong: Callable[[Sizes], ir.Value], name: str, trained: Path, export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+def test_a_graph_that_is_wrong_in_one_kind_of_step_proves_nothing(
+    wrong: Callable[[Sizes], ir.Value], name: str, qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """A row that goes on by several tokens, in a model without windows; several rows that begin, in a longer buffer."""
     monkeypatch.setattr(Sizes, name, property(wrong))
-    assert read(export(trained, optimize="auto").folder).extra == {}
+    assert not proof(qwen3, tmp_path).good
 
 
 @pytest.mark.parametrize(("name", "optimize"), some([("Qwen3", "extended"), ("Qwen3", "basic"), ("GPT-2", "extended")], of=3))
 def test_a_template_of_few_layers_serves_all(name: str, optimize: str, tmp_path: Path) -> None:
     """Of GPT-2, a norm is fused with the addition before it, whose bias is a weight of the layer before."""
-    source = make(tmp_path / "model", name)
+    depth = 5
+    source = make(tmp_path / "model", name, num_hidden_layers=depth)
     exported = run(job(tmp_path / "job", source, optimize=optimize))
     model, template = ir.load(exported.folder / "model.onnx"), cast(dict[str, Any], exported.output.figures["template"])
-    depth = MODELS[name][2].get("num_hidden_layers") or MODELS[name][2]["n_layer"]
     assert template["used"] == "made" and len(template["layers"]) < depth
     fused = optimize == "extended"
     assert operators(model).count(OPERATOR) == (depth if fused else 0)
@@ -233,26 +241,3 @@ def test_a_traced_graph_with_it_becomes_half_precision(tmp_path: Path) -> None:
     fp16.run(half, silent())
     check_form(Path(half.staging) / "model.onnx")
     assert OPERATOR not in operators(ir.load(Path(half.staging) / "model.onnx"))
-
-
-def test_the_example_gives_the_same_tokens_with_one_buffer(trained: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
-    plain = export(trained, optimize="auto").folder
-    made = in_int8(plain, tmp_path / "int8")
-    shared = generated(made)
-    graphs = read(made)
-    graphs.model_copy(update={"extra": {}}).write(made)
-    assert shared == generated(made) and len(shared) > 4
-
-
-def generated(folder: Path) -> list[int]:
-    """The tokens that a folder's example gives."""
-    example = runpy.run_path(str(folder / "example.py"))
-    return list(example["generate"](example["session"]("model.onnx"), [5, 9, 17, 40], 12))
-
-
-def test_a_page_gets_the_standards_operators(trained: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
-    made = in_int8(export(trained, optimize="auto").folder, tmp_path / "int8")
-    assert OPERATOR in operators(ir.load(made / "model.onnx"))
-    (tmp_path / "page").mkdir()
-    written = layout.write(made, read(made).graphs[0], tmp_path / "page", "").graph.file
-    assert OPERATOR not in operators(ir.load(tmp_path / "page" / written))

@@ -20,13 +20,11 @@ from handlers.graphs.attention.reading import OtherFormError
 from handlers.graphs.attention.rounded_cache import LARGEST, VALUE, is_rounded, reach, round_cache, widen_cache
 from handlers.graphs.graphset import GraphSet, read
 from handlers.graphs.sessions import check_form, open_session
-from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.random_inputs import Maker
-from handlers.onnx.optimize.timing import Race
 from handlers.onnx.quantize import cache, int8, int8_static, weight_only
 from handlers.web import layout
 from tests.onnx.conftest import Exported, make_context, silent
-from tests.onnx.deep_models import job, make, run
+from tests.onnx.optimizing import copied
 from tests.onnx.test_cached_attention import DECODERS, NOT_FUSED, QUICK, operators
 from tests.sampling import some
 
@@ -34,10 +32,7 @@ Outputs = dict[str, np.ndarray]
 STAGES = {"onnx-int8": int8.run, "onnx-int4": weight_only.int4, "onnx-int8-static": int8_static.run}
 
 
-@pytest.fixture(autouse=True)
-def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
+pytestmark = pytest.mark.usefixtures("equally_fast")
 
 
 def answers(path: Path, feeds: Outputs) -> Outputs:
@@ -81,9 +76,11 @@ def unlike(found: Outputs, wanted: Outputs, mask: np.ndarray) -> dict[str, float
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS])
-def test_both_branches_round_alike_for_all_shapes_and_in_one_buffer(name: str, tmp_path: Path) -> None:
+def test_both_branches_round_alike_for_all_shapes_and_in_one_buffer(
+    name: str, two_layers: Callable[..., Exported], tmp_path: Path
+) -> None:  # fmt: skip
     """The standard's operators are what the operator's arithmetic is measured by."""
-    folder = run(job(tmp_path / "job", make(tmp_path / "model", name, num_hidden_layers=2), templates=False)).folder
+    folder = copied(two_layers(name), tmp_path)
     if name in NOT_FUSED:
         with pytest.raises(OtherFormError, match="not read by onnxruntime's operator alone"):
             round_cache(ir.load(folder / "model.onnx"), {})
@@ -138,12 +135,10 @@ def test_keys_that_positions_turn_stay_within_what_was_seen_of_them(seed: int, t
     assert (reach(operator, VALUE, here) == here).all()
 
 
-@pytest.fixture(scope="module")
-def exported(trained: Path, export: Callable[..., Exported]) -> Path:
+@pytest.fixture
+def exported(qwen3_auto: Exported) -> Path:
     """A trained model's graphs in fp32, whose attention was shown to be equal in one operator. Read only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
-        return export(trained, optimize="auto").folder
+    return qwen3_auto.folder
 
 
 def stage(folder: Path, job_folder: Path, name: str = "onnx-int8", **options: Any) -> Exported:
@@ -195,9 +190,10 @@ def test_positions_far_behind_the_calibrations_texts_are_not_cut(exported: Path,
     pytest.param({"cache": False}, "", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_where_it_can_not_be_done_the_result_says_so_and_the_graph_stays(
-    options: dict[str, Any], reason: str, trained: Path, export: Callable[..., Exported], tmp_path: Path
+    options: dict[str, Any], reason: str, qwen3: Exported, export: Callable[..., Exported], tmp_path: Path
 ) -> None:
-    folder = export(trained, **{"optimize": "auto", **options}).folder
+    plain = options == {"optimize": "none"}
+    folder = qwen3.folder if plain else export(qwen3.source, **{"optimize": "auto", **options}).folder
     made = stage(folder, tmp_path / "int8", **options)
     assert len(made.output.fallbacks) == bool(reason), "where there is no cache nothing was asked for"
     for told in made.output.fallbacks:

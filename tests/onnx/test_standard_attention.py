@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,26 @@ from handlers.graphs.attention.finding import OPERATOR, find_all, is_united
 from handlers.graphs.attention.reading import OtherFormError
 from handlers.graphs.graphset import read
 from handlers.graphs.sessions import check_form, open_session
-from handlers.onnx.optimize import acceptance
 from handlers.onnx.optimize.equivalence import difference
 from handlers.onnx.optimize.random_inputs import Maker
-from handlers.onnx.optimize.timing import Race
+from handlers.onnx.optimize.steps import STANDARD_ATTENTION
 from handlers.web import layout
-from tests.onnx.conftest import make_context, silent
+from tests.onnx import optimizing
+from tests.onnx.conftest import Exported, make_context, silent
 from tests.onnx.deep_models import MODELS, canonical, job, make, run
+from tests.onnx.optimizing import copied, of
 
 DECODERS = [name for name, (_, kind, _) in MODELS.items() if kind.endswith(("ForCausalLM", "LMHeadModel")) and name != "GPT-OSS"]
-QUICK = ("Qwen3",)
+QUICK = ("Llama",)
 
 
-@pytest.fixture(autouse=True)
-def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast a machine is just now decides nothing here."""
-    monkeypatch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
+pytestmark = pytest.mark.usefixtures("equally_fast")
 
 
-@pytest.fixture(scope="module")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Llama of two layers in opset 23, as it was traced. Read only."""
-    folder = tmp_path_factory.mktemp("newest")
-    return run(job(folder / "job", make(folder / "model", "Llama", num_hidden_layers=2), templates=False, opset=23)).folder
+@pytest.fixture
+def newest(two_layers: Callable[..., Exported]) -> Exported:
+    """A Llama of two layers in opset 23, as it was traced. Read only."""
+    return two_layers("Llama", 23)
 
 
 def operators(path: Path) -> list[str]:
@@ -63,9 +60,10 @@ def assert_equal(folder: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS])
-def test_it_is_the_attention_that_was_traced_in_each_of_its_forms(name: str, tmp_path: Path) -> None:
-    source = make(tmp_path / "model", name, num_hidden_layers=2)
-    folder = run(job(tmp_path / "job", source, templates=False, opset=23)).folder
+def test_it_is_the_attention_that_was_traced_in_each_of_its_forms(
+    name: str, two_layers: Callable[..., Exported], tmp_path: Path
+) -> None:  # fmt: skip
+    folder = copied(two_layers(name, 23), tmp_path)
     united = saved(standard.unite(ir.load(folder / "model.onnx")), folder / "united.onnx")
     assert operators(united).count(OPERATOR) == 2
     assert all(map(is_united, find_all(ir.load(united).graph)))
@@ -79,9 +77,8 @@ def test_it_is_the_attention_that_was_traced_in_each_of_its_forms(name: str, tmp
     assert_equal(folder, fused)
 
 
-def test_older_operator_sets_do_not_have_it(tmp_path: Path) -> None:
-    folder = run(job(tmp_path / "job", make(tmp_path / "model", "Llama", num_hidden_layers=1), templates=False)).folder
-    model = ir.load(folder / "model.onnx")
+def test_older_operator_sets_do_not_have_it(qwen3: Exported) -> None:
+    model = ir.load(qwen3.folder / "model.onnx")
     with pytest.raises(OtherFormError, match="opset 18 has no operator for attention"):
         standard.unite(model)
     assert standard.spell_out(model) is model
@@ -104,17 +101,17 @@ def test_a_template_has_it_and_quantized_graphs_have_the_one_that_copies_no_cach
         assert {name: found.count(name) for name in (OPERATOR, fusing.OPERATOR)} == {OPERATOR: 0, fusing.OPERATOR: 0, wanted: depth}
 
 
-def test_a_page_gets_products(newest: Path, tmp_path: Path) -> None:
-    folder, page = Path(shutil.copytree(newest, tmp_path / "folder")), tmp_path / "page"
-    ir.save(standard.unite(ir.load(newest / "model.onnx")), folder / "model.onnx")
+def test_a_page_gets_products(newest: Exported, tmp_path: Path) -> None:
+    folder, page = copied(newest, tmp_path), tmp_path / "page"
+    ir.save(standard.unite(ir.load(newest.folder / "model.onnx")), folder / "model.onnx")
     page.mkdir()
     written = layout.write(folder, read(folder).graphs[0], page, "").graph.file
     assert OPERATOR in operators(folder / "model.onnx") and OPERATOR not in operators(page / written)
 
 
 @pytest.mark.parametrize("change", ["causal", "no scale", "another mask", "other cache"])
-def test_an_operator_that_is_used_in_another_way_is_not_taken_for_ours(change: str, newest: Path) -> None:
-    model = standard.unite(ir.load(newest / "model.onnx"))
+def test_an_operator_that_is_used_in_another_way_is_not_taken_for_ours(change: str, newest: Exported) -> None:
+    model = standard.unite(ir.load(newest.folder / "model.onnx"))
     node = next(node for node in model.graph if node.op_type == OPERATOR)
     for name in ("is_causal", "qk_matmul_output_mode"):  # as onnxruntime writes it down
         node.attributes[name] = ir.AttrInt64(name, 0)
@@ -132,7 +129,7 @@ def test_an_operator_that_is_used_in_another_way_is_not_taken_for_ours(change: s
     assert standard.has_operator(standard.spell_out(model).graph), "it is left as it is"
 
 
-def test_what_differs_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_is_undone(newest: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unite = standard.unite
 
     def wrong(model: ir.Model) -> ir.Model:
@@ -142,13 +139,8 @@ def test_what_differs_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return model
 
     monkeypatch.setattr("handlers.onnx.optimize.steps.unite", wrong)
-    exported = run(
-        job(tmp_path / "job", make(tmp_path / "model", "Llama", num_hidden_layers=2), optimize="basic", opset=23, attention="operator")
-    )
-    assert OPERATOR not in operators(exported.folder / "model.onnx")
-    steps: Any = exported.output.figures["optimization"]
-    report = next(one for one in steps["steps"] if one["name"] == "standard-attention")
-    assert not report["kept"] and "differs by" in report["reason"]
+    report = of(optimizing.run(copied(newest, tmp_path), "basic", steps=(STANDARD_ATTENTION,)), STANDARD_ATTENTION.name)
+    assert not report.kept and "differs by" in report.reason
 
 
 @pytest.mark.slow
