@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
-from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
-from handlers.coreml.options import CoreMlOptions
+from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
+from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -25,15 +29,29 @@ LIMITS = Limits(
 )  # fmt: skip
 
 
-def _smaller(name: str, about: str, thresholds: Thresholds, *, level: str = "", fallback: str, setting: str = "") -> Variant:
-    return Variant(
-        f"coreml-{name}", f"handlers.coreml.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic="half", about=about,
-        needs=("coreml",), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.6, disk_fixed=16 * MIB,
-        settings=(setting,) if setting else (), form_of="coreml", level=level or None, fallback=fallback,  # type: ignore[arg-type]
-        limits=LIMITS,
-        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="coreml",
-        deploys="at its targets", also_for=frozenset({"ios", "laptop"}), elsewhere=NO_APPLE,
-    )  # fmt: skip
+_variant = functools.partial(
+    Variant, version=1, toolchain=TOOLCHAIN, arithmetic="half", disk_fixed=16 * MIB, limits=LIMITS, traits=TRAITS, usage=USAGE,
+    library="coreml", deploys="at its targets", elsewhere=NO_APPLE,
+)  # fmt: skip
+_smaller = functools.partial(
+    _variant, needs=("coreml",), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.6, form_of="coreml",
+    also_for=frozenset({"ios", "laptop"}),
+)  # fmt: skip
+
+
+class CoreMlOptions(Frozen):
+    """What Core ML's programs compute in, and how they are made smaller."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    precision: Literal["float16", "float32"] = "float16"
+    """What programs compute in: "float16", which the Neural Engine needs, or "float32", which is exact, twice as large and runs on the CPU
+    and GPU only. The cache of a language model is in float16 in both cases, since Core ML has no other."""
+    block_size: Literal[16, 32, 64, 128] = 32
+    """Weights that share a scale in coreml-int4: 16, 32, 64 or 128. Smaller is more exact and larger on disk."""
+    palette_rows: Literal[1, 2, 4, 8, 16, 32] = 16
+    """Rows of a matrix that share a table of 16 numbers in coreml-palettized: 1, 2, 4, 8, 16 or 32. Fewer are more exact and larger on
+    disk."""
 
 
 FORMAT = Format(
@@ -52,22 +70,24 @@ FORMAT = Format(
     runtimes=("Core ML",),
     modules={"coremltools": "coremltools"},
     variants=(
-        Variant(
-            "coreml", "handlers.coreml.stage:plain", 1, toolchain=TOOLCHAIN, arithmetic="half",
-            about="Core ML packages (ML programs) in fp16, for a few numbers of tokens at once",
-            needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=5.0, disk_fp32=1.2, disk_fixed=16 * MIB,
-            settings=("coreml.precision",),
-            limits=LIMITS,
-            thresholds=EXACT,
-            traits=TRAITS, usage=USAGE, library="coreml", targets=frozenset({"ios"}),
-            deploys="at its targets", also_for=frozenset({"laptop"}), elsewhere=NO_APPLE,
+        _variant(
+            "coreml", "handlers.coreml.stage:plain", about="Core ML packages (ML programs) in fp16, for a few numbers of tokens at once",
+            needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=5.0, disk_fp32=1.2, settings=("coreml.precision",),
+            thresholds=EXACT, targets=frozenset({"ios"}), also_for=frozenset({"laptop"}),
         ),
-        _smaller("int8", "Core ML packages with 8-bit weights, a scale a row", EIGHT_BITS,
-                 level="int8-weight", fallback="coreml"),
-        _smaller("int4", "Core ML packages with 4-bit weights in blocks; tables and the head in 8 bits",
-                 FOUR_BITS, level="int4", fallback="coreml-int8", setting="coreml.block_size"),
-        _smaller("palettized", "Core ML packages with weights as places in tables of 16 numbers; tables of tokens and the head in 8 bits",
-                 FOUR_BITS, fallback="coreml-int8", setting="coreml.palette_rows"),
+        _smaller(
+            "coreml-int8", "handlers.coreml.stage:int8", about="Core ML packages with 8-bit weights, a scale a row",
+            level="int8-weight", fallback="coreml", thresholds=EIGHT_BITS,
+        ),
+        _smaller(
+            "coreml-int4", "handlers.coreml.stage:int4", level="int4", fallback="coreml-int8", thresholds=FOUR_BITS,
+            about="Core ML packages with 4-bit weights in blocks; tables and the head in 8 bits", settings=("coreml.block_size",),
+        ),
+        _smaller(
+            "coreml-palettized", "handlers.coreml.stage:palettized", fallback="coreml-int8", thresholds=FOUR_BITS,
+            about="Core ML packages with weights as places in tables of 16 numbers; tables of tokens and the head in 8 bits",
+            settings=("coreml.palette_rows",),
+        ),
     ),
     notes=Path(__file__).with_name("notes.md"),
     families={

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
-from handlers.executorch.options import ExecuTorchOptions
+from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -39,6 +42,15 @@ def _variant(
         thresholds=thresholds, traits=TRAITS, usage=USAGE, library="executorch",
         also_for=frozenset({"android", "ios", "edge"}), elsewhere=NO_PHONE,
     )  # fmt: skip
+
+
+class ExecuTorchOptions(Frozen):
+    """How ExecuTorch's programs are made smaller."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    group_size: Literal[32, 64, 128] = 32
+    """Weights that share a scale in executorch-8da4w: 32, 64 or 128. Smaller is more exact and larger on disk."""
 
 
 FORMAT = Format(

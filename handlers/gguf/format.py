@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ConfigDict, Field
+
 from daemon.contract.formats.declaration import Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
-from handlers.gguf.options import GgufOptions
+from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -38,6 +40,16 @@ def _variant(
         thresholds=thresholds, traits=TRAITS, usage=USAGE, library="gguf",
         also_for=frozenset({"ollama", "laptop", "cpu-server", "edge"}), elsewhere=DEFAULTS,
     )  # fmt: skip
+
+
+class GgufOptions(Frozen):
+    """How GGUF files are made smaller."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    calibration_samples: int = Field(default=32, ge=0, le=512)
+    """Texts by which gguf-q6_k, gguf-q5_k_m and gguf-q4_k_m find out which columns of a matrix count most (llama.cpp's importance matrix).
+    0: all columns count the same, which is faster."""
 
 
 FORMAT = Format(

@@ -23,7 +23,7 @@ from handlers.folder import tokenizers
 from handlers.gguf import importance, library, modelfile
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.model_file import ModelFile
-from handlers.gguf.options import GgufOptions
+from handlers.gguf.format import GgufOptions
 from handlers.texts.selection import calibration_texts
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
-from handlers.litert.options import LiteRtOptions
+from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -17,6 +21,25 @@ NO_PHONE = (
     "by LiteRT's interpreter with XNNPACK on this computer's CPU, from Python; it was not run on a phone, and no delegate for graphics or"
     " neural processors was tried"
 )
+
+
+class LiteRtOptions(Frozen):
+    """How LiteRT's models are made smaller."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    block_size: Literal[32, 64, 128, 256] = 32
+    """Weights that share a scale in litert-int4: 32, 64, 128 or 256. Smaller is more exact and larger on disk."""
+
+
+_variant = functools.partial(
+    Variant, version=1, toolchain=TOOLCHAIN, disk_fixed=16 * MIB, traits=TRAITS, usage=USAGE, library="litert",
+    also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
+)  # fmt: skip
+_smaller = functools.partial(
+    _variant, arithmetic="blocks", needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, form_of="litert",
+    limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+)  # fmt: skip
 
 FORMAT = Format(
     name="litert",
@@ -36,31 +59,20 @@ FORMAT = Format(
         },
     },
     variants=(
-        Variant(
-            "litert", "handlers.litert.stage:plain", 1, toolchain=TOOLCHAIN,
+        _variant(
+            "litert", "handlers.litert.stage:plain",
             about="LiteRT's models in fp32, with fixed sizes; prefill and decode are signatures of one file",
-            needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=4.8, disk_fp32=1.1, disk_fixed=16 * MIB,
+            needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=4.8, disk_fp32=1.1, thresholds=EXACT,
             limits=Limits("litert", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=3.0),
-            thresholds=EXACT,
-            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
-        Variant(
-            "litert-int8", "handlers.litert.stage:int8", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+        _smaller(
+            "litert-int8", "handlers.litert.stage:int8", disk_fp32=0.35, level="int8", fallback="litert", thresholds=EIGHT_BITS,
             about="LiteRT's models with 8-bit weights, a scale a row, and activations that are rounded to 8 bits as they come",
-            needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.35, disk_fixed=16 * MIB,
-            form_of="litert", level="int8", fallback="litert",
-            limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=EIGHT_BITS,
-            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
         ),
-        Variant(
-            "litert-int4", "handlers.litert.stage:int4", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+        _smaller(
+            "litert-int4", "handlers.litert.stage:int4", disk_fp32=0.3, level="int4", fallback="litert-int8", thresholds=FOUR_BITS,
             about="LiteRT's models with 4-bit weights in blocks, tables and the head in 8 bits, and activations that are rounded to 8 bits",
-            needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.3, disk_fixed=16 * MIB, settings=("litert.block_size",),
-            form_of="litert", level="int4", fallback="litert-int8",
-            limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=FOUR_BITS,
-            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
+            settings=("litert.block_size",),
         ),
     ),
     notes=Path(__file__).with_name("notes.md"),

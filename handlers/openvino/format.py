@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
-from handlers.openvino.options import OpenVinoOptions
+from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -15,6 +19,27 @@ TOOLCHAIN = "openvino"
 _ENGINE = "handlers.openvino.engine"
 TWIN = "handlers.openvino.twin.form:OpenVinoForm"
 DEFAULTS = "on the CPU, with settings that compute in fp32; by default OpenVINO takes bf16, an int8 cache and int8 activations where it can"
+
+
+class OpenVinoOptions(Frozen):
+    """How OpenVINO's models are made smaller."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    group_size: Literal[32, 64, 128] = 64
+    """Weights that share a scale in openvino-int4: 32, 64 or 128. Smaller is more exact and larger on disk."""
+    calibration_samples: int = Field(default=32, ge=0, le=512)
+    """Texts with which openvino-int4 finds the scales of a language model. 0: the scales follow the weights alone, which is faster."""
+
+
+_variant = functools.partial(
+    Variant, version=1, toolchain=TOOLCHAIN, disk_fixed=16 * MIB, traits=TRAITS, usage=USAGE,
+    also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
+)  # fmt: skip
+_smaller = functools.partial(
+    _variant, arithmetic="blocks", disk_fp32=0.4, form_of="openvino",
+    limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+)  # fmt: skip
 
 FORMAT = Format(
     name="openvino",
@@ -35,32 +60,23 @@ FORMAT = Format(
         },
     },
     variants=(
-        Variant(
-            "openvino", "handlers.openvino.stage:plain", 1, toolchain=TOOLCHAIN,
+        _variant(
+            "openvino", "handlers.openvino.stage:plain",
             about="OpenVINO's files in fp32, with the tokenizer as a model too; a decoder keeps its cache to itself",
-            needs=("onnx",), memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, disk_fixed=16 * MIB,
+            needs=("onnx",), memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, thresholds=EXACT,
             limits=Limits("openvino", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=2.5),
-            thresholds=EXACT,
-            traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
         ),
-        Variant(
-            "openvino-int8", "handlers.openvino.stage:int8", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
-            about="OpenVINO's files with 8-bit weights, a scale a row",
-            needs=("openvino",), memory_fixed=700 * MIB, memory_fp32=3.5, disk_fp32=0.4, disk_fixed=16 * MIB,
-            form_of="openvino", level="int8-weight", fallback="openvino",
-            limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
-            thresholds=EIGHT_BITS,
-            traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
+        _smaller(
+            "openvino-int8", "handlers.openvino.stage:int8",
+            about="OpenVINO's files with 8-bit weights, a scale a row", level="int8-weight", fallback="openvino",
+            needs=("openvino",), memory_fixed=700 * MIB, memory_fp32=3.5, thresholds=EIGHT_BITS,
         ),
-        Variant(
-            "openvino-int4", "handlers.openvino.stage:int4", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+        _smaller(
+            "openvino-int4", "handlers.openvino.stage:int4",
             about="OpenVINO's files with 4-bit weights in groups, their scales found with texts; tables and the head in 8 bits",
-            needs=("openvino", "calibration"), memory_fixed=900 * MIB, memory_fp32=4.5, disk_fp32=0.4, disk_fixed=16 * MIB,
+            needs=("openvino", "calibration"), memory_fixed=900 * MIB, memory_fp32=4.5, level="int4", fallback="openvino-int8",
             settings=("openvino.group_size", "openvino.calibration_samples", "validation.prompts", "validation.data", "validation.samples"),
-            form_of="openvino", level="int4", fallback="openvino-int8",
-            limits=Limits("openvino", twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
             thresholds=FOUR_BITS,
-            traits=TRAITS, usage=USAGE, also_for=frozenset({"laptop", "edge", "cpu-server"}), elsewhere=DEFAULTS,
         ),
     ),
     notes=Path(__file__).with_name("notes.md"),

@@ -19,7 +19,7 @@ from handlers.folder import examples, opening, tokenizers
 from handlers.graphs import graphset, smaller
 from handlers.graphs.attention import marks
 from handlers.openvino import compression, conversion, library, tokenizer
-from handlers.openvino.options import OpenVinoOptions
+from handlers.openvino.format import OpenVinoOptions
 from handlers.texts.selection import calibration_texts
 
 SESSION = Path(__file__).with_name("session.py")

@@ -30,7 +30,7 @@ from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.models.files import read_json
 from handlers.static_programs import comparison, parts
 from handlers.static_programs.description import LENGTH, Described
-from handlers.static_programs.options import StaticOptions
+from handlers.static_programs.format import StaticOptions
 from handlers.static_programs.parts import FixedPart
 from handlers.static_programs.session import ProgramSession
 from handlers.validate.engines.task_profile import context_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def _rounded(cache: float, noise_share: float) -> Limits:
     )  # fmt: skip
 
 
+_variant = functools.partial(
+    Variant, version=1, model_types=TYPES, memory_fixed=400 * MIB, libraries=("onnx", "tokenizers", "sentencepiece"), traits=TRAITS,
+    usage=USAGE, library="transformers.js", deploys="at its targets", elsewhere=ELSEWHERE,
+)  # fmt: skip
+
 FORMAT = Format(
     name="web",
     about="The ONNX graphs in the layout of transformers.js, for web pages, with a page that shows the model.",
@@ -45,37 +51,22 @@ FORMAT = Format(
         "web": {"causal": f"{_ENGINE}:WebEngine", "seq2seq": f"{_ENGINE}:WebSeq2Seq", "encoder": f"{_ENGINE}:WebEncoder"},
     },
     variants=(
-        Variant(
-            "web", "handlers.web.stage:plain", 1,
-            about="the ONNX graph in fp32 as transformers.js loads it, with a page",
-            needs=("onnx",), model_types=TYPES,
-            memory_fixed=400 * MIB, memory_fp32=0.3, disk_fp32=1.1, libraries=("onnx", "tokenizers", "sentencepiece"),
+        _variant(
+            "web", "handlers.web.stage:plain", about="the ONNX graph in fp32 as transformers.js loads it, with a page",
+            needs=("onnx",), memory_fp32=0.3, disk_fp32=1.1, thresholds=EXACT, also_for=frozenset({"browser"}),
             limits=Limits("web", cache=1e-3, padding=1e-3, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=4.0),
-            thresholds=EXACT,
-            traits=TRAITS, usage=USAGE, library="transformers.js",
-            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
-        Variant(
-            "web-int8", "handlers.web.stage:int8", 1,
+        _variant(
+            "web-int8", "handlers.web.stage:int8",
             about="the ONNX graph with int8 weights as transformers.js loads it (dtype q8), with a page",
-            needs=("onnx-int8",), model_types=TYPES,
-            memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.6, libraries=("onnx", "tokenizers", "sentencepiece"),
-            form_of="web", level="int8", fallback="web",
-            limits=_rounded(cache=0.5, noise_share=1.5),
-            thresholds=COARSE_EIGHT_BITS,
-            traits=TRAITS, usage=USAGE, library="transformers.js",
-            deploys="at its targets", targets=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            needs=("onnx-int8",), memory_fp32=0.1, disk_fp32=0.6, form_of="web", level="int8", fallback="web",
+            limits=_rounded(cache=0.5, noise_share=1.5), thresholds=COARSE_EIGHT_BITS, targets=frozenset({"browser"}),
         ),
-        Variant(
-            "web-int4", "handlers.web.stage:int4", 1,
+        _variant(
+            "web-int4", "handlers.web.stage:int4",
             about="the ONNX graph with 4-bit weights as transformers.js loads it (dtype q4), with a page",
-            needs=("onnx-int4",), model_types=TYPES,
-            memory_fixed=400 * MIB, memory_fp32=0.1, disk_fp32=0.5, libraries=("onnx", "tokenizers", "sentencepiece"),
-            form_of="web", level="int4", fallback="web-int8",
-            limits=_rounded(cache=0.1, noise_share=0.25),
-            thresholds=FOUR_BITS,
-            traits=TRAITS, usage=USAGE, library="transformers.js",
-            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            needs=("onnx-int4",), memory_fp32=0.1, disk_fp32=0.5, form_of="web", level="int4", fallback="web-int8",
+            limits=_rounded(cache=0.1, noise_share=0.25), thresholds=FOUR_BITS, also_for=frozenset({"browser"}),
         ),
     ),
     notes=Path(__file__).with_name("notes.md"),

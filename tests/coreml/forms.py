@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
-from handlers.coreml.options import CoreMlOptions
+from handlers.coreml.format import CoreMlOptions
 from tests.merge import helpers
 
 VARIANTS = ("coreml", "coreml-int8", "coreml-int4", "coreml-palettized")

@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
-from handlers.executorch.options import ExecuTorchOptions
+from handlers.executorch.format import ExecuTorchOptions
 from tests.merge import helpers
 
 VARIANTS = ("executorch", "executorch-int8", "executorch-8da4w")

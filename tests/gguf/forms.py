@@ -11,7 +11,7 @@ import numpy as np
 
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
-from handlers.gguf.options import GgufOptions
+from handlers.gguf.format import GgufOptions
 from tests.merge import helpers
 
 if TYPE_CHECKING:

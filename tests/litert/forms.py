@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
-from handlers.litert.options import LiteRtOptions
+from handlers.litert.format import LiteRtOptions
 from tests.merge import helpers
 
 VARIANTS = ("litert", "litert-int8", "litert-int4")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
-from handlers.openvino.options import OpenVinoOptions
+from handlers.openvino.format import OpenVinoOptions
 from tests.merge import helpers
 from tests.pytorch import forms
 

@@ -11,7 +11,7 @@ import numpy as np
 from handlers.child.progress import StageOutput
 from handlers.static_programs import description, stage
 from handlers.static_programs.feeding import Text, crossed, one_pass
-from handlers.static_programs.options import StaticOptions
+from handlers.static_programs.format import StaticOptions
 from handlers.static_programs.session import ProgramSession
 from tests.merge import helpers
 
