@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from handlers.toolchains import inside
@@ -12,17 +11,7 @@ from handlers.toolchains import inside
 WIDTH, LENGTH = 32, 16
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    error: float
-    """max |Δ| of the package with 8-bit weights against torch in fp32."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Convert, compress and evaluate a sum that goes on. Raises whatever is wrong."""
     import numpy as np
     import torch
@@ -63,7 +52,7 @@ def probe(options: argparse.Namespace) -> Probed:
     error = float(np.abs(outputs["logits"] - wanted).max())
     if not 0 < error < 0.05 * float(wanted.std()):
         raise RuntimeError(f"what Core ML Tools made of a product differs by {error} from torch")
-    return Probed(inside.versions(("coremltools", "torch", "tokenizers")), error)
+    return inside.Probed(inside.versions(("coremltools", "torch", "tokenizers")), error)
 
 
 if __name__ == "__main__":

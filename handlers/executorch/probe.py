@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,7 @@ from handlers.toolchains import inside
 WIDTH = 64
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    delegated: int
-    """Operators that XNNPACK took."""
-    error: float
-    """max |Δ| of the program with 4-bit weights against torch in fp32."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Lower and run a product. Raises whatever is wrong."""
     import torch
 
@@ -46,7 +33,7 @@ def probe(options: argparse.Namespace) -> Probed:
     error = float((actual - wanted).abs().max())
     if not 0 < error < 0.5 * float(wanted.std()) or not made.delegates:
         raise RuntimeError(f"a product with 4-bit weights differs by {error} from the one in fp32; XNNPACK took {made.delegates} parts")
-    return Probed(inside.versions(("executorch", "torch", "torchao", "tokenizers")), sum(made.delegated.values()), error)
+    return inside.Probed(inside.versions(("executorch", "torch", "torchao", "tokenizers")), error)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ class Session:
     def __init__(self, path: str | Path, role: str, threads: int = 0) -> None:
         path = Path(path)
         known = json.loads((path.parent / "graphs.json").read_text(encoding="utf-8"))
-        graph = next(one for one in known["graphs"] if one["role"] == role)
-        self._inputs = {one["name"]: getattr(torch, one["dtype"]) for one in graph["inputs"]}
-        self._outputs = [one["name"] for one in graph["outputs"]]
+        graph = next(entry for entry in known["graphs"] if entry["role"] == role)
+        self._inputs = {entry["name"]: getattr(torch, entry["dtype"]) for entry in graph["inputs"]}
+        self._outputs = [entry["name"] for entry in graph["outputs"]]
         least, most = known["extra"]["bounds"][role]
         self.sizes = tuple(range(least, most + 1))
         self._room = int(known["extra"]["context_length"])
@@ -73,8 +73,8 @@ class Session:
             self._bring(state)
             state.length = end
         inputs = [torch.from_numpy(np.array(given[name])).to(dtype) for name, dtype in self._inputs.items()]
-        found = self._method.execute(inputs)
-        return {name: tensor.numpy() for name, tensor in zip(self._outputs, found, strict=True)}, state
+        results = self._method.execute(inputs)
+        return {name: tensor.numpy() for name, tensor in zip(self._outputs, results, strict=True)}, state
 
     def _bring(self, state: State) -> None:
         """Let the cache be that of a text."""

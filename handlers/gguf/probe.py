@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from handlers.toolchains import inside
@@ -12,17 +11,7 @@ from handlers.toolchains import inside
 WIDTH, HEADS, WORDS = 256, 4, 64
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    error: float
-    """max |Δlogit| of the file in Q8_0 against the one in fp32."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Run a model of one layer. Raises whatever is wrong."""
     import numpy as np
 
@@ -41,7 +30,7 @@ def probe(options: argparse.Namespace) -> Probed:
     error = float(np.abs(logits[0] - logits[1]).max())
     if not 0 < error < 0.1 * float(logits[0].std()):
         raise RuntimeError(f"llama.cpp's logits in Q8_0 differ by {error} from those in fp32")
-    return Probed(inside.versions(("llama_cpp_python", "gguf", "tokenizers")), error)
+    return inside.Probed(inside.versions(("llama_cpp_python", "gguf", "tokenizers")), error)
 
 
 def _write(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from handlers.toolchains import inside
@@ -12,17 +11,7 @@ from handlers.toolchains import inside
 WIDTH = 64
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    error: float
-    """max |Δ| of the model with 4-bit weights against torch in fp32."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Convert, compress and run a product. Raises whatever is wrong."""
     import torch
 
@@ -50,7 +39,7 @@ def probe(options: argparse.Namespace) -> Probed:
     error = float(abs(actual - wanted).max())
     if not 0 < error < 0.5 * float(wanted.std()):
         raise RuntimeError(f"a model with 4-bit weights differs by {error} from the one in fp32")
-    return Probed(inside.versions(("litert-torch", "litert-converter", "ai-edge-litert", "ai-edge-quantizer", "torch")), error)
+    return inside.Probed(inside.versions(("litert-torch", "litert-converter", "ai-edge-litert", "ai-edge-quantizer", "torch")), error)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def in_file(name: str) -> str:
 
 def outside(name: str) -> str:
     """The name by which graphs.json and other runtimes know what a signature calls `name`."""
-    return _LAYER.sub(lambda found: "." + ".".join(filter(None, found.groups())), name)
+    return _LAYER.sub(lambda match: "." + ".".join(filter(None, match.groups())), name)
 
 
 class Session:
@@ -40,7 +40,7 @@ class Session:
         self.sizes = tuple(sorted(self._runners))
         details = self._runners[self.sizes[0]].get_input_details()
         given = self._runners[self.sizes[0]].get_output_details()
-        self._past = {name: tuple(int(size) for size in one["shape"]) for name, one in details.items() if _present(name) in given}
+        self._past = {name: tuple(int(size) for size in detail["shape"]) for name, detail in details.items() if _present(name) in given}
 
     def start(self) -> State:
         """An empty cache."""
@@ -49,9 +49,9 @@ class Session:
     def run(self, state: State, feeds: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
         """See `feeding`; the state is not changed."""
         runner = self._runners[int(np.shape(feeds[IDS])[1])]
-        found = runner(**{in_file(name): np.ascontiguousarray(array) for name, array in feeds.items()}, **state)
-        past = {name: found.pop(_present(name)) for name in self._past}
-        return {outside(name): array for name, array in found.items()}, past
+        outputs = runner(**{in_file(name): np.ascontiguousarray(array) for name, array in feeds.items()}, **state)
+        past = {name: outputs.pop(_present(name)) for name in self._past}
+        return {outside(name): array for name, array in outputs.items()}, past
 
 
 def _present(name: str) -> str:

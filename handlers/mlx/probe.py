@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 from handlers.toolchains import inside
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    error: float
-    """Largest difference of the logits in 4 bits from those in fp32, in units of their standard deviation."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Run it. Raises whatever is wrong."""
     import mlx.core as mx
     import mlx.nn as nn
@@ -36,7 +25,7 @@ def probe(options: argparse.Namespace) -> Probed:
     error = float(np.abs(np.array(model(tokens, cache=make_prompt_cache(model))) - plain).max() / plain.std())
     if not 0 < error < 1:
         raise RuntimeError(f"MLX's logits in 4 bits differ by {error} standard deviations from those in fp32")
-    return Probed(inside.versions(("mlx", "mlx-lm", "transformers")), error)
+    return inside.Probed(inside.versions(("mlx", "mlx-lm", "transformers")), error)
 
 
 if __name__ == "__main__":

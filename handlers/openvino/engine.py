@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,9 @@ class OpenVinoModel(OtherGraph):
 
 
 class _Models(OnnxFolder):
-    settings: ClassVar[Mapping[str, str]] = EXACT
+    def __init__(self, spec: EngineSpec, settings: Mapping[str, str] = EXACT) -> None:
+        self.settings = settings
+        super().__init__(spec)
 
     def _opened(self, path: Path, threads: int) -> LoadedGraph:
         return OpenVinoModel(path, threads, self.settings)
@@ -50,8 +52,8 @@ class _Models(OnnxFolder):
 class OpenVinoEngine(_Models):
     """A language model whose cache is its own state."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: EngineSpec, settings: Mapping[str, str] = EXACT) -> None:
+        super().__init__(spec, settings)
         self._threads = spec.threads
         self._model = self._graph("model", spec.threads)
         self._model.check_names("a language model", ["input_ids", BEAM], ["logits"], ["attention_mask", "position_ids"])

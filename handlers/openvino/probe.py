@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from handlers.toolchains import inside
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Add two numbers in a model. Raises whatever is wrong."""
     nothing: Any = None
     sys.modules["openvino_telemetry"] = nothing  # see `handlers.openvino.library`
@@ -34,7 +25,7 @@ def probe(options: argparse.Namespace) -> Probed:
     answer = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([np.array([1.5], np.float32)])[0]
     if float(answer[0]) != 3.0:
         raise RuntimeError(f"OpenVINO says that 1.5 + 1.5 is {answer[0]}")
-    return Probed(inside.versions(("openvino", "nncf", "openvino-tokenizers", "openvino-genai", "transformers")))
+    return inside.Probed(inside.versions(("openvino", "nncf", "openvino-tokenizers", "openvino-genai", "transformers")))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ class Port:
     shape: tuple[int | None, ...]
 
 
-def _port(one: Any) -> Port:
-    kind = one.element_type.get_type_name()
-    sizes = tuple(None if size.is_dynamic else size.get_length() for size in one.partial_shape)
-    return Port(one.get_any_name(), f"tensor({_TYPES.get(kind, kind)})", sizes)
+def _port(port: Any) -> Port:
+    kind = port.element_type.get_type_name()
+    sizes = tuple(None if size.is_dynamic else size.get_length() for size in port.partial_shape)
+    return Port(port.get_any_name(), f"tensor({_TYPES.get(kind, kind)})", sizes)
 
 
 class Session:
@@ -40,8 +40,8 @@ class Session:
 
     def __init__(self, path: str | Path, settings: Mapping[str, str] = EXACT) -> None:
         self.compiled = openvino.Core().compile_model(str(path), "CPU", dict(settings))
-        self._inputs = [_port(one) for one in self.compiled.inputs]
-        self._outputs = [_port(one) for one in self.compiled.outputs]
+        self._inputs = [_port(port) for port in self.compiled.inputs]
+        self._outputs = [_port(port) for port in self.compiled.outputs]
 
     def get_inputs(self) -> list[Port]:
         """In the model's order."""
@@ -53,8 +53,8 @@ class Session:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for, all if `names` is None."""
-        found = self.compiled(dict(feeds))
-        return [np.asarray(found[name]) for name in ([one.name for one in self._outputs] if names is None else names)]
+        outputs = self.compiled(dict(feeds))
+        return [np.asarray(outputs[name]) for name in ([port.name for port in self._outputs] if names is None else names)]
 
 
 class Decoders:
@@ -65,7 +65,7 @@ class Decoders:
 
     def get_inputs(self) -> list[Port]:
         """Those of both, and which of them is meant."""
-        named = {one.name: one for one in (*self._first.get_inputs(), *self._later.get_inputs())}
+        named = {port.name: port for port in (*self._first.get_inputs(), *self._later.get_inputs())}
         return [*named.values(), Port("use_cache_branch", "tensor(bool)", (1,))]
 
     def get_outputs(self) -> list[Port]:
@@ -75,14 +75,14 @@ class Decoders:
     def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for. What the later decoder only reads, the encoder's part of the cache, it gives back as it is."""
         session = self._later if feeds["use_cache_branch"].any() else self._first
-        own = {one.name for one in session.get_outputs()}
-        found = dict(zip(own, session.run(list(own), {one.name: feeds[one.name] for one in session.get_inputs()}), strict=True))
-        return [found[name] if name in own else feeds[name.replace("present", "past_key_values", 1)] for name in names]
+        own = {port.name for port in session.get_outputs()}
+        outputs = dict(zip(own, session.run(list(own), {port.name: feeds[port.name] for port in session.get_inputs()}), strict=True))
+        return [outputs[name] if name in own else feeds[name.replace("present", "past_key_values", 1)] for name in names]
 
 
 def opened(folder: Path, name: str) -> Session | Decoders:
     """The model that stands for an ONNX graph, by the name that the graph has."""
     stem = Path(name).stem
     if stem == "decoder_model_merged":
-        return Decoders(*(Session(folder / f"openvino_{one}.xml") for one in ("decoder_model", "decoder_with_past_model")))
+        return Decoders(*(Session(folder / f"openvino_{stem}.xml") for stem in ("decoder_model", "decoder_with_past_model")))
     return Session(folder / f"openvino_{stem}.xml")

@@ -70,8 +70,8 @@ def one_pass(session: Any, feeds: Feeds, pad: int, axes: Mapping[str, int]) -> d
     tokens that were given. Raises TooLongError."""
     wanted = feeds["input_ids"].shape[1]
     outputs, _ = session.run(session.start(), padded(session, feeds, pad))
-    found = {name: np.asarray(array) for name, array in outputs.items()}
-    return {name: array.take(range(wanted), axes[name]) if name in axes else array for name, array in found.items()}
+    arrays = {name: np.asarray(array) for name, array in outputs.items()}
+    return {name: array.take(range(wanted), axes[name]) if name in axes else array for name, array in arrays.items()}
 
 
 def crossed(session: Any, feeds: Feeds, pad: int) -> dict[str, np.ndarray]:

@@ -40,8 +40,8 @@ class Folder:
 
     def graph(self, role: str) -> dict[str, Any]:
         """What graphs.json says of a role."""
-        found: dict[str, Any] = next(one for one in self.known["graphs"] if one["role"] == role)
-        return found
+        graph: dict[str, Any] = next(entry for entry in self.known["graphs"] if entry["role"] == role)
+        return graph
 
     def session(self, role: str) -> Any:
         """See feeding.py."""
@@ -82,21 +82,21 @@ class Encoder:
     def __init__(self, folder: Folder) -> None:
         self._folder, self._session, self._graph = folder, folder.session("model"), folder.graph("model")
         self._axes = {
-            one["name"]: place for one in self._graph["outputs"] for place, size in enumerate(one["shape"]) if isinstance(size, str)
+            port["name"]: place for port in self._graph["outputs"] for place, size in enumerate(port["shape"]) if isinstance(size, str)
         }
 
     def get_inputs(self) -> list[Port]:
         """What it reads."""
-        return [Port(one["name"]) for one in self._graph["inputs"]]
+        return [Port(port["name"]) for port in self._graph["inputs"]]
 
     def get_outputs(self) -> list[Port]:
         """What it gives."""
-        return [Port(one["name"], "tensor(float)") for one in self._graph["outputs"]]
+        return [Port(port["name"], "tensor(float)") for port in self._graph["outputs"]]
 
     def run(self, names: Sequence[str], feeds: Feeds) -> list[np.ndarray]:
         """The outputs for one text."""
-        found = self._folder.feeding["one_pass"](self._session, feeds, self._folder.pad, self._axes)
-        return [found[name] for name in names]
+        outputs = self._folder.feeding["one_pass"](self._session, feeds, self._folder.pad, self._axes)
+        return [outputs[name] for name in names]
 
 
 class Source:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 from handlers.toolchains import inside
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of the libraries that must fit each other."""
-    engine_bytes: int
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Build the engine of a sum. Raises whatever is wrong."""
     import onnxruntime  # noqa: F401
     import tensorrt_rtx as trt
@@ -35,8 +25,8 @@ def probe(options: argparse.Namespace) -> Probed:
     config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None or not trt.OnnxParser(builder.create_network(0), kept):
-        raise RuntimeError(f"TensorRT-RTX builds no engine: {kept.told()}")
-    return Probed(inside.versions(("tensorrt_rtx", "onnxruntime", "tokenizers")), int(engine.nbytes))
+        raise RuntimeError(f"TensorRT-RTX builds no engine: {kept.reason()}")
+    return inside.Probed(inside.versions(("tensorrt_rtx", "onnxruntime", "tokenizers")))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ engines with it there. TensorRT itself is not needed here, and is not run here.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Collection
@@ -36,18 +37,10 @@ FILES = ("build.py", "verify.py", "session.py")
 MERGED = "decoder_merged"
 
 
-def bundle(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `tensorrt-bundle`. Permanent `form-not-possible`."""
-    return _bundle(context, reporter, Path(context.inputs["onnx"]))
-
-
-def bundle_fp16(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `tensorrt-bundle-fp16`. Permanent `form-not-possible`."""
-    return _bundle(context, reporter, Path(context.inputs["onnx-fp16"]))
-
-
-def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOutput:
-    staging, options, threads = Path(context.staging), context.work.options(TensorRtOptions), context.limits.threads
+def made(context: StageContext, reporter: Reporter, graphs: str) -> StageOutput:
+    """One of the stages, of the graphs of the stage `graphs`. Permanent `form-not-possible`."""
+    source, staging = Path(context.inputs[graphs]), Path(context.staging)
+    options, threads = context.work.options(TensorRtOptions), context.limits.threads
     output = StageOutput()
     reporter.progress(0.05, "copying the graphs")
     try:
@@ -91,6 +84,9 @@ def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOut
         "engines": [graph["engine"] for graph in facts["graphs"]],
     }  # fmt: skip
     return output
+
+
+bundle, bundle_fp16 = (functools.partial(made, graphs=graphs) for graphs in ("onnx", "onnx-fp16"))
 
 
 def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[GraphSet, int | None]:

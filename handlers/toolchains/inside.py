@@ -26,6 +26,16 @@ class Answer(Protocol):
 Work = Callable[[argparse.Namespace], Answer]
 
 
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """What the probe of a toolchain tried."""
+
+    versions: dict[str, str]
+    """Versions of the libraries that must fit each other."""
+    error: float | None = None
+    """How far what they computed was from what it should be, in the probe's own unit."""
+
+
 def versions(names: Iterable[str]) -> dict[str, str]:
     """Versions of distributions of this environment. Raises PackageNotFoundError for one that is missing."""
     return {name: importlib.metadata.version(name) for name in names}

@@ -69,9 +69,9 @@ class Program:
     def __init__(self, path: str | Path, *, optimized: bool = False, **_: Any) -> None:
         self.path = Path(path)
         described = json.loads((self.path.parent / GRAPHS).read_text(encoding="utf-8"))["graphs"]
-        ports = next(one for one in described if one["file"] == self.path.name)
+        ports = next(entry for entry in described if entry["file"] == self.path.name)
         self._inputs, self._outputs = (
-            [Port(one["name"], f"tensor({_TYPES[one['dtype']]})", tuple(one["shape"])) for one in ports[side]]
+            [Port(entry["name"], f"tensor({_TYPES[entry['dtype']]})", tuple(entry["shape"])) for entry in ports[side]]
             for side in ("inputs", "outputs")
         )
         self._run: Any = _scripted(self.path, optimized) if self.path.suffix == SCRIPT else _exported(self.path)
@@ -86,8 +86,8 @@ class Program:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for, all if `names` is None."""
-        found = self.tensors({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()})
-        return [found[name].numpy() for name in (found if names is None else names)]
+        outputs = self.tensors({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()})
+        return [outputs[name].numpy() for name in (outputs if names is None else names)]
 
     def generate(self, ids: np.ndarray, mask: np.ndarray, most: int, ends: Sequence[int]) -> np.ndarray:
         """Greedy tokens (rows, at most `most`) behind left-padded ids, by the loop inside a language model in TorchScript.
@@ -102,9 +102,9 @@ class Program:
     def tensors(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All outputs by name. Tensors must be contiguous: torch.export takes the strides of its example for granted."""
         with torch.inference_mode():
-            found = self._run(*(feeds[one.name].contiguous() for one in self._inputs))
-        found = found if isinstance(found, tuple | list) else (found,)
-        return {one.name: value for one, value in zip(self._outputs, found, strict=True)}
+            results = self._run(*(feeds[port.name].contiguous() for port in self._inputs))
+        results = results if isinstance(results, tuple | list) else (results,)
+        return {port.name: value for port, value in zip(self._outputs, results, strict=True)}
 
 
 class Decoders:
@@ -115,7 +115,7 @@ class Decoders:
 
     def get_inputs(self) -> list[Port]:
         """Those of both, and which of them is meant."""
-        named = {one.name: one for one in (*self._first.get_inputs(), *self._later.get_inputs())}
+        named = {port.name: port for port in (*self._first.get_inputs(), *self._later.get_inputs())}
         return [*named.values(), Port("use_cache_branch", "tensor(bool)", (1,))]
 
     def get_outputs(self) -> list[Port]:
@@ -125,12 +125,13 @@ class Decoders:
     def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for."""
         program = self._later if feeds["use_cache_branch"].any() else self._first
-        return program.run(names, {one.name: feeds[one.name] for one in program.get_inputs()})
+        return program.run(names, {port.name: feeds[port.name] for port in program.get_inputs()})
 
 
 def opened(folder: Path, name: str) -> Program | Decoders:
     """The program that stands for a graph, by the name that the graph would have."""
-    files = {Path(one["file"]).stem: folder / one["file"] for one in json.loads((folder / GRAPHS).read_text(encoding="utf-8"))["graphs"]}
+    described = json.loads((folder / GRAPHS).read_text(encoding="utf-8"))["graphs"]
+    files = {Path(entry["file"]).stem: folder / entry["file"] for entry in described}
     stem = Path(name).stem
     if stem == "decoder_model_merged":
         return Decoders(Program(files["decoder_model"]), Program(files["decoder_with_past_model"]))

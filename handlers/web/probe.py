@@ -7,7 +7,6 @@ import base64
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from handlers.toolchains import inside
@@ -19,15 +18,7 @@ GRAPH = (
 """A graph that doubles `input_ids`."""
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What was tried."""
-
-    versions: dict[str, str]
-    """Versions of what must fit each other."""
-
-
-def probe(options: argparse.Namespace) -> Probed:
+def probe(options: argparse.Namespace) -> inside.Probed:
     """Double two numbers in a page. Raises whatever is wrong."""
     import numpy as np
 
@@ -52,7 +43,7 @@ def probe(options: argparse.Namespace) -> Probed:
         raise RuntimeError(f"the browser says that twice 2 and 3 are {made.tolist()}")
     if opened["library"] != known.release():
         raise RuntimeError(f"its transformers.js is {opened['library']}, not {known.release()}")
-    return Probed({"transformers.js": opened["library"], "browser": browser, **inside.versions(("onnxruntime", "tokenizers"))})
+    return inside.Probed({"transformers.js": opened["library"], "browser": browser, **inside.versions(("onnxruntime", "tokenizers"))})
 
 
 if __name__ == "__main__":

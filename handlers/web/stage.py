@@ -6,6 +6,7 @@ Whether the result is right is the check's verdict: a browser loads the folder b
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from dataclasses import dataclass
@@ -42,51 +43,40 @@ class _Form:
     """Behind the names of its files."""
 
 
-_PLAIN, _INT8, _INT4 = _Form("onnx", "fp32", ""), _Form("onnx-int8", "q8", "_quantized"), _Form("onnx-int4", "q4", "_q4")
+FORMS = (_Form("onnx", "fp32", ""), _Form("onnx-int8", "q8", "_quantized"), _Form("onnx-int4", "q4", "_q4"))
 
 
-def plain(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `web`. Permanent `form-not-possible`."""
-    return _made(context, reporter, _PLAIN)
-
-
-def int8(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `web-int8`."""
-    return _made(context, reporter, _INT8)
-
-
-def int4(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `web-int4`."""
-    return _made(context, reporter, _INT4)
-
-
-def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput:
+def made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput:
+    """One of the stages. Permanent `form-not-possible`."""
     source, staging = Path(context.inputs[form.source]), Path(context.staging)
     graphs = graphset.read(source)
     config = read_json(source / "config.json", "read the model's configuration")
     try:
         roles, settings = _fitting(graphs, config)
         reporter.progress(0.1, "copying the graphs")
-        made = [layout.write(source, graph, staging, form.suffix) for role in roles if (graph := graphs.graph(role))]
-        size = sum((staging / name).stat().st_size for part in made for name in (part.graph.file, *part.graph.data))
+        written = [layout.write(source, graph, staging, form.suffix) for role in roles if (graph := graphs.graph(role))]
+        size = sum((staging / name).stat().st_size for part in written for name in (part.graph.file, *part.graph.data))
         if size > layout.MOST_IN_ALL:
             raise layout.TooLargeError(f"its graphs have {size} bytes, and a page can open {layout.MOST_IN_ALL}")
         reporter.progress(0.8, "copying configuration and tokenizer")
         graphset.copy_beside(source, staging, graphs, _WITHOUT)
-        written = tokenizer.place(staging)
+        tokenizer_form = tokenizer.place(staging)
     except (known.UnknownError, layout.TooLargeError, tokenizer.UnlikeError) as error:
         raise not_possible(context, str(error), source) from error
-    chunks = {Path(part.graph.file).name: part.chunks for part in made if part.chunks}
+    chunks = {Path(part.graph.file).name: part.chunks for part in written if part.chunks}
     settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
     (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    changed = {"graphs": tuple(part.graph for part in made), "extra": marks.marked(graphs.extra)}
+    changed = {"graphs": tuple(part.graph for part in written), "extra": marks.marked(graphs.extra)}
     graphs.model_copy(update=changed).write(staging)
     _place_page(staging, graphs, form)
     figures = {
-        "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(part.chunks for part in made),
-        "tokenizer": written, "chat_template": bool(read_json(staging / tokenizer.CONFIG, "read it").get("chat_template")),
+        "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(part.chunks for part in written),
+        "tokenizer": tokenizer_form, "chat_template": bool(read_json(staging / tokenizer.CONFIG, "read it").get("chat_template")),
     }  # fmt: skip
     return StageOutput(figures=figures)
+
+
+plain, int8, int4 = (functools.partial(made, form=form) for form in FORMS)
 
 
 def _fitting(graphs: GraphSet, config: Json) -> tuple[tuple[str, ...], Json]:

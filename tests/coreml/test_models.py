@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from handlers.graphs import graphset
 from handlers.static_programs import description
 from handlers.static_programs.feeding import Text, TooLongError
 from tests.coreml import forms
 from tests.onnx import qwen
 from tests.sampling import some
-from tests.static_programs.forms import program, programs, said
+from tests.stages import refused
+from tests.static_programs import forms as static_forms
+from tests.static_programs.forms import program, programs, said, unheard
 from tests.torch_programs.test_programs import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
@@ -74,10 +73,7 @@ def unlike(variant: str, folder: Path, model: Path) -> str | None:
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model whose head is its table of tokens, and its programs."""
-    folder = tmp_path_factory.mktemp("tied")
-    model = qwen.make(folder / "model", tie_word_embeddings=True, hidden_size=96, vocab_size=1024)
-    return model, programs(model, folder / "programs", context_length=LENGTH)[0]
+    return static_forms.tied(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -178,15 +174,8 @@ def test_what_overflows_in_half_precision_is_made_again_in_single(tmp_path: Path
 
 
 def test_an_operator_that_core_ml_tools_do_not_know_is_one_sentence(tied: tuple[Path, Path], tmp_path: Path) -> None:
-    import torch
-
-    class Unheard(torch.nn.Module):
-        def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = torch.special.bessel_j0(ids.float())[..., None]
-            return found
-
-    refused = made_of(tied[1], Unheard(), tmp_path)
-    assert "bessel_j0" in refused.fault.cause and refused.fault.remedy == "leave coreml out of export.variants"
+    fault = refused("bessel_j0", forms.make, "coreml", unheard(tied[1], tmp_path / "programs"), tmp_path / "work")
+    assert fault.remedy == "leave coreml out of export.variants"
 
 
 def test_an_operator_that_is_not_evaluated_is_named(
@@ -195,28 +184,7 @@ def test_an_operator_that_is_not_evaluated_is_named(
     from handlers.coreml.evaluation.kernels import KERNELS
 
     monkeypatch.delitem(KERNELS, "silu")
-    with pytest.raises(Permanent, match=r"model.mlpackage is not sound \(UnknownOperator: it has an operator silu") as refused:
-        forms.make("coreml", tied[1], tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
-
-
-def made_of(source: Path, module: Any, folder: Path) -> Permanent:
-    """Why the stage refuses a program of input_ids and position_ids that gives one number a token."""
-    import torch
-
-    bad, text = folder / "programs", torch.zeros(1, 5).int()
-    bad.mkdir()
-    free = {1: torch.export.Dim("tokens", min=1, max=32)}
-    torch.export.save(torch.export.export(module, (text, text), dynamic_shapes=(free, free)), bad / "model.pt2")
-    known = graphset.read(source)
-    graph = known.graphs[0]
-    logits = graph.outputs[0].model_copy(update={"shape": (1, "tokens", 1)})
-    graph = graph.model_copy(update={"inputs": graph.inputs[:2], "outputs": (logits,)})
-    known.model_copy(update={"graphs": (graph,)}).write(bad)
-    with pytest.raises(Permanent) as refused:
-        forms.make("coreml", bad, folder / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
-    return refused.value
+    refused(r"model.mlpackage is not sound \(UnknownOperator: it has an operator silu", forms.make, "coreml", tied[1], tmp_path / "work")
 
 
 @pytest.mark.parametrize(

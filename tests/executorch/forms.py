@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import pkgutil
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
 from handlers.executorch.format import ExecuTorchOptions
-from tests.merge import helpers
+from tests import stages
+from tests.exports.formats import FORMATS
 
-VARIANTS = ("executorch", "executorch-int8", "executorch-8da4w")
+VARIANTS = FORMATS["executorch"].variants
 
 
-def make(variant: str, model: Path, programs: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
-    """The folder that a stage makes of a folder of `static-programs`, and what it says."""
-    context = helpers.context(work, model, None, method="full", **{"static-programs": programs})
-    chosen = context.work.with_options(ExecuTorchOptions(**options))
-    run = pkgutil.resolve_name(catalog().variants[variant].entry)
-    return work / "staging", run(context.model_copy(update={"work": chosen, "stage": variant}), helpers.reporter())
+def make(variant: str, made_of: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
+    """See `stages.make`."""
+    return stages.make(variant, made_of, work, ExecuTorchOptions(**options))

@@ -10,14 +10,13 @@ import torch
 
 from handlers.executorch import lowering
 from handlers.graphs import graphset
-from tests.onnx import qwen
-from tests.static_programs.forms import programs
+from tests.static_programs.forms import tiny
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs with room for 24 tokens."""
-    return programs(qwen.make(tmp_path_factory.mktemp("tiny") / "model"), tmp_path_factory.mktemp("work"), context_length=24)[0]
+    """Programs of a language model."""
+    return tiny(tmp_path_factory)[1]
 
 
 def opened(folder: Path) -> lowering.Opened:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from handlers.graphs import graphset
 from handlers.static_programs import description
 from handlers.static_programs.feeding import Text, TooLongError
 from tests.executorch import forms
-from tests.onnx import qwen
+from tests.stages import refused
+from tests.static_programs import forms as static_forms
 from tests.static_programs.forms import program, programs, said
 from tests.static_programs.test_programs import KINDS
 
@@ -43,7 +42,7 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
     made, _ = programs(KINDS[name](tmp_path / "model"), tmp_path / "programs", context_length=ROOM)
     wanted, experts, sizes = said(made, program), name == "Qwen3Moe", []
     for variant, bound in BOUNDS.items():
-        folder, output = forms.make(variant, tmp_path / "model", made, tmp_path / variant)
+        folder, output = forms.make(variant, made, tmp_path / variant)
         for ours, theirs in zip(said(folder, of_folder), wanted, strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= (2 if experts and variant != "executorch" else 1) * bound * theirs.std(), variant
@@ -65,9 +64,7 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model, and its programs with room for 40 tokens."""
-    source = qwen.make(tmp_path_factory.mktemp("tiny") / "model")
-    return source, programs(source, tmp_path_factory.mktemp("work"), context_length=40)[0]
+    return static_forms.tiny(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def plain(tiny: tuple[Path, Path], toolchain: Path, tmp_path_factory: pytest.Tem
     from tests.toolchains import real
 
     for _ in real.imported(toolchain):
-        folder, _ = forms.make("executorch", *tiny, tmp_path_factory.mktemp("plain"))
+        folder, _ = forms.make("executorch", tiny[1], tmp_path_factory.mktemp("plain"))
     return folder
 
 
@@ -150,7 +147,7 @@ def test_a_cache_that_is_written_in_another_way_stays_as_it_is_and_right(
     from handlers.executorch import lowering
 
     monkeypatch.setattr(lowering, "write_in_place", lambda program: 0)
-    folder, output = forms.make("executorch", *tiny, tmp_path)
+    folder, output = forms.make("executorch", tiny[1], tmp_path)
     assert output.figures["programs"]["model"]["caches_written_in_place"] == 0
     assert np.abs(Text(session(folder / "model.pte", "model"), 40).feed(IDS) - alone(tiny, IDS)).max() < 1e-3
 
@@ -160,9 +157,7 @@ def test_an_operator_that_the_runtime_lacks_is_named(tiny: tuple[Path, Path], tm
 
     known = lowering._known
     monkeypatch.setattr(lowering, "_known", lambda: known() - {"aten::index_put_"})
-    with pytest.raises(Permanent, match="has no kernel for aten::index_put_") as refused:
-        forms.make("executorch", *tiny, tmp_path)
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("has no kernel for aten::index_put_", forms.make, "executorch", tiny[1], tmp_path)
     assert not list((tmp_path / "staging").iterdir())
 
 
@@ -172,21 +167,20 @@ def test_a_program_that_the_compiler_does_not_take_is_refused_in_one_sentence(ti
     inputs = [one.model_copy(update={"shape": (1, 2, 39, 16)}) if "past" in one.name else one for one in known.graphs[0].inputs]
     shorter = known.graphs[0].model_copy(update={"inputs": tuple(inputs)})  # than the program was exported for
     known.model_copy(update={"graphs": (shorter,)}).write(tmp_path / "programs")
-    with pytest.raises(Permanent, match="ExecuTorch's compiler fails") as refused:
-        forms.make("executorch", tiny[0], tmp_path / "programs", tmp_path)
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "\n" not in str(refused.value)
+    fault = refused("ExecuTorch's compiler fails", forms.make, "executorch", tmp_path / "programs", tmp_path)
+    assert "\n" not in fault.cause
     assert not list((tmp_path / "staging").iterdir())
 
 
 @pytest.mark.parametrize("group", [32, 64])
 def test_groups_have_the_size_that_is_asked_for(group: int, tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    _, output = forms.make("executorch-8da4w", *tiny, tmp_path, group_size=group)
+    _, output = forms.make("executorch-8da4w", tiny[1], tmp_path, group_size=group)
     assert output.figures["block_size"] == group and output.figures["bits"] == 4
     assert output.figures["weights"] == {"table_int8": 320 * 64, "int8": 320 * 64, "int4": 73728, "float32": 0}
 
 
 def test_rows_that_no_group_fits_get_8_bits(tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    _, output = forms.make("executorch-8da4w", *tiny, tmp_path, group_size=128)  # only down_proj has rows of 128
+    _, output = forms.make("executorch-8da4w", tiny[1], tmp_path, group_size=128)  # only down_proj has rows of 128
     assert output.figures["weights"]["int4"] == 2 * 64 * 128
 
 

@@ -1,6 +1,5 @@
 """GGUF files and Modelfiles that are wrong in one way each: in what is computed, in stored numbers, or in what is said beside them.
 
-`python -m tests.gguf.damage STATE` makes all of them with the toolchain below a state directory and prints what is found;
 `test_damage.py` runs them as tests.
 """
 
@@ -8,8 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +15,12 @@ from typing import Any
 import numpy as np
 
 from handlers.gguf.format import TWIN
-from handlers.validate.twins import judging
-from handlers.validate.twins.compare import compare
-from handlers.validate.twins.messages import Answer, Order, Text
-from handlers.validate.workers.client import WorkerFailed
+from handlers.validate.twins.messages import Answer
+from tests.exports import twins
+from tests.exports.twins import STORED, STRUCTURE
 from tests.gguf import forms, kinds
-from tests.validate.bench import Bench
+from tests.validate.damage_files import Case, lose
 
-STRUCTURE = "its graph is not the model that its own weights give"
-STORED = "not what rounding gives|none of the merged model's|too coarse"
 LENGTH = 256
 """Positions of the models of `kinds`."""
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
@@ -99,19 +93,7 @@ def artifact(kind: str, variant: str, folder: Path) -> Path:
 
 def answered(kind: str, made: Path, folder: Path) -> Answer:
     """What the comparison of a folder with its twin finds; `folder` has the models."""
-    drawn = np.random.default_rng(0)
-    short, long = ([int(token) for token in drawn.integers(2, 320, count)] for count in (12, 100))
-    texts = [Text(ids=short), Text(ids=long), Text(ids=short, start=LENGTH - len(short))]
-    return compare(Order(
-        form=TWIN, engine="gguf", folder=str(made), merged=str(model(kind, folder / kind)), task="text-generation", sentence=False,
-        threads=1, texts=texts, arithmetic="blocks",
-    ))  # fmt: skip
-
-
-def reasons(answer: Answer, variant: str) -> str:
-    """What a check says of it."""
-    found = judging.judged(answer, variant)
-    return " | ".join((*(finding.reason for finding in found.findings), *found.notes))
+    return twins.answered(TWIN, "gguf", made, model(kind, folder / kind), twins.texts(LENGTH, 100), arithmetic="blocks")
 
 
 def _swap(first: str, second: str) -> Callable[[Tensors], Any]:
@@ -210,28 +192,26 @@ CASES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Said:
-    """One thing that a file or the Modelfile says wrongly."""
+def stated(key: str, value: Any) -> Callable[[Path], None]:
+    """Give the file another value of a key; see `edited`."""
 
-    name: str
-    words: str
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    modelfile: Callable[[str], str | None] = lambda text: text
-    """Of its text; None deletes it."""
+    def damage(folder: Path) -> None:
+        (path,) = folder.glob("*.gguf")
+        edited(path, {key: value})
 
-    def apply(self, source: Path, target: Path) -> Path:
-        """A damaged copy."""
-        shutil.copytree(source, target)
-        if self.keys:
-            (path,) = target.glob("*.gguf")
-            edited(path, self.keys)
-        place = target / "Modelfile"
-        before = place.read_text()
-        after = self.modelfile(before)
-        place.write_text(after) if after is not None else place.unlink()
-        assert self.keys or after != before, f"{self.name} changed nothing"
-        return target
+    return damage
+
+
+def described(change: Callable[[str], str]) -> Callable[[Path], None]:
+    """Change the text of the Modelfile."""
+
+    def damage(folder: Path) -> None:
+        before = (folder / "Modelfile").read_text()
+        after = change(before)
+        assert after != before
+        (folder / "Modelfile").write_text(after)
+
+    return damage
 
 
 def _all_normal(types: list[int]) -> list[int]:
@@ -246,32 +226,32 @@ def _moved(values: list[Any]) -> list[Any]:
     return [*values[:20], values[21], values[20], *values[22:]]
 
 
-SAID = (
-    Said("another end", "special tokens|named_ends|the end of a text", {"tokenizer.ggml.eos_token_id": 7}),
-    Said("another padding", "pad_token_id is", {"tokenizer.ggml.padding_token_id": 9}),
-    Said("another template", "chat template writes", {"tokenizer.chat_template": lambda text: text.replace("<|", "<!", 1)}),
-    Said("no template", "no chat template", {"tokenizer.chat_template": None}),
-    Said("a merge lost", "merges", {"tokenizer.ggml.merges": lambda merges: merges[:-1]}),
-    Said("merges in another order", "merges", {"tokenizer.ggml.merges": _moved}),
-    Said("tokens changed places", "gives id", {"tokenizer.ggml.tokens": _moved}),
-    Said("special tokens that are texts", "of the kind", {"tokenizer.ggml.token_type": _all_normal}),
-    Said("one token special", "of the kind 'control'", {"tokenizer.ggml.token_type": lambda kinds: [*kinds[:50], 3, *kinds[51:]]}),
-    Said("another way of taking texts apart", "its tokenizer gives other token ids", {"tokenizer.ggml.pre": "default"}),
-    Said("a beginning that no text has", "its tokenizer", {"tokenizer.ggml.add_bos_token": lambda value: not value}),
-    Said("an end behind each prompt", "its tokenizer", {"tokenizer.ggml.add_eos_token": lambda value: not value}),
-    Said("another length", "context_length is", {"qwen3.context_length": lambda length: length // 2}),
-    Said("a length that the model does not know", "context_length is", {"qwen3.context_length": lambda length: length * 4}),
-    Said("a stop that is a text", "stop is 'the'", modelfile=lambda text: f'{text}PARAMETER stop "the"\n'),
-    Said("another stop", "stop", modelfile=lambda text: re.sub(r"PARAMETER stop .*", 'PARAMETER stop "end"', text)),
-    Said("a context that the model does not know", "num_ctx is", modelfile=lambda text: re.sub(r"num_ctx \d+", "num_ctx 99999", text)),
-    Said("a context of a few words", "num_ctx is 8", modelfile=lambda text: re.sub(r"num_ctx \d+", "num_ctx 8", text)),
-    Said("another temperature", "temperature is", modelfile=lambda text: f"{text}PARAMETER temperature 0.2\n"),
-    Said("a system message", "SYSTEM puts a text", modelfile=lambda text: f"{text}SYSTEM You are a pirate.\n"),
-    Said("another file", "FROM names './other.gguf'", modelfile=lambda text: re.sub(r"FROM .*", "FROM ./other.gguf", text)),
-    Said("another template of Ollama's", "TEMPLATE writes", modelfile=lambda text: text.replace("{{ .Content }}", "{{ .Content }} ", 1)),
-    Said("roles changed places", "TEMPLATE writes", modelfile=_other_roles),
-    Said("no Modelfile", "lacks its Modelfile", modelfile=lambda text: None),
-)  # fmt: skip
+SAID = tuple(Case(name, (Q8,), damage, words) for name, damage, words in (
+    ("another end", stated("tokenizer.ggml.eos_token_id", 7), "special tokens|named_ends|the end of a text"),
+    ("another padding", stated("tokenizer.ggml.padding_token_id", 9), "pad_token_id is"),
+    ("another template", stated("tokenizer.chat_template", lambda text: text.replace("<|", "<!", 1)), "chat template writes"),
+    ("no template", stated("tokenizer.chat_template", None), "no chat template"),
+    ("a merge lost", stated("tokenizer.ggml.merges", lambda merges: merges[:-1]), "merges"),
+    ("merges in another order", stated("tokenizer.ggml.merges", _moved), "merges"),
+    ("tokens changed places", stated("tokenizer.ggml.tokens", _moved), "gives id"),
+    ("special tokens that are texts", stated("tokenizer.ggml.token_type", _all_normal), "of the kind"),
+    ("one token special", stated("tokenizer.ggml.token_type", lambda kinds: [*kinds[:50], 3, *kinds[51:]]), "of the kind 'control'"),
+    ("another way of taking texts apart", stated("tokenizer.ggml.pre", "default"), "its tokenizer gives other token ids"),
+    ("a beginning that no text has", stated("tokenizer.ggml.add_bos_token", lambda value: not value), "its tokenizer"),
+    ("an end behind each prompt", stated("tokenizer.ggml.add_eos_token", lambda value: not value), "its tokenizer"),
+    ("another length", stated("qwen3.context_length", lambda length: length // 2), "context_length is"),
+    ("a length that the model does not know", stated("qwen3.context_length", lambda length: length * 4), "context_length is"),
+    ("a stop that is a text", described(lambda text: f'{text}PARAMETER stop "the"\n'), "stop is 'the'"),
+    ("another stop", described(lambda text: re.sub(r"PARAMETER stop .*", 'PARAMETER stop "end"', text)), "stop"),
+    ("a context that the model does not know", described(lambda text: re.sub(r"num_ctx \d+", "num_ctx 99999", text)), "num_ctx is"),
+    ("a context of a few words", described(lambda text: re.sub(r"num_ctx \d+", "num_ctx 8", text)), "num_ctx is 8"),
+    ("another temperature", described(lambda text: f"{text}PARAMETER temperature 0.2\n"), "temperature is"),
+    ("a system message", described(lambda text: f"{text}SYSTEM You are a pirate.\n"), "SYSTEM puts a text"),
+    ("another file", described(lambda text: re.sub(r"FROM .*", "FROM ./other.gguf", text)), "FROM names './other.gguf'"),
+    ("another template of Ollama's", described(lambda text: text.replace("{{ .Content }}", "{{ .Content }} ", 1)), "TEMPLATE writes"),
+    ("roles changed places", described(_other_roles), "TEMPLATE writes"),
+    ("no Modelfile", lose("Modelfile"), "lacks its Modelfile"),
+))  # fmt: skip
 
 
 IMPORTANCES = (None, 0.0, 2.0, 5.0)
@@ -312,42 +292,3 @@ def quantized(matrix: np.ndarray, kind: str, orders: float | None) -> Any:
     function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     function(int(number), source.ctypes.data, out.ctypes.data, 0, rows, columns, None if weights is None else weights.ctypes.data)
     return Tensor("w", "product", out, number, columns)
-
-
-def checked(bench: Bench, variant: str, folder: Path) -> str:
-    """The reasons of a check, or why it could not be run."""
-    try:
-        return " | ".join(bench.check(variant, folder).reasons)
-    except WorkerFailed as error:
-        return f"could not be run: {error.cause}"
-
-
-def main() -> None:
-    """Print all of them, or those whose names contain an argument."""
-    from handlers.toolchains import use
-    from tests.toolchains import real
-    from tests.validate import sabotage
-
-    use.borrow(real.folder_of(Path(sys.argv[1]), "gguf"))
-    wanted = sys.argv[2:]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number, one in enumerate(CASES):
-            if not wanted or any(word in one.name for word in wanted):
-                answer = answered(one.kind, one.apply(artifact(one.kind, one.variant, folder), folder / f"case-{number}"), folder)
-                told = reasons(answer, one.variant)
-                print(
-                    f"{one.name:45} {one.variant:12} {'right' if re.search(one.words, told) else 'WRONG'} {answer.error} {told[:150]}",
-                    flush=True,
-                )
-        lab = sabotage.make(folder / "lab")
-        bench, sound = lab.bench(folder / "scratch"), forms.make(Q8, lab.made("sound", "pytorch"), folder / "sound")[0]
-        print("sound:", checked(bench, Q8, sound) or "passes", bench.examined(Q8, sound).notes, flush=True)
-        for number, said in enumerate(SAID):
-            if not wanted or any(word in said.name for word in wanted):
-                told = checked(bench, Q8, said.apply(sound, folder / f"said-{number}"))
-                print(f"{said.name:45} {'right' if re.search(said.words, told) else 'WRONG'} {told[:200]}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

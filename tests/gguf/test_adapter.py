@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from daemon.contract.errors import Permanent
 from handlers.validate.workers import decoding
 from tests.gguf import forms, kinds
 from tests.merge import helpers
+from tests.stages import refused
 
 if TYPE_CHECKING:
     from handlers.gguf.engine import GgufAdapterEngine
@@ -108,9 +108,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_llama_cpp_can_not_add_is_refused(said: str, tmp_path: Path) -> None:
     kind, options = REFUSED[said]
     base = kinds.make(kind, tmp_path / "base")
-    with pytest.raises(Permanent, match=said) as caught:
-        written(base, adapted(base, tmp_path / "adapter", **options), tmp_path / "work")
-    assert caught.value.fault.code == "form-not-possible" and "leave gguf-adapter out" in caught.value.fault.remedy
+    fault = refused(said, written, base, adapted(base, tmp_path / "adapter", **options), tmp_path / "work")
+    assert "leave gguf-adapter out" in fault.remedy
 
 
 def test_an_adapter_of_another_base_is_refused_by_llama_cpp(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from daemon.contract.errors import Permanent
 from handlers.validate.workers import decoding
 from tests.gguf import forms, kinds
+from tests.stages import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 TABLED = ("Gemma", "Gemma 2", "Gemma 3", "Phi", "GPT-2")
@@ -130,9 +131,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_llama_cpp_computes_otherwise_is_refused(case: str, tmp_path: Path) -> None:
     kind, changes, said = REFUSED[case]
     model = kinds.make(kind, tmp_path / "model", **changes)
-    with pytest.raises(Permanent, match=said) as caught:
-        forms.make("gguf-f16", model, tmp_path / "work")
-    assert caught.value.fault.code == "form-not-possible" and "leave gguf-f16 out" in caught.value.fault.remedy
+    fault = refused(said, forms.make, "gguf-f16", model, tmp_path / "work")
+    assert "leave gguf-f16 out" in fault.remedy
     assert not list((tmp_path / "work" / "staging").glob("*.gguf"))
 
 
@@ -140,8 +140,7 @@ def test_another_kind_of_model_is_refused_with_those_that_can_be_written(tmp_pat
     model = kinds.make("Llama", tmp_path / "model")
     config = json.loads((model / "config.json").read_bytes())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
-    with pytest.raises(Permanent, match=r"models of the type bert are not written as GGUF; gemma, gemma2, .* are"):
-        forms.make("gguf-f16", model, tmp_path / "work")
+    refused(r"models of the type bert are not written as GGUF; gemma, gemma2, .* are", forms.make, "gguf-f16", model, tmp_path / "work")
 
 
 def test_a_sliding_window_that_llama_cpp_does_not_know_bounds_the_length(tmp_path: Path) -> None:
@@ -175,12 +174,10 @@ def test_a_weight_that_is_no_number_and_one_that_is_missing_are_named(variant: s
     model = kinds.make("Llama", tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     save_file({**weights, "model.norm.weight": torch.full((64,), float("nan"))}, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Permanent, match=r"output_norm\.weight has a weight that is no finite number"):
-        forms.make(variant, model, tmp_path / "work")
+    refused(r"output_norm\.weight has a weight that is no finite number", forms.make, variant, model, tmp_path / "work")
     del weights["model.layers.1.mlp.down_proj.weight"]
     save_file(weights, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Permanent, match=r"blk\.1\.ffn_down\.weight"):
-        forms.make(variant, model, tmp_path / "other")
+    refused(r"blk\.1\.ffn_down\.weight", forms.make, variant, model, tmp_path / "other")
 
 
 def test_a_large_matrix_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

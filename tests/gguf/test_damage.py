@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.exports.twins import reasons
 from tests.gguf import damage, forms, kinds
-from tests.gguf.damage import CASES, Q8, SAID, Damage, Said
+from tests.gguf.damage import CASES, Q8, SAID, Damage
 from tests.validate.bench import Bench
+from tests.validate.damage_files import Case
 from tests.validate.sabotage import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
@@ -36,7 +39,7 @@ def sound(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_a_sound_file_is_the_model_that_its_own_weights_give(kind: str, variant: str, made: Path) -> None:
     answer = damage.answered(kind, damage.artifact(kind, variant, made), made)
-    assert damage.reasons(answer, variant) == ""
+    assert reasons(answer, variant) == ""
     assert answer.error is not None and answer.error < answer.limit / 4
     assert answer.rounding is not None and abs(answer.rounding.slope - 1) < 0.02
 
@@ -44,18 +47,20 @@ def test_a_sound_file_is_the_model_that_its_own_weights_give(kind: str, variant:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_damage_is_caught_with_its_reason(case: Damage, made: Path, tmp_path: Path) -> None:
     answer = damage.answered(case.kind, case.apply(damage.artifact(case.kind, case.variant, made), tmp_path / "damaged"), made)
-    told = damage.reasons(answer, case.variant)
-    assert re.search(case.words, told), (told, answer)
+    said = reasons(answer, case.variant)
+    assert re.search(case.words, said), (said, answer)
 
 
 @pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
 def test_each_wrong_word_beside_the_weights_is_caught_with_its_reason(
-    case: Said, lab: Lab, bench: Bench, sound: list[Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    case: Case, lab: Lab, bench: Bench, sound: list[Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if not sound:
         sound.append(forms.make(Q8, lab.made("sound", "pytorch"), tmp_path_factory.mktemp("sound"))[0])
-        assert damage.checked(bench, Q8, sound[0]) == ""
-    assert re.search(case.words, told := damage.checked(bench, Q8, case.apply(sound[0], tmp_path / "damaged"))), told
+        assert bench.check(Q8, sound[0]).reasons == ()
+    folder = shutil.copytree(sound[0], tmp_path / "damaged")
+    case.damage(folder)
+    assert re.search(str(case.words), said := " | ".join(bench.checked(Q8, folder).reasons)), said
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q5_0", "Q5_1"])
@@ -81,4 +86,4 @@ def test_rows_that_six_bits_can_not_hold_are_no_damage(tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     folder = damage.artifact("Llama", "gguf-q6_k", tmp_path)
     assert comparison.difference(folder, model) is None
-    assert damage.reasons(damage.answered("Llama", folder, tmp_path), "gguf-q6_k") == ""
+    assert reasons(damage.answered("Llama", folder, tmp_path), "gguf-q6_k") == ""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
 from tests import models
 from tests.gguf import forms, kinds
+from tests.stages import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,9 +49,7 @@ def test_the_way_of_taking_texts_apart_is_found_by_what_it_reads(pattern: str, n
 
 def test_a_way_that_llama_cpp_does_not_have_is_refused_with_the_text_that_tells(tmp_path: Path) -> None:
     model = with_split(kinds.make("Llama", tmp_path / "model"), r"[^1]+|1")
-    with pytest.raises(Permanent, match=r"llama\.cpp's tokenizer reads '.*' as \[.*\] instead of \[") as caught:
-        forms.make("gguf-f16", model, tmp_path / "work")
-    assert caught.value.fault.code == "form-not-possible"
+    refused(r"llama\.cpp's tokenizer reads '.*' as \[.*\] instead of \[", forms.make, "gguf-f16", model, tmp_path / "work")
 
 
 def test_a_tokenizer_with_bytes_is_read_like_sentencepiece_with_its_start(tmp_path: Path) -> None:
@@ -86,8 +84,7 @@ def test_all_tokens_that_end_a_text_are_in_the_file_and_one_too_many_is_refused(
     assert {1, 300, 301} <= set(forms.engine(folder).end_tokens)
     assert forms.keys(next(folder.glob("*.gguf")))["tokenizer.ggml.eos_token_id"] == 1
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 300, 301, 302, 303]}))
-    with pytest.raises(Permanent, match=r"llama\.cpp would not end a text at its token"):
-        forms.make("gguf-bf16", model, tmp_path / "other")
+    refused(r"llama\.cpp would not end a text at its token", forms.make, "gguf-bf16", model, tmp_path / "other")
 
 
 REFUSED: dict[str, dict[str, object]] = {
@@ -101,8 +98,7 @@ def test_what_a_file_can_not_say_of_a_tokenizer_is_refused(said: str, tmp_path: 
     model = kinds.make("Llama", tmp_path / "model")
     path = model / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **REFUSED[said]}))
-    with pytest.raises(Permanent, match=said):
-        forms.make("gguf-f16", model, tmp_path / "work")
+    refused(said, forms.make, "gguf-f16", model, tmp_path / "work")
 
 
 def test_a_tokenizer_that_is_damaged_or_has_more_tokens_than_the_embeddings_is_refused(tmp_path: Path) -> None:
@@ -110,15 +106,12 @@ def test_a_tokenizer_that_is_damaged_or_has_more_tokens_than_the_embeddings_is_r
     said = json.loads((model / "tokenizer.json").read_bytes())
     said["added_tokens"].append({**said["added_tokens"][0], "id": 320, "content": "<more>"})
     (model / "tokenizer.json").write_text(json.dumps(said))
-    with pytest.raises(Permanent, match=r"has the token '<more>' with the id 320, and its embeddings have 320 rows"):
-        forms.make("gguf-f16", model, tmp_path / "work")
+    refused(r"has the token '<more>' with the id 320, and its embeddings have 320 rows", forms.make, "gguf-f16", model, tmp_path / "work")
     (model / "tokenizer.json").write_text("{")
-    with pytest.raises(Permanent, match=r"its tokenizer\.json can't be read"):
-        forms.make("gguf-f16", model, tmp_path / "work")
+    refused(r"its tokenizer\.json can't be read", forms.make, "gguf-f16", model, tmp_path / "work")
 
 
 def test_a_tokenizer_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
     model = kinds.make("Llama", tmp_path / "model")
     (model / "tokenizer.json").unlink()
-    with pytest.raises(Permanent, match=r"its tokenizer has no tokenizer\.json"):
-        forms.make("gguf-f16", model, tmp_path / "work")
+    refused(r"its tokenizer has no tokenizer\.json", forms.make, "gguf-f16", model, tmp_path / "work")

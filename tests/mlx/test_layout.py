@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from tests.gguf import kinds
 from tests.mlx import forms
 from tests.onnx.test_encoders import make as make_encoder
 from tests.sampling import some
+from tests.stages import make, refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 EXACT = {"Gemma": 2e-3}
@@ -25,7 +24,7 @@ EXACT = {"Gemma": 2e-3}
 @pytest.mark.parametrize("name", kinds.KINDS)
 def test_mlx_lm_says_what_transformers_says(name: str, tmp_path: Path) -> None:  # R10
     model = kinds.make(name, tmp_path / "model", "bfloat16")
-    folder, output = forms.make("mlx", model, tmp_path / "work")
+    folder, output = make("mlx", model, tmp_path / "work")
     assert forms.said(folder, model).error < EXACT.get(name, 1e-4)
     assert set(output.figures["weights"]) == {"BF16"} and not output.figures["not_packed"]
     assert bool(output.warnings) == (name == "Gemma 2"), "mlx-lm knows no sliding window for it"
@@ -40,7 +39,7 @@ def test_a_folder_has_to_the_bit_what_mlx_lms_own_converter_writes(name: str, bi
     from mlx_lm.convert import convert
 
     model = kinds.make(name, tmp_path / "model", "bfloat16")
-    folder, _ = forms.make(f"mlx-int{bits}" if bits else "mlx", model, tmp_path / "work")
+    folder, _ = make(f"mlx-int{bits}" if bits else "mlx", model, tmp_path / "work")
     for_mlx_lm(model, folder)
     convert(str(model), str(tmp_path / "theirs"), quantize=bits is not None, q_bits=bits, q_group_size=64)
     ours, theirs = (dict(mx.load(str(one / "model.safetensors"))) for one in (folder, tmp_path / "theirs"))
@@ -68,7 +67,7 @@ def test_packed_weights_lie_near_those_of_the_model(bits: int, dtype: str, tmp_p
     from safetensors import safe_open
 
     model = kinds.make("Qwen3", tmp_path / "model", dtype)
-    folder, _ = forms.make(f"mlx-int{bits}", model, tmp_path / "work")
+    folder, _ = make(f"mlx-int{bits}", model, tmp_path / "work")
     with safe_open(folder / "model.safetensors", "pt") as stored, safe_open(model / "model.safetensors", "pt") as exact:
         for name in ("model.embed_tokens", "model.layers.1.mlp.down_proj"):
             weights = exact.get_tensor(f"{name}.weight").float().numpy()
@@ -90,10 +89,9 @@ def test_what_a_configuration_leaves_to_transformers_defaults_is_written_down(tm
     path = model / "config.json"
     said = json.loads(path.read_bytes())
     path.write_text(json.dumps({key: value for key, value in said.items() if key not in ("tie_word_embeddings", "num_key_value_heads")}))
-    with pytest.raises(Permanent, match="builds no llama"):
-        forms.make("mlx", model, tmp_path / "broken")  # transformers' default is another number of heads
+    refused("builds no llama", make, "mlx", model, tmp_path / "broken")  # transformers' default is another number of heads
     path.write_text(json.dumps({key: value for key, value in said.items() if key != "tie_word_embeddings"}))
-    folder, _ = forms.make("mlx", model, tmp_path / "work")
+    folder, _ = make("mlx", model, tmp_path / "work")
     written = json.loads((folder / "config.json").read_bytes())
     assert written["tie_word_embeddings"] is False and written["rope_theta"] == 500000.0
     assert forms.said(folder, model).error < 1e-4
@@ -103,10 +101,10 @@ def test_hub_names_of_gpt2_are_taken_as_well(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model = kinds.make("GPT-2", tmp_path / "model")
-    plain, _ = forms.make("mlx", model, tmp_path / "plain")
+    plain, _ = make("mlx", model, tmp_path / "plain")
     tensors = {key.removeprefix("transformer."): value for key, value in load_file(model / "model.safetensors").items()}
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    folder, _ = forms.make("mlx", model, tmp_path / "work")
+    folder, _ = make("mlx", model, tmp_path / "work")
     assert (folder / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
@@ -114,10 +112,10 @@ def test_large_models_are_divided_into_files(tmp_path: Path, monkeypatch: pytest
     from handlers.mlx import layout, writing
 
     model = kinds.make("Qwen3 MoE", tmp_path / "model", "bfloat16")
-    whole, _ = forms.make("mlx-int4", model, tmp_path / "whole")
+    whole, _ = make("mlx-int4", model, tmp_path / "whole")
     monkeypatch.setattr(writing, "SHARD_BYTES", 30_000)
     monkeypatch.setattr(layout, "BLOCK_BYTES", 1000)
-    folder, _ = forms.make("mlx-int4", model, tmp_path / "work")
+    folder, _ = make("mlx-int4", model, tmp_path / "work")
     assert len(list(folder.glob("model-0000*-of-0000*.safetensors"))) > 3
     index = json.loads((folder / "model.safetensors.index.json").read_bytes())
     assert set(index["weight_map"].values()) == {path.name for path in folder.glob("*.safetensors")}
@@ -158,21 +156,19 @@ REFUSED: list[tuple[Callable[[Path], Path], str]] = [
 @pytest.mark.parametrize(("make", "words"), REFUSED)
 def test_what_mlx_lm_does_not_run_is_refused_in_one_sentence(make: Any, words: str, tmp_path: Path) -> None:
     model = make(tmp_path / "model")
-    with pytest.raises(Permanent, match=words) as refused:
-        forms.make("mlx", model, tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused(words, make, "mlx", model, tmp_path / "work")
     assert not list((tmp_path / "work" / "staging").iterdir()), "nothing is left behind"
 
 
 def test_a_window_that_mlx_lm_does_not_know_is_told(tmp_path: Path) -> None:
     model = kinds.make("Mistral", tmp_path / "model", sliding_window=32)
-    _, output = forms.make("mlx", model, tmp_path / "work")
+    _, output = make("mlx", model, tmp_path / "work")
     assert "has no sliding window for a mistral model" in output.warnings[0] and "trained to see 32" in output.warnings[0]
 
 
 def test_rows_of_unequal_lengths_say_what_each_says_alone(tmp_path: Path) -> None:
     model = kinds.make("Qwen3", tmp_path / "model")
-    folder, _ = forms.make("mlx", model, tmp_path / "work")
+    folder, _ = make("mlx", model, tmp_path / "work")
     opened = forms.engine(folder)
     ids, mask = np.array([[5, 6, 7, 8], [0, 0, 9, 10]]), np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
     places = np.maximum(mask.cumsum(1) - 1, 0)

@@ -15,38 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from handlers.validate.twins.judging import LONG, judged
-from handlers.validate.twins.messages import Answer, Order, Text
+from handlers.validate.twins.judging import LONG
+from handlers.validate.twins.messages import Answer, Text
+from tests.exports import twins
+from tests.exports.twins import STORED, STRUCTURE
 
 FORMS = ("openvino-int8", "openvino-int4")
-STRUCTURE = "its graph is not the model that its own weights give"
-STORED = "not what rounding gives|none of the merged model's|too coarse"
 VOCABULARY, LENGTH, WIDTH = 320, 256, 256
 """Of the models of `sabotage`."""
 MODEL = "openvino_model.xml"
 FORM = "handlers.openvino.twin.form:OpenVinoForm"
 
 
-def texts() -> list[Text]:
-    """A short and a long text, and a short one at the end of the positions."""
-    drawn = np.random.default_rng(0)
-    short, long = ([int(token) for token in drawn.integers(2, VOCABULARY, count)] for count in (12, LONG))
-    return [Text(ids=short), Text(ids=long), Text(ids=short, start=LENGTH - len(short))]
-
-
 def answered(folder: Path, merged: Path, given: list[Text] | None = None, task: str = "text-generation") -> Answer:
     """What the comparison of a folder says; OpenVINO can be imported."""
-    from handlers.validate.twins.compare import compare
-
-    return compare(Order(
-        form=FORM, engine="openvino", folder=str(folder), merged=str(merged), task=task, sentence=False, threads=1, texts=given or texts(),
-    ))  # fmt: skip
-
-
-def reasons(answer: Answer, variant: str) -> str:
-    """What a check would say of it."""
-    compared = judged(answer, variant)
-    return " | ".join([*(finding.reason for finding in compared.findings), *compared.notes])
+    return twins.answered(FORM, "openvino", folder, merged, given or twins.texts(LENGTH, LONG), task)
 
 
 Change = Callable[[Path], None]

@@ -41,7 +41,7 @@ def sound(bank: Bank, variant: str) -> Path:
         lab, place = bank._lab(), bank.folder / "openvino"
         for name in dict.fromkeys(("openvino", variant)):
             if not (place / name).is_dir():
-                forms.make(name, lab.made("sound", "pytorch"), lab.made("sound", "onnx"), place / name, place / "openvino" / "staging")
+                forms.make(name, lab.made("sound", "onnx") if name == "openvino" else place / "openvino" / "staging", place / name)
         return place / variant / "staging"
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from handlers.graphs import graphset
-from handlers.models.tasks import BY_NAME
-from handlers.validate.engines import registry
-from handlers.validate.engines.registry import EngineSpec
+from tests.exports.graphs import outputs
 from tests.onnx import qwen
 from tests.openvino import forms
+from tests.stages import refused
 from tests.torch_programs.test_programs import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
@@ -24,46 +20,16 @@ BOUNDS = {"openvino": 1e-4, "openvino-int8": 0.4, "openvino-int4": 2.5}
 """Variant → largest difference, in standard deviations of the outputs; the models are untrained."""
 
 
-def load(engine: str, folder: Path) -> Any:
-    return registry.load(EngineSpec(engine=engine, folder=str(folder), task=graphset.read(folder).task, threads=2))
-
-
-def outputs(engine: str, folder: Path) -> list[np.ndarray]:
-    """What a folder says: in one pass, in steps, for rows of unequal lengths."""
-    model, kind = load(engine, folder), BY_NAME[graphset.read(folder).task].kind
-    random = np.random.default_rng(3)
-    ids = random.integers(5, 90, (2, 9))
-    mask = np.ones_like(ids)
-    mask[1, :4] = 0
-    if kind == "encoder":
-        mask = mask[:, ::-1]
-        return [np.asarray(one)[mask.astype(bool)] if one.shape[:2] == ids.shape else one for one in model.run(ids, mask, ids * 0)]
-    if kind == "seq2seq":
-        mask = mask[:, ::-1]
-        state, found = model.start(ids, mask), []
-        for tokens in (ids[:, :3], ids[:, 3:4], ids[:, 4:5]):
-            logits, state = model.step(tokens, state, "decoder_with_past")
-            found.append(logits)
-        return found
-    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-    cache, found = None, []
-    for start, end in ((0, 6), (6, 8), (8, 9)):
-        logits, cache = model.step(ids[:, start:end], mask[:, :end], positions[:, start:end], cache)
-        found.append(logits[mask[:, start:end].astype(bool)])
-    other, _ = model.step(ids[:1, 4:], mask[:1, 4:], positions[:1, 4:] - 4, None)  # a second text beside the first one
-    return [*found, other]
-
-
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_form_says_what_its_graphs_say(name: str, tmp_path: Path) -> None:  # R2.4
     model = MODELS[name](tmp_path / "model")
     graphs = forms.onnx(model, tmp_path / "onnx")
-    wanted = outputs("onnx", graphs)
+    wanted = outputs("onnx", graphs, "decoder_with_past")
     plain = None
     for variant, bound in BOUNDS.items():
-        folder, output = forms.make(variant, model, graphs, tmp_path / variant, plain)
+        folder, output = forms.make(variant, plain or graphs, tmp_path / variant)
         plain = plain or folder
-        found = outputs("openvino", folder)
+        found = outputs("openvino", folder, "decoder_with_past")
         for ours, theirs in zip(found, wanted, strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= bound * theirs.std(), variant
@@ -84,9 +50,7 @@ def test_a_graph_without_a_cache_is_refused_in_one_sentence(tmp_path: Path) -> N
     known = graphset.read(graphs)
     bare = known.graphs[0].model_copy(update={"inputs": tuple(one for one in known.graphs[0].inputs if "past" not in one.name)})
     known.model_copy(update={"graphs": (bare,)}).write(graphs)
-    with pytest.raises(Permanent, match="has no cache") as refused:
-        forms.make("openvino", model, graphs, tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("has no cache", forms.make, "openvino", graphs, tmp_path / "work")
 
 
 def test_an_operator_that_openvino_does_not_know_is_named(tmp_path: Path) -> None:
@@ -99,9 +63,7 @@ def test_an_operator_that_openvino_does_not_know_is_named(tmp_path: Path) -> Non
     node.domain, node.op_type = "somebody", "Unheard"
     graph.opset_import.append(onnx.helper.make_opsetid("somebody", 1))
     onnx.save(graph, graphs / "model.onnx")
-    with pytest.raises(Permanent, match="Unheard") as refused:
-        forms.make("openvino", model, graphs, tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("Unheard", forms.make, "openvino", graphs, tmp_path / "work")
     assert not list((tmp_path / "work" / "staging").glob("*.xml"))
 
 

@@ -17,9 +17,10 @@ from handlers.openvino.twin import stored
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.twins import judging
 from handlers.validate.twins.messages import Text
+from tests.exports.twins import STORED, reasons
 from tests.onnx.conftest import make_model
 from tests.openvino import damage, forms
-from tests.openvino.damage import CASES, FORMS, Damage, answered, reasons
+from tests.openvino.damage import CASES, FORMS, Damage, answered
 from tests.sampling import some
 from tests.sharing import shared
 from tests.validate import sabotage, zoo
@@ -45,8 +46,7 @@ def made(lab: Lab, variant: str, source: str = "sound") -> Path:
         plain = place / "openvino" / "staging"
         for name in dict.fromkeys(("openvino", variant)):
             if not (place / name).is_dir():
-                model, graphs = lab.made(source, "pytorch"), lab.made(source, "onnx")
-                forms.make(name, model, graphs, place / name, plain)
+                forms.make(name, lab.made(source, "onnx") if name == "openvino" else plain, place / name)
         return place / variant / "staging"
 
 
@@ -70,7 +70,7 @@ def test_each_damage_is_caught_with_its_reason_or_is_harmless(case: Damage, vari
 
 @pytest.mark.parametrize("variant", FORMS)
 def test_another_checkpoint_is_not_what_rounding_gives(variant: str, lab: Lab) -> None:
-    assert re.search(damage.STORED, reasons(answered(made(lab, variant, "stale"), lab.made("sound", "pytorch")), variant))
+    assert re.search(STORED, reasons(answered(made(lab, variant, "stale"), lab.made("sound", "pytorch")), variant))
 
 
 @pytest.mark.parametrize("texts", [1, 2, 8, 32])
@@ -118,9 +118,9 @@ def test_sound_forms_of_untrained_models_raise_no_alarm(
     numbers = np.random.default_rng(2)
     targets = tuple(map(int, numbers.integers(5, 300, 6))) if task.startswith("text2text") else ()
     given = [Text(ids=[*map(int, numbers.integers(5, 300, count)), 1], targets=targets) for count in (9, 60)]
-    plain, _ = forms.make("openvino", merged, graphs, tmp_path / "openvino")
+    plain, _ = forms.make("openvino", graphs, tmp_path / "openvino")
     for variant in FORMS:
-        folder, _ = forms.make(variant, merged, graphs, tmp_path / variant, plain)
+        folder, _ = forms.make(variant, plain, tmp_path / variant)
         answer = answered(folder, merged, given, task)
         assert reasons(answer, variant) == "" and answer.error is not None and answer.error < STRUCTURE / 50, answer
 
@@ -173,7 +173,7 @@ def test_every_model_of_a_folder_is_read(tmp_path: Path, pico_base: Path) -> Non
 
     merged = zoo.make_seq2seq_base(tmp_path / "merged", "t5")
     graphs = _exported(merged, tmp_path / "onnx", pico_base)
-    plain, _ = forms.make("openvino", merged, graphs, tmp_path / "openvino")
-    folder, _ = forms.make("openvino-int8", merged, graphs, tmp_path / "openvino-int8", plain)
+    plain, _ = forms.make("openvino", graphs, tmp_path / "openvino")
+    folder, _ = forms.make("openvino-int8", plain, tmp_path / "openvino-int8")
     roles = {graph.role: {one.role for one in stored.read(folder / graph.file, graph.role)} for graph in graphset.read(folder).graphs}
     assert len(roles) == 3 and all(found == {role} for role, found in roles.items())

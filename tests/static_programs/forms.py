@@ -7,20 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from handlers.child.progress import StageOutput
-from handlers.static_programs import description, stage
+from handlers.static_programs import description
 from handlers.static_programs.feeding import Text, crossed, one_pass
 from handlers.static_programs.format import StaticOptions
 from handlers.static_programs.session import ProgramSession
-from tests.merge import helpers
+from tests import stages
+from tests.onnx import qwen
+from tests.sharing import shared
 
 
 def programs(model: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
     """The programs of a model, taken for a merged one, and what the stage says."""
-    context = helpers.context(work, model, None, method="full", merge=model)
-    chosen = context.work.with_options(StaticOptions(**options))
-    return work / "staging", stage.run(context.model_copy(update={"work": chosen}), helpers.reporter())
+    return stages.make("static-programs", model, work, StaticOptions(**options))
+
+
+def tiny(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A language model, and its programs with room for 40 tokens. Read only."""
+
+    def make(folder: Path) -> tuple[Path, Path]:
+        model = qwen.make(folder / "model")
+        return model, programs(model, folder / "programs", context_length=40)[0]
+
+    return shared(factory, "static-programs", make)
+
+
+def tied(factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A language model whose head is its table of tokens, and its programs with room for 96 tokens. Read only."""
+
+    def make(folder: Path) -> tuple[Path, Path]:
+        model = qwen.make(folder / "model", tie_word_embeddings=True, hidden_size=96, vocab_size=1024)
+        return model, programs(model, folder / "programs", context_length=96)[0]
+
+    return shared(factory, "static-programs-tied", make)
 
 
 def program(folder: Path, role: str) -> ProgramSession:
@@ -54,3 +75,22 @@ def said(folder: Path, opened: Callable[[Path, str], Any]) -> list[np.ndarray]:
         texts = [Text(model, length, crossed(encoder, {"input_ids": one, "attention_mask": np.ones_like(one)}, 0)) for one in sources]
     pieces = (7, 1, 1, 40, length - 49)  # 40 is more than a piece, and the last one reaches the last place of the cache
     return [text.feed(random.integers(5, 90, count).tolist()) for count in pieces for text in texts]
+
+
+def unheard(source: Path, folder: Path) -> Path:
+    """A folder like `source`, whose only program has an operator that no converter knows."""
+    import torch
+
+    class Unheard(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            numbers: torch.Tensor = torch.special.bessel_j0(ids.float())[..., None]
+            return numbers
+
+    folder.mkdir()
+    text, free = torch.zeros(1, 5).int(), {1: torch.export.Dim("tokens", min=1, max=32)}
+    torch.export.save(torch.export.export(Unheard(), (text, text), dynamic_shapes=(free, free)), folder / "model.pt2")
+    known = description.read(source).known
+    graph = known.graphs[0]
+    logits = graph.outputs[0].model_copy(update={"shape": (1, "tokens", 1)})
+    known.model_copy(update={"graphs": (graph.model_copy(update={"inputs": graph.inputs[:2], "outputs": (logits,)}),)}).write(folder)
+    return folder

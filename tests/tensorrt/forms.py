@@ -14,6 +14,7 @@ from daemon.contract.formats.catalog import catalog
 from handlers.child.progress import StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.tensorrt.options import TensorRtOptions
+from tests import stages
 from tests.merge import helpers
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -30,12 +31,7 @@ def onnx(model: Path, work: Path, opset: int = 18, **options: Any) -> Path:
 
 def make(variant: str, source: Path, work: Path, **options: Any) -> tuple[Path, StageOutput]:
     """The folder that a stage makes of the folder of what it needs, and what it says."""
-    context = helpers.context(work, source, None, method="full")
-    (needed,) = catalog().variants[variant].needs
-    chosen = context.work.with_options(TensorRtOptions(**{"max_tokens": 128, "optimal_tokens": 16, **options}))
-    run = pkgutil.resolve_name(catalog().variants[variant].entry)
-    made = context.model_copy(update={"stage": variant, "work": chosen, "inputs": {needed: str(source)}})
-    return work / "staging", run(made, helpers.reporter())
+    return stages.make(variant, source, work, TensorRtOptions(**{"max_tokens": 128, "optimal_tokens": 16, **options}))
 
 
 def verified(folder: Path, *words: str, backend: str = "onnxruntime", python: Path | str = sys.executable) -> tuple[int, dict[str, Any]]:

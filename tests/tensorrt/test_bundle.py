@@ -22,6 +22,7 @@ from handlers.tensorrt import engine
 from handlers.validate.engines.registry import EngineSpec
 from tests import models
 from tests.onnx import deep_models, qwen
+from tests.stages import refused
 from tests.tensorrt import forms
 from tests.torch_programs.test_programs import MODELS
 
@@ -215,13 +216,23 @@ def test_other_forms_of_a_decoder_are_bundled_too(options: dict[str, Any], profi
 
 def test_graphs_that_the_parser_would_not_take_are_refused_in_one_sentence(tmp_path: Path) -> None:
     model = qwen.make(tmp_path / "model")
-    with pytest.raises(Permanent, match=r"model\.onnx is of opset 23 and uses RMSNormalization") as refused:
-        forms.make("tensorrt-bundle", forms.onnx(model, tmp_path / "newest", 23), tmp_path / "first")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "set export.opset to 20" in refused.value.fault.remedy
+    fault = refused(
+        r"model\.onnx is of opset 23 and uses RMSNormalization",
+        forms.make,
+        "tensorrt-bundle",
+        forms.onnx(model, tmp_path / "newest", 23),
+        tmp_path / "first",
+    )
+    assert "set export.opset to 20" in fault.remedy
     folder, output = forms.make("tensorrt-bundle", tmp_path / "newest" / "staging", tmp_path / "second", newest_opset=23)
     assert output.figures["opset"] == 23 and not [one for one in output.fallbacks if "opset" in one.wanted] and folder.is_dir()
-    with pytest.raises(Permanent, match="operators of a runtime's own"):
-        forms.make("tensorrt-bundle", forms.onnx(model, tmp_path / "bound", optimize="all"), tmp_path / "third")
+    refused(
+        "operators of a runtime's own",
+        forms.make,
+        "tensorrt-bundle",
+        forms.onnx(model, tmp_path / "bound", optimize="all"),
+        tmp_path / "third",
+    )
 
 
 def test_attention_in_the_standards_operator_is_spelt_out_for_an_older_operator_set(tmp_path: Path) -> None:
@@ -248,6 +259,4 @@ def test_sizes_that_a_graph_does_not_take_are_found_before_anything_is_published
     wrong = shutil.copytree(graphs("GPT-2"), tmp_path / "onnx")
     config = json.loads((wrong / "config.json").read_text())
     (wrong / "config.json").write_text(json.dumps({**config, "n_positions": 4096}))  # the table has 128
-    with pytest.raises(Permanent, match="at the max sizes of its profile") as refused:
-        forms.make("tensorrt-bundle", wrong, tmp_path / "work", max_tokens=512)
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("at the max sizes of its profile", forms.make, "tensorrt-bundle", wrong, tmp_path / "work", max_tokens=512)

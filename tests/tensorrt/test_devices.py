@@ -27,7 +27,7 @@ def test_no_other_stage_sees_a_gpu_or_is_made_again_for_one(tmp_path: Path) -> N
     assert {name for name, key in keys["cpu"].items() if keys["cuda"][name] != key} == ON_GPU
 
 
-@pytest.mark.parametrize(("engine", "seen"), [("tensorrt", "cuda"), ("torch-stored", "cpu"), ("onnx", "cpu"), ("live", "cpu")])
+@pytest.mark.parametrize(("engine", "seen"), [("tensorrt", "cuda"), ("live", "cpu")])
 def test_beside_engines_on_a_gpu_pytorch_is_measured_without_one(engine: str, seen: str, tmp_path: Path) -> None:
     limits = ChildLimits(idle=False, nice=0, device="cuda")
     with EngineWorker("one", EngineSpec(engine=engine, folder=str(tmp_path)), tmp_path, limits):

@@ -19,6 +19,7 @@ from handlers.tensorrt.box import build, session
 from handlers.validate.engines import registry
 from handlers.validate.engines.registry import EngineSpec
 from tests.onnx import qwen
+from tests.stages import refused
 from tests.tensorrt import forms
 from tests.torch_programs.test_programs import MODELS
 from tests.validate import sabotage
@@ -66,11 +67,9 @@ def test_a_graph_or_a_profile_that_the_library_refuses_is_one_sentence(bundle: P
     facts = json.loads((broken / "profiles.json").read_text())
     facts["graphs"][0]["profiles"][1]["inputs"]["input_ids"]["opt"] = [1, 99]
     (broken / "profiles.json").write_text(json.dumps(facts))
-    with pytest.raises(Permanent, match="does not take the profile decode"):
-        forms.make("tensorrt-rtx", broken, tmp_path / "first")
+    refused("does not take the profile decode", forms.make, "tensorrt-rtx", broken, tmp_path / "first")
     (broken / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(Permanent, match=r"does not take model\.onnx"):
-        forms.make("tensorrt-rtx", broken, tmp_path / "second")
+    refused(r"does not take model\.onnx", forms.make, "tensorrt-rtx", broken, tmp_path / "second")
     assert not list((tmp_path / "second" / "staging").rglob("built.json"))
 
 
@@ -96,9 +95,7 @@ def test_without_a_gpu_an_engine_is_not_said_to_be_wrong(bundle: Path, tmp_path:
 
 
 def test_without_tensorrt_the_variant_says_how_to_get_it(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match="`pip install tensorrt` installs it") as refused:
-        forms.make("tensorrt", bundle, tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("`pip install tensorrt` installs it", forms.make, "tensorrt", bundle, tmp_path / "work")
 
 
 def test_without_a_gpu_tensorrt_builds_nothing(bundle: Path, gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.tensorrt import forms
+from tests.toolchains import real
 from tests.torch_programs.test_published import checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -21,22 +21,10 @@ BUNDLES = ("tensorrt-bundle", "tensorrt-bundle-fp16")
 RTX = ("tensorrt-rtx", "tensorrt-rtx-fp16")
 
 
-def export(checkpoint: Path, state: Path, folder: Path, *variants: str, code: int, unverified: tuple[str, ...] = ()) -> Path:
-    """The folder of an export by the command line, which ends with `code`."""
-    environment = {
-        **os.environ, "CKPTD_STATE__DIRECTORY": str(state), "XDG_STATE_HOME": str(folder / "xdg"), "CKPTD_LIMITS__PRIORITY": "normal",
-        "HF_HUB_OFFLINE": "1", "CKPTD_EXPORT__VARIANTS": ",".join(variants), "CKPTD_VALIDATE__PUBLISH_UNVERIFIED": json.dumps(unverified),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--output", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return next(folder.rglob("report.json")).parent
-
-
 @pytest.fixture(scope="module")
 def exported(run: Path, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    return export(run / "checkpoint-4", state, folder, *BUNDLES, *RTX, "tensorrt-llm", code=3, unverified=RTX[:1])
+    return real.export(run / "checkpoint-4", state, folder, (*BUNDLES, *RTX, "tensorrt-llm"), 3, RTX[:1])
 
 
 def test_what_could_be_run_passes_and_engines_are_unverified(exported: Path) -> None:  # R2.4 R4.1
@@ -55,8 +43,7 @@ def test_what_could_be_run_passes_and_engines_are_unverified(exported: Path) -> 
 def test_the_readmes_commands_run_as_far_as_a_stand_in_goes(exported: Path, driver: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(exported, tmp_path / "moved")
     readme = (moved / "README.md").read_text()
-    section = readme.split("\n## tensorrt-bundle/\n")[1].split("\n## ")[0]
-    (commands, *_) = re.findall(r"```shell\n(.*?)```", section, re.DOTALL)
+    (commands, *_) = real.blocks(moved, "tensorrt-bundle", "shell")
     assert commands.splitlines() == ["bash tensorrt-bundle/build.sh", "python tensorrt-bundle/verify.py"]
     trtexec, calls = str(forms.STAND_IN / "trtexec"), str(tmp_path / "calls")
     environment = {**os.environ, "TRTEXEC": trtexec, "STAND_IN_CALLS": calls}
@@ -65,7 +52,7 @@ def test_the_readmes_commands_run_as_far_as_a_stand_in_goes(exported: Path, driv
     shutil.rmtree(moved / "tensorrt-bundle" / "engines")
     done = forms.on_gpu(moved / "tensorrt-bundle", driver, "verify.py")
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "passed", done.stderr
-    (command,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    (command,) = real.blocks(moved, "tensorrt-bundle", "sh")
     wanted = next(one for one in json.loads((moved / "report.json").read_bytes())["artifacts"] if one["variant"] == "tensorrt-bundle")
     done = subprocess.run(
         ["bash", "-c", command.replace("python ", f"{sys.executable} -I ", 1)], cwd=exported, capture_output=True, text=True, check=False
@@ -78,7 +65,7 @@ def test_the_readmes_commands_run_as_far_as_a_stand_in_goes(exported: Path, driv
 @pytest.mark.parametrize("kind", ["seq2seq", "encoder"])
 def test_encoders_and_encoder_decoders_are_exported_too(kind: str, state: Path, tmp_path: Path) -> None:  # R2.4
     checkpoint = checkpoint_of(kind, tmp_path)
-    folder = export(checkpoint, state, tmp_path / "out", *BUNDLES, "tensorrt-rtx", code=3)
+    folder = real.export(checkpoint, state, tmp_path / "out", (*BUNDLES, "tensorrt-rtx"), 3)
     made = {one["variant"]: one for one in json.loads((folder / "report.json").read_bytes())["artifacts"]}
     assert {name: one["verdict"] for name, one in made.items()} == {**dict.fromkeys(BUNDLES, "passed"), "tensorrt-rtx": "unverified"}
     bundle = folder / "tensorrt-bundle"

@@ -17,6 +17,7 @@ from handlers.tensorrt.llm import mapping, readback
 from handlers.validate.engines.registry import EngineSpec
 from tests.onnx import qwen
 from tests.pytorch.forms import gpt2
+from tests.stages import refused
 from tests.tensorrt import forms
 
 LLAMA3 = {
@@ -75,27 +76,22 @@ def test_a_checkpoint_is_read_back_to_the_bit_and_says_what_the_model_says(name:
     ],
 )
 def test_what_is_not_mapped_is_refused_in_one_sentence(kind: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match=says) as refused:
-        forms.make("tensorrt-llm", qwen.make(tmp_path / "model", kind, **options), tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "the variant pytorch" in refused.value.fault.remedy
+    fault = refused(says, forms.make, "tensorrt-llm", qwen.make(tmp_path / "model", kind, **options), tmp_path / "work")
+    assert "the variant pytorch" in fault.remedy
     assert not list((tmp_path / "work" / "staging").iterdir())
 
 
 def test_gpt_2_and_weights_of_several_types_and_a_foreign_tensor_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match="GPT2LMHeadModel is not mapped"):
-        forms.make("tensorrt-llm", gpt2(tmp_path / "gpt2"), tmp_path / "first")
+    refused("GPT2LMHeadModel is not mapped", forms.make, "tensorrt-llm", gpt2(tmp_path / "gpt2"), tmp_path / "first")
     model = qwen.make(tmp_path / "model")
     tensors = load_file(model / "model.safetensors")
     norm = "model.norm.weight"
     save_file({**tensors, norm: tensors[norm].astype(np.float16)}, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Permanent, match=r"several types \(float16, float32\)"):
-        forms.make("tensorrt-llm", model, tmp_path / "second")
+    refused(r"several types \(float16, float32\)", forms.make, "tensorrt-llm", model, tmp_path / "second")
     save_file({**tensors, "model.layers.0.extra.weight": tensors[norm]}, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Permanent, match=r"model\.layers\.0\.extra\.weight has no place"):
-        forms.make("tensorrt-llm", model, tmp_path / "third")
+    refused(r"model\.layers\.0\.extra\.weight has no place", forms.make, "tensorrt-llm", model, tmp_path / "third")
     save_file({name: one for name, one in tensors.items() if name != norm}, model / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Permanent, match=r"model\.norm\.weight is missing"):
-        forms.make("tensorrt-llm", model, tmp_path / "fourth")
+    refused(r"model\.norm\.weight is missing", forms.make, "tensorrt-llm", model, tmp_path / "fourth")
 
 
 @pytest.mark.parametrize("what", ["a bit", "query and key", "a tensor lost", "another tensor"])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daemon.toolchains import install
 from daemon.toolchains.registry import Toolchains
 from tests import models
+from tests.exports.formats import FORMATS
 from tests.sharing import shared
 from tests.validate import sabotage
 
@@ -57,13 +61,30 @@ def fixtures(name: str) -> tuple[Any, Any, Any]:
     return state, toolchain, libraries
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(factory: pytest.TempPathFactory) -> Path:
     """A short training of a model that has learnt a few texts."""
-    from tests.onnx.conftest import train
 
-    folder = tmp_path_factory.mktemp("run")
-    return models.train_run(train(folder / "base"), folder / "run", steps=4)
+    def make(folder: Path) -> Path:
+        from tests.onnx.conftest import train
+
+        return models.train_run(train(folder / "base"), folder / "run", steps=4)
+
+    return shared(factory, "run-for-toolchains", make)
+
+
+def exported(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The export of the training by the command line, with all variants of the format of a toolchain. Read only."""
+
+    def make(folder: Path) -> Path:
+        return export(trained(factory) / "checkpoint-4", state_with(factory, name), folder / "out, put", FORMATS[name].variants)
+
+    return shared(factory, f"exported-{name}", make)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `trained`."""
+    return trained(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +114,49 @@ def imported(folder: Path) -> Iterator[None]:
     sys.path.remove(str(site))
 
 
-def export(checkpoint: Path, state: Path, folder: Path, variants: Sequence[str]) -> Path:
-    """The folder of an export by the command line, all of whose variants passed."""
+def export(
+    checkpoint: Path, state: Path, folder: Path, variants: Sequence[str], code: int = 0, unverified: Sequence[str] = ()
+) -> Path:  # fmt: skip
+    """The folder of an export by the command line, which ends with `code`. `unverified`: what is published though it can't be checked."""
     environment = {
         **os.environ, "CKPTD_STATE__DIRECTORY": str(state), "XDG_STATE_HOME": str(folder / "xdg"), "CKPTD_LIMITS__PRIORITY": "normal",
-        "HF_HUB_OFFLINE": "1", "CKPTD_EXPORT__VARIANTS": ",".join(variants),
+        "HF_HUB_OFFLINE": "1", "CKPTD_EXPORT__VARIANTS": ",".join(variants), "CKPTD_VALIDATE__PUBLISH_UNVERIFIED": json.dumps(unverified),
     }  # fmt: skip
     command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--output", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return next(folder.rglob("report.json")).parent
+
+
+def blocks(export: Path, variant: str, language: str) -> list[str]:
+    """The code in a language that the README of an export has for a variant."""
+    return re.findall(rf"```{language}\n(.*?)```", section(export, variant), re.DOTALL)
+
+
+def section(export: Path, variant: str) -> str:
+    """What the README of an export says of a variant."""
+    return (export / "README.md").read_text().split(f"\n## {variant}/\n")[1].split("\n## ")[0]
+
+
+def output_of(toolchain: Path, folder: Path, *words: str) -> str:
+    """What the toolchain's Python prints, run in `folder` without anything of ours and without writing compiled code."""
+    command = [toolchain / "bin" / "python", "-I", "-B", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def spoil(path: Path) -> None:
+    """Overwrite a page in the middle of a file of weights in fp32 by noise."""
+    whole, noise = path.read_bytes(), np.random.default_rng(0).normal(size=4096).astype(np.float32).tobytes()
+    place = len(whole) // 2 & ~63
+    path.write_bytes(whole[:place] + noise + whole[place + len(noise) :])
+
+
+def forget_the_last_cache(module: Any) -> int:
+    """Let the last of a program's caches be given back as it came; in place of what rewrites a program and counts what it changed."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    output.args = ((*output.args[0][:-1], last),)
+    module.recompile()
+    return 0

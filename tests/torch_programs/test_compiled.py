@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.operating.diagnosis.doctor import examine, formats_here
 from handlers.torch_programs import compiled
 from tests.onnx import qwen, seq2seq
@@ -25,6 +23,7 @@ from tests.onnx.test_encoders import make as make_encoder
 from tests.portability import emulation
 from tests.pytorch.forms import gpt2, make
 from tests.sampling import some
+from tests.stages import refused
 from tests.validate import sabotage
 
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -41,9 +40,8 @@ HERE = compiled.MARCH.get(os.uname().machine)
 def test_without_a_compiler_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # R10
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Permanent, match=r"there is no C\+\+ compiler here \(\$CXX, g\+\+, clang\+\+\)") as refused:
-        make("pt2-aoti", tmp_path / "model", tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "apt-get install g++" in refused.value.fault.remedy
+    fault = refused(r"there is no C\+\+ compiler here \(\$CXX, g\+\+, clang\+\+\)", make, "pt2-aoti", tmp_path / "model", tmp_path / "work")
+    assert "apt-get install g++" in fault.remedy
     row = formats_here(tmp_path).variants["pt2-aoti"]  # and seen before any export
     assert not row.available and row.lacks == ("the program g++ or clang++",)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "export": {"variants": ["pt2-aoti"]}})

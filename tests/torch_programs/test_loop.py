@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
 from handlers.torch_programs import loop
 from handlers.torch_programs.program import Program
 from tests.onnx import qwen
 from tests.onnx.test_encoders import make as make_encoder
 from tests.pytorch.forms import gpt2, make
 from tests.sampling import some
+from tests.stages import refused
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,7 @@ def test_a_loop_with_a_mistake_in_it_is_refused(mistake: str, tiny: Path, tmp_pa
     plain, (right, wrong) = loop._text, MISTAKES[mistake]
     assert right in plain(signature := reference_signature(tiny)), signature
     monkeypatch.setattr(loop, "_text", lambda given: plain(given).replace(right, wrong))
-    with pytest.raises(Permanent, match="the scripted loop writes"):
-        make("torchscript", tiny, tmp_path / "work")
+    refused("the scripted loop writes", make, "torchscript", tiny, tmp_path / "work")
 
 
 def reference_signature(model: Path) -> loop.CausalSignature:

@@ -19,6 +19,7 @@ from tests.onnx import qwen, seq2seq
 from tests.onnx.test_encoders import make as make_encoder
 from tests.pytorch.forms import gpt2, make
 from tests.sampling import some
+from tests.stages import refused
 
 VARIANTS = ("torchscript", "pt2")
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -86,8 +87,7 @@ def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
         return (ids[:1, :1], mask[:1, -1:], positions[:1, :1] * 0, *(one[:1, :, :0] for one in cache))
 
     monkeypatch.setattr(causal, "example_inputs", short)
-    with pytest.raises(Permanent, match="makes no program"):
-        make("torchscript", tiny, tmp_path / "work")
+    refused("makes no program", make, "torchscript", tiny, tmp_path / "work")
 
 
 @pytest.mark.slow
@@ -117,7 +117,5 @@ def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tm
 def test_a_model_that_computes_otherwise_beyond_what_could_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 1024}
     source = qwen.make(tmp_path / "model", "Llama", rope_parameters=rope, max_position_embeddings=1024)
-    with pytest.raises(Permanent, match="It may change beyond 1024 tokens") as refused:
-        make("torchscript", source, tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused("It may change beyond 1024 tokens", make, "torchscript", source, tmp_path / "work")
     assert not list((tmp_path / "work" / "staging").glob("*.pt*")), "no program is left behind"

@@ -13,14 +13,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from handlers.validate.workers.client import WorkerFailed
 from handlers.web import known
-from handlers.web.browser.chromium import BrowserError
 from tests import marian
 from tests.onnx.test_encoders import make as make_encoder
+from tests.stages import made_in
 from tests.toolchains import real
 from tests.validate import sabotage
-from tests.validate.bench import Bench
 from tests.web import forms
 from tests.web.site import visited
 
@@ -31,26 +29,18 @@ TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def exported(run: Path, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return real.export(run / "checkpoint-4", state, tmp_path_factory.mktemp("out"), VARIANTS)
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return real.exported(tmp_path_factory, "web")
 
 
-def test_all_forms_pass_and_the_readme_says_how_a_page_takes_them(exported: Path) -> None:  # R2.4 R4.1 R10
+def test_the_readme_says_how_a_page_takes_the_folders(exported: Path) -> None:  # R10
     report: dict[str, Any] = json.loads((exported / "report.json").read_bytes())
-    made = {one["variant"]: one for one in report["artifacts"] if one["variant"] in VARIANTS}
-    assert {name: one["verdict"] for name, one in made.items()} == dict.fromkeys(VARIANTS, "passed")
-    for one in made.values():
-        assert one["figures"]["speed_over_pytorch"] > 0
-        assert one["figures"]["peak_rss_bytes"] > 100 << 20, "the page's memory, not that of the process that asks it"
-    sizes = [made[name]["size_bytes"] for name in VARIANTS]
-    assert sizes == sorted(sizes, reverse=True)
-    readme = (exported / "README.md").read_text()
+    memory = [artifact["figures"]["peak_rss_bytes"] for artifact in report["artifacts"] if artifact["variant"] in VARIANTS]
+    assert min(memory) > 100 << 20, "the page's memory, not that of the process that asks it"
     for name in VARIANTS:
-        section = readme.split(f"\n## {name}/\n")[1].split("\n## ")[0]
+        section, (code,) = real.section(exported, name), real.blocks(exported, name, "javascript")
         assert f"@huggingface/transformers@{known.release()}" in section and f'"{name}"' in section
-        (code,) = re.findall(r"```javascript\n(.*?)```", section, re.S)
         assert "wasmPaths" in code and "http" not in code
-    assert "not with WebGPU" in json.dumps(report) or "WebGPU" in readme
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +55,6 @@ def site(exported: Path, toolchain: Path, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def live_text(run: Path) -> str:
-    """What base and adapter write after the prompt, by the most likely token alone."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(run.parent / "base")
-    base = AutoModelForCausalLM.from_pretrained(run.parent / "base", dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, run / "checkpoint-4").eval()
-    given = tokenizer(PROMPT, return_tensors="pt")
-    with torch.inference_mode():
-        made = model.generate(**given, max_new_tokens=TOKENS, do_sample=False)
-    return str(tokenizer.decode(made[0], skip_special_tokens=True))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_page_of_a_published_folder_writes_what_the_live_model_writes(variant: str, run: Path, site: Path) -> None:  # R10
     with visited(site) as visit:
@@ -87,7 +62,7 @@ def test_the_page_of_a_published_folder_writes_what_the_live_model_writes(varian
         said = visit.answer(text=PROMPT, tokens=TOKENS, chat=False)
         assert said.startswith(PROMPT) and len(said) > len(PROMPT) + 4
         if variant != "web-int4":  # four bits may choose another token
-            assert said == live_text(run)
+            assert said == PROMPT + real.live_text(run / "checkpoint-4", PROMPT, TOKENS)
         assert visit.answer(text="How are you?", tokens=4, chat=True), "by the chat template"
         loaded = {path.split("?")[0] for path in visit.asked}
         assert {one.rsplit("/", 1)[1] for one in loaded if "/onnx/" in one} == {f"{'model' + SUFFIX[variant]}.onnx"}
@@ -139,42 +114,23 @@ def test_a_translator_is_exported_with_a_tokenizer_that_the_page_reads(
         assert visit.answer(text=source, tokens=40) == " ".join(target.split()[1:]), "the adapter was taught to leave out the first word"
 
 
-def folders(lab: sabotage.Lab, source: str, work: Path) -> dict[str, Path]:
-    """Variant → its folder, made of a source of the lab."""
-    graphs = {name: lab.made(source, name) for name in forms.VARIANTS.values()}
-    return {variant: forms.make(variant, graphs, work / variant)[0] for variant in VARIANTS}
-
-
-@pytest.mark.usefixtures("packages")
-@pytest.mark.parametrize("source", sabotage.SOURCES)
-def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
-    bench = lab.bench(tmp_path / "scratch")
-    checks = [bench.check(variant, folder) for variant, folder in folders(lab, source, tmp_path).items()]
-    verdicts = [str(one.verdict) for one in checks]
-    # A page of noise in one matrix changes less than eight bits may: only the graph in fp32 shows it.
-    found = 1 if source == "corrupted block" else 2
-    assert verdicts == ["passed"] * 3 if source == "sound" else verdicts[:found] == ["failed"] * found, [one.reasons for one in checks]
-
-
 @pytest.mark.usefixtures("packages")
 def test_damaged_weights_another_tokenizer_and_a_lost_cache_are_caught(lab: sabotage.Lab, tmp_path: Path) -> None:
-    bench = lab.bench(tmp_path / "scratch")
-    folder = folders(lab, "sound", tmp_path)["web"]
-    assert not caught(bench, folder)
+    bench, folder = lab.bench(tmp_path / "scratch"), made_in(lab, "sound", ["web"], tmp_path)["web"]
     for name, damage in (("weights", weights), ("tokens", tokens), ("cache", cache), ("positions", positions)):
         copy = tmp_path / name
         shutil.copytree(folder, copy)
         damage(copy)
-        assert caught(bench, copy), name
+        assert bench.checked("web", copy).verdict == "failed", name
 
 
 def weights(folder: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         multiplied = [node.input[1] for node in graph.node if node.op_type in ("MatMul", "Gemm")][:-1]  # the last one is the head
-        one = max((one for one in graph.initializer if one.name in multiplied), key=lambda one: len(one.raw_data))
-        array = numpy_helper.to_array(one).copy()
+        weight = max((weight for weight in graph.initializer if weight.name in multiplied), key=lambda weight: len(weight.raw_data))
+        array = numpy_helper.to_array(weight).copy()
         array.reshape(-1)[:4096] = np.random.default_rng(0).normal(size=4096)
-        one.CopyFrom(numpy_helper.from_array(array, one.name))
+        weight.CopyFrom(numpy_helper.from_array(array, weight.name))
 
     edited(folder, change)
 
@@ -188,30 +144,22 @@ def tokens(folder: Path) -> None:
 
 def cache(folder: Path) -> None:
     """The cached keys of the first layer are all the same."""
-
-    def change(graph: onnx.GraphProto) -> None:
-        name = "past_key_values.0.key"
-        node = onnx.helper.make_node("Mul", [name, "nothing"], ["lost"], name="lost")
-        for one in graph.node:
-            for place, given in enumerate(one.input):
-                if given == name:
-                    one.input[place] = "lost"
-        graph.node.insert(0, node)
-        graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "nothing"))
-
-    edited(folder, change)
+    multiplied(folder, "past_key_values.0.key", np.zeros((), np.float32))
 
 
 def positions(folder: Path) -> None:
     """Positions are twice as far apart."""
+    multiplied(folder, "position_ids", np.array(2))
+
+
+def multiplied(folder: Path, name: str, factor: np.ndarray) -> None:
+    """Let all that reads an input read its product with a number."""
 
     def change(graph: onnx.GraphProto) -> None:
-        for one in graph.node:
-            for place, given in enumerate(one.input):
-                if given == "position_ids":
-                    one.input[place] = "later"
-        graph.node.insert(0, onnx.helper.make_node("Mul", ["position_ids", "two"], ["later"], name="later"))
-        graph.initializer.append(numpy_helper.from_array(np.array(2), "two"))
+        for node in graph.node:
+            node.input[:] = ["product" if read == name else read for read in node.input]
+        graph.node.insert(0, onnx.helper.make_node("Mul", [name, "factor"], ["product"], name="product"))
+        graph.initializer.append(numpy_helper.from_array(factor, "factor"))
 
     edited(folder, change)
 
@@ -220,11 +168,3 @@ def edited(folder: Path, change: Any) -> None:
     model = onnx.load(folder / "onnx" / "model.onnx")
     change(model.graph)
     onnx.save(model, folder / "onnx" / "model.onnx")
-
-
-def caught(bench: Bench, folder: Path) -> bool:
-    """Whether the check fails, or refuses to compare what the model says."""
-    try:
-        return bench.check("web", folder).verdict == "failed"
-    except (WorkerFailed, BrowserError):
-        return True

@@ -12,14 +12,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from handlers.graphs import graphset
 from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.web import known, layout, marian_tokenizer, operators, stage, tokenizer
 from tests import marian, models
 from tests.onnx.conftest import make_context, silent
+from tests.stages import refused
 
 QWEN = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -112,9 +111,8 @@ def test_what_no_page_can_open_is_refused_in_one_sentence(
     limit: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # R3.5
     monkeypatch.setattr(layout, limit, 100)
-    with pytest.raises(Permanent, match=words) as refused:
-        made(small(tmp_path / "onnx", external=True), tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "leave web out" in refused.value.fault.remedy
+    fault = refused(words, made, small(tmp_path / "onnx", external=True), tmp_path / "work")
+    assert "leave web out" in fault.remedy
 
 
 def test_the_first_axis_has_the_name_by_which_a_batch_gets_an_empty_cache(plain: Path, tmp_path: Path) -> None:
@@ -141,9 +139,7 @@ def same(one: Path, other: Path) -> bool:
     ],
 )
 def test_a_model_that_a_page_would_not_load_or_feed_wrongly_is_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match=words) as refused:
-        made(small(tmp_path / "onnx", config=config), tmp_path / "work")
-    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    refused(words, made, small(tmp_path / "onnx", config=config), tmp_path / "work")
 
 
 def test_sizes_of_the_cache_that_a_config_leaves_out_are_written_into_it() -> None:

@@ -13,15 +13,13 @@ import onnx
 import pytest
 
 from daemon.contract.errors import Permanent
-from handlers.graphs import graphset
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.quantize.weight_only_rewriter import set_level
-from handlers.validate.engines import registry
-from handlers.validate.engines.registry import EngineSpec
 from handlers.web import known
 from handlers.web.browser.chromium import BrowserError
 from handlers.web.browser.page import Page
 from tests import models
+from tests.exports.graphs import load, outputs
 from tests.torch_programs.test_programs import MODELS
 from tests.web import forms
 from tests.web.test_browser import doubling
@@ -38,10 +36,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.make_base(tmp_path_factory.mktemp("tokens") / "base", dtype="float32")
 
 
-def load(engine: str, folder: Path) -> Any:
-    return registry.load(EngineSpec(engine=engine, folder=str(folder), task=graphset.read(folder).task, threads=2))
-
-
 def exact(folder: Path, work: Path) -> Path:
     """A copy whose products of blocks are computed in fp32: onnxruntime-web knows no other way."""
     import onnx_ir as ir
@@ -54,42 +48,13 @@ def exact(folder: Path, work: Path) -> Path:
     return work
 
 
-def outputs(engine: str, folder: Path) -> list[np.ndarray]:
-    """What a folder says: in one pass, in steps, for rows of unequal lengths."""
-    model, kind = load(engine, folder), BY_NAME[graphset.read(folder).task].kind
-    random = np.random.default_rng(3)
-    ids = random.integers(5, 90, (2, 9))
-    mask = np.ones_like(ids)
-    mask[1, :4] = 0
-    try:
-        if kind == "encoder":
-            mask = mask[:, ::-1]
-            made = model.run(ids, mask, ids * 0)
-            return [np.asarray(one)[mask.astype(bool)] if one.shape[:2] == ids.shape else one for one in made]
-        if kind == "seq2seq":
-            state, found = model.start(ids, mask[:, ::-1]), []
-            for tokens in (ids[:, :3], ids[:, 3:4], ids[:, 4:5]):
-                logits, state = model.step(tokens, state, "decoder_merged")
-                found.append(logits)
-            return found
-        positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
-        cache, found = None, []
-        for start, end in ((0, 6), (6, 8), (8, 9)):
-            logits, cache = model.step(ids[:, start:end], mask[:, :end], positions[:, start:end], cache)
-            found.append(logits[mask[:, start:end].astype(bool)])
-        return found
-    finally:
-        if engine == "web":
-            model.page.close()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_every_form_says_in_a_page_what_its_graphs_say(name: str, tokens: Path, tmp_path: Path) -> None:  # R10
     graphs = forms.onnx(MODELS[name](tmp_path / "model"), tmp_path, tokens)
     for variant, source in forms.VARIANTS.items():
         folder, _ = forms.make(variant, graphs, tmp_path / variant)
         wanted = graphs[source] if variant != "web-int4" else exact(graphs[source], tmp_path / "exact")
-        for ours, theirs in zip(outputs("web", folder), outputs("onnx", wanted), strict=True):
+        for ours, theirs in zip(outputs("web", folder, "decoder_merged"), outputs("onnx", wanted, "decoder_merged"), strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= BOUND * theirs.std(), variant
 

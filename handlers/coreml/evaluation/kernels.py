@@ -76,26 +76,6 @@ def _real_div(inputs: Inputs) -> Any:
     return np.true_divide(x, y) if np.issubdtype(np.result_type(x), np.floating) else np.trunc(np.true_divide(x, y)).astype(x.dtype)
 
 
-@_register("rsqrt")
-def _rsqrt(inputs: Inputs) -> Any:
-    return 1.0 / np.sqrt(inputs["x"] + inputs.get("epsilon", np.float32(1e-12)))
-
-
-@_register("inverse")
-def _inverse(inputs: Inputs) -> Any:
-    return 1.0 / (inputs["x"] + inputs.get("epsilon", np.float32(1e-4)))
-
-
-@_register("log")
-def _log(inputs: Inputs) -> Any:
-    return np.log(inputs["x"] + inputs.get("epsilon", np.float32(1e-45)))
-
-
-@_register("clip")
-def _clip(inputs: Inputs) -> Any:
-    return np.clip(inputs["x"], inputs["alpha"], inputs["beta"])
-
-
 @_register("gelu")
 def _gelu(inputs: Inputs) -> Any:
     x, mode = inputs["x"], str(inputs.get("mode", "EXACT"))
@@ -112,16 +92,27 @@ def _cast(inputs: Inputs) -> Any:
     return np.trunc(x).astype(kind) if np.issubdtype(kind, np.integer) and np.issubdtype(x.dtype, np.floating) else x.astype(kind)
 
 
-@_register("select")
-def _select(inputs: Inputs) -> Any:
-    return np.where(inputs["cond"], inputs["a"], inputs["b"])
-
-
 # Sums and products
 
 
 def _axes(inputs: Inputs) -> tuple[int, ...] | None:
     return tuple(int(axis) for axis in inputs["axes"]) if "axes" in inputs else None
+
+
+KERNELS |= {
+    "rsqrt": lambda inputs: 1.0 / np.sqrt(inputs["x"] + inputs.get("epsilon", np.float32(1e-12))),
+    "inverse": lambda inputs: 1.0 / (inputs["x"] + inputs.get("epsilon", np.float32(1e-4))),
+    "log": lambda inputs: np.log(inputs["x"] + inputs.get("epsilon", np.float32(1e-45))),
+    "clip": lambda inputs: np.clip(inputs["x"], inputs["alpha"], inputs["beta"]),
+    "select": lambda inputs: np.where(inputs["cond"], inputs["a"], inputs["b"]),
+    "shape": lambda inputs: np.array(np.shape(inputs["x"]), np.int32),
+    "transpose": lambda inputs: np.transpose(inputs["x"], [int(place) for place in inputs["perm"]]),
+    "expand_dims": lambda inputs: np.expand_dims(inputs["x"], _axes(inputs) or ()),
+    "squeeze": lambda inputs: np.squeeze(inputs["x"], _axes(inputs)),
+    "stack": lambda inputs: np.stack(list(inputs["values"]), axis=int(inputs["axis"])),
+    "tile": lambda inputs: np.tile(inputs["x"], [int(count) for count in inputs["reps"]]),
+    "fill": lambda inputs: np.full([int(size) for size in inputs["shape"]], inputs.get("value", np.float32(0))),
+}
 
 
 def _reduction(name: str, function: Callable[..., Any]) -> None:
@@ -199,11 +190,6 @@ def _topk(inputs: Inputs) -> Any:
 # Places
 
 
-@_register("shape")
-def _shape(inputs: Inputs) -> Any:
-    return np.array(np.shape(inputs["x"]), np.int32)
-
-
 @_register("reshape")
 def _reshape(inputs: Inputs) -> Any:
     """A size of 0 stands for that of the input at the same place, counted from the last one; a size of -1 for what is left."""
@@ -211,21 +197,6 @@ def _reshape(inputs: Inputs) -> Any:
     before = [1] * max(0, len(wanted) - x.ndim) + list(x.shape)
     before = before[len(before) - len(wanted) :]
     return x.reshape([before[place] if size == 0 else size for place, size in enumerate(wanted)])
-
-
-@_register("transpose")
-def _transpose(inputs: Inputs) -> Any:
-    return np.transpose(inputs["x"], [int(place) for place in inputs["perm"]])
-
-
-@_register("expand_dims")
-def _expand_dims(inputs: Inputs) -> Any:
-    return np.expand_dims(inputs["x"], _axes(inputs) or ())
-
-
-@_register("squeeze")
-def _squeeze(inputs: Inputs) -> Any:
-    return np.squeeze(inputs["x"], _axes(inputs))
 
 
 @_register("concat")
@@ -239,22 +210,12 @@ def _concat(inputs: Inputs) -> Any:
     return together.reshape(shape)
 
 
-@_register("stack")
-def _stack(inputs: Inputs) -> Any:
-    return np.stack(list(inputs["values"]), axis=int(inputs["axis"]))
-
-
 @_register("split")
 def _split(inputs: Inputs) -> Any:
     x, axis = inputs["x"], int(inputs["axis"])
     if "split_sizes" in inputs:
         return np.split(x, np.cumsum([int(size) for size in inputs["split_sizes"]])[:-1], axis=axis)
     return np.split(x, int(inputs["num_splits"]), axis=axis)
-
-
-@_register("tile")
-def _tile(inputs: Inputs) -> Any:
-    return np.tile(inputs["x"], [int(count) for count in inputs["reps"]])
 
 
 @_register("slice_by_index")
@@ -333,11 +294,6 @@ def _gather_nd(inputs: Inputs) -> Any:
 def _each(indices: np.ndarray) -> tuple[np.ndarray, ...]:
     """Places along each axis, of those that lie together along the last one."""
     return tuple(indices[..., axis] for axis in range(indices.shape[-1]))
-
-
-@_register("fill")
-def _fill(inputs: Inputs) -> Any:
-    return np.full([int(size) for size in inputs["shape"]], inputs.get("value", np.float32(0)))
 
 
 @_register("range_1d")

@@ -25,6 +25,7 @@ from handlers.validate.workers.protocol import PaddedBatch
 STRUCTURE = 2e-3
 """Largest |Δ| between a model that rounds nothing but its stored weights and its twin, in standard deviations of the outputs: sound ones
 of 13 families stay below 1e-5. OpenVINO multiplies in fp32 what the file says in halves (integers times scales)."""
+ENGINES: Mapping[str, type[Any]] = {"causal": OpenVinoEngine, "seq2seq": OpenVinoSeq2Seq, "encoder": OpenVinoEncoder}
 USUAL = {"PERFORMANCE_HINT": "LATENCY"}
 """Settings that leave precisions to OpenVINO, as programs do that set none."""
 
@@ -45,7 +46,7 @@ class OpenVinoForm(GraphFolder):
 
     def outputs(self, texts: Sequence[Text], *, in_float: bool) -> list[dict[str, np.ndarray]]:
         """See `Form.outputs`; in float by the settings of the checks, which round nothing, otherwise by OpenVINO's own choice of them."""
-        engine: Any = load(self._spec) if in_float else _USUAL[BY_NAME[self._spec.task].kind](self._spec)
+        engine: Any = load(self._spec) if in_float else ENGINES[BY_NAME[self._spec.task].kind](self._spec, USUAL)
         rows = of_engine(self._spec, engine, texts)
         del engine
         gc.collect()
@@ -53,19 +54,3 @@ class OpenVinoForm(GraphFolder):
 
     def padding_error(self, batch: PaddedBatch, side: str) -> None:
         """See `Form.padding_error`: OpenVINO takes scales of groups of a row's own numbers."""
-
-
-class _UsualCausal(OpenVinoEngine):
-    settings = USUAL
-
-
-class _UsualSeq2Seq(OpenVinoSeq2Seq):
-    settings = USUAL
-
-
-class _UsualEncoder(OpenVinoEncoder):
-    settings = USUAL
-
-
-_USUAL: Mapping[str, type[Any]] = {"causal": _UsualCausal, "seq2seq": _UsualSeq2Seq, "encoder": _UsualEncoder}
-"""Kind of model → what runs it by OpenVINO's own settings."""

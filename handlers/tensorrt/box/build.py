@@ -56,13 +56,13 @@ def build(trt: Any, graph: Path, profiles: Sequence[Mapping[str, Any]], wanted: 
     kept = session.logger(trt)
     builder = trt.Builder(kept)
     if builder is None:
-        raise session.Refused(f"{_named(trt)} can't start: {kept.told()}.")
+        raise session.Refused(f"{_named(trt)} can't start: {kept.reason()}.")
     weak = _weak_flag(trt, wanted)
     typed = 0 if weak is not None else 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(typed)
     parser = trt.OnnxParser(network, kept)
     if not parser.parse_from_file(str(graph)):
-        said = " ".join(parser.get_error(0).desc().split())[:300] if parser.num_errors else kept.told()
+        said = " ".join(parser.get_error(0).desc().split())[:300] if parser.num_errors else kept.reason()
         raise session.Refused(f"{_named(trt)} does not take {graph.name}: {said}.")
     config = builder.create_builder_config()
     if weak is not None:
@@ -70,16 +70,16 @@ def build(trt: Any, graph: Path, profiles: Sequence[Mapping[str, Any]], wanted: 
     if wanted.precision == "fp32":
         config.clear_flag(trt.BuilderFlag.TF32)
     _target(trt, config, wanted.capabilities)
-    for one in profiles:
-        _add(trt, builder, config, one, kept)
+    for profile in profiles:
+        _add(trt, builder, config, profile, kept)
     cache = _timings(trt, config, wanted.timings)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        raise session.Refused(f"{_named(trt)} can't build {graph.name}: {kept.told()}.")
+        raise session.Refused(f"{_named(trt)} can't build {graph.name}: {kept.reason()}.")
     if cache is not None and wanted.timings is not None:
         _replace(wanted.timings, cache.serialize())
     inputs, outputs = (
-        {one.name: tuple(one.shape) for one in (get(place) for place in range(count))}
+        {tensor.name: tuple(tensor.shape) for tensor in (get(place) for place in range(count))}
         for get, count in ((network.get_input, network.num_inputs), (network.get_output, network.num_outputs))
     )
     return Made(engine, inputs, outputs, int(network.num_layers))
@@ -112,10 +112,10 @@ def _target(trt: Any, config: Any, capabilities: Sequence[str]) -> None:
     if not hasattr(config, "set_compute_capability"):
         raise session.Refused(f"{_named(trt)} builds for the GPU that it runs on: leave --compute-capabilities out.")
     config.num_compute_capabilities = len(capabilities)
-    for place, one in enumerate(capabilities):
-        known = getattr(trt.ComputeCapability, f"SM{one.replace('.', '')}", None)
+    for place, capability in enumerate(capabilities):
+        known = getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}", None)
         if known is None:
-            raise session.Refused(f"{_named(trt)} knows no GPUs of compute capability {one}.")
+            raise session.Refused(f"{_named(trt)} knows no GPUs of compute capability {capability}.")
         config.set_compute_capability(known, place)
 
 
@@ -124,7 +124,7 @@ def _add(trt: Any, builder: Any, config: Any, profile: Mapping[str, Any], kept: 
     for name, sizes in profile["inputs"].items():
         made.set_shape(name, *(tuple(sizes[key]) for key in ("min", "opt", "max")))
     if config.add_optimization_profile(made) < 0:
-        raise session.Refused(f"{_named(trt)} does not take the profile {profile['name']}: {kept.told()}.")
+        raise session.Refused(f"{_named(trt)} does not take the profile {profile['name']}: {kept.reason()}.")
 
 
 def _timings(trt: Any, config: Any, path: Path | None) -> Any:
@@ -153,10 +153,10 @@ def build_all(
     wanted = Wanted(precision, known["dtype"], capabilities, None if target else engines / TIMINGS)
     (engines / session.BUILT).unlink(missing_ok=True)  # until all are there, nothing says that they belong together
     made = {}
-    for one in known["graphs"]:
-        print(f"building {one['engine']} …", file=sys.stderr, flush=True)
-        made[one["role"]] = build(trt, folder / one["file"], one["profiles"], wanted)
-        _replace(engines / one["engine"], made[one["role"]].engine)
+    for graph in known["graphs"]:
+        print(f"building {graph['engine']} …", file=sys.stderr, flush=True)
+        made[graph["role"]] = build(trt, folder / graph["file"], graph["profiles"], wanted)
+        _replace(engines / graph["engine"], made[graph["role"]].engine)
     said = {"library": trt.__name__, "version": trt.__version__, "precision": precision, "compute_capabilities": list(capabilities)}
     _replace(engines / session.BUILT, (json.dumps(said, indent=1) + "\n").encode())
     return made

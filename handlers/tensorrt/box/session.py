@@ -49,9 +49,9 @@ class Port:
 
 def library(name: str = "") -> Any:
     """TensorRT's module, by default the first of `LIBRARIES` that is installed."""
-    for one in (name,) if name else LIBRARIES:
+    for module in (name,) if name else LIBRARIES:
         try:
-            return importlib.import_module(one)
+            return importlib.import_module(module)
         except ImportError:
             continue
     raise Refused(
@@ -71,7 +71,7 @@ def logger(trt: Any) -> Any:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
                 self.said = [*self.said[-9:], " ".join(message.split())[:400]]
 
-        def told(self) -> str:
+        def reason(self) -> str:
             """The first of the last errors: what follows it is about the missing driver, or about what did not come about."""
             return self.said[0] if self.said else "it does not say why"
 
@@ -160,10 +160,10 @@ class Session:
         self._runtime = self._trt.Runtime(kept)
         self._engine = self._runtime.deserialize_cuda_engine(self.path.read_bytes())
         if self._engine is None:
-            self._refuse_other_gpu(kept.told())
+            self._refuse_other_gpu(kept.reason())
             raise Refused(
                 f"{self._trt.__name__} {self._trt.__version__} can't open {self.path.name} on {self._gpu.name}; an engine is for the"
-                f" release and the kind of GPU that it was built for, so build it again ({kept.told()})."
+                f" release and the kind of GPU that it was built for, so build it again ({kept.reason()})."
             )
         names = [self._engine.get_tensor_name(place) for place in range(self._engine.num_io_tensors)]
         given = [name for name in names if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT]
@@ -201,7 +201,7 @@ class Session:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for, all if `names` is None. Raises Refused for shapes beyond the profiles that it was built with."""
-        arrays = {one.name: np.ascontiguousarray(feeds[one.name], self._types[one.name]) for one in self._inputs}
+        arrays = {port.name: np.ascontiguousarray(feeds[port.name], self._types[port.name]) for port in self._inputs}
         context = self._context(self._profile({name: array.shape for name, array in arrays.items()}))
         for name, array in arrays.items():
             if not context.set_input_shape(name, array.shape):
@@ -209,19 +209,19 @@ class Session:
             pointer = self._place(name, array.nbytes)
             self._gpu.upload(pointer, array)
             context.set_tensor_address(name, pointer)
-        found = {}
-        for one in self._outputs:
-            shape = tuple(context.get_tensor_shape(one.name))
+        outputs = {}
+        for port in self._outputs:
+            shape = tuple(context.get_tensor_shape(port.name))
             if min(shape, default=0) < 0:
-                raise Refused(f"The size of the output {one.name} of {self.path.name} depends on its data, which is not supported here.")
-            found[one.name] = np.empty(shape, self._types[one.name])
-            context.set_tensor_address(one.name, self._place(one.name, found[one.name].nbytes))
+                raise Refused(f"The size of the output {port.name} of {self.path.name} depends on its data, which is not supported here.")
+            outputs[port.name] = np.empty(shape, self._types[port.name])
+            context.set_tensor_address(port.name, self._place(port.name, outputs[port.name].nbytes))
         if not context.execute_async_v3(self._gpu.stream):
             raise Refused(f"{self.path.name} could not be run on {self._gpu.name}.")
         self._gpu.wait()
-        for name, array in found.items():
+        for name, array in outputs.items():
             self._gpu.download(array, self._places[name][0])
-        return [found[name] for name in (found if names is None else names)]
+        return [outputs[name] for name in (outputs if names is None else names)]
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         for number in range(self._engine.num_optimization_profiles):
@@ -233,7 +233,7 @@ class Session:
         )
 
     def _fits(self, name: str, shape: tuple[int, ...], number: int) -> bool:
-        least, _, most = (tuple(one) for one in self._engine.get_tensor_profile_shape(name, number))
+        least, _, most = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, number))
         return len(shape) == len(least) and all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
     def _context(self, profile: int) -> Any:
@@ -286,7 +286,7 @@ class Decoders:
 
     def get_inputs(self) -> list[Port]:
         """Those of both, and which of them is meant."""
-        named = {one.name: one for one in (*self._first.get_inputs(), *self._later.get_inputs())}
+        named = {port.name: port for port in (*self._first.get_inputs(), *self._later.get_inputs())}
         return [*named.values(), Port("use_cache_branch", "tensor(bool)", (1,))]
 
     def get_outputs(self) -> list[Port]:
@@ -296,9 +296,9 @@ class Decoders:
     def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs asked for. What the later decoder only reads, the encoder's part of the cache, it gives back as it is."""
         session = self._later if feeds["use_cache_branch"].any() else self._first
-        own = [one.name for one in session.get_outputs()]
-        found = dict(zip(own, session.run(own, {one.name: feeds[one.name] for one in session.get_inputs()}), strict=True))
-        return [found[name] if name in found else feeds[name.replace("present", "past_key_values", 1)] for name in names]
+        own = [port.name for port in session.get_outputs()]
+        outputs = dict(zip(own, session.run(own, {port.name: feeds[port.name] for port in session.get_inputs()}), strict=True))
+        return [outputs[name] if name in outputs else feeds[name.replace("present", "past_key_values", 1)] for name in names]
 
 
 def built(engines: Path) -> dict[str, str]:
@@ -314,11 +314,11 @@ def opened(folder: Path, name: str) -> Session | OrtSession | Decoders:
     """What stands for an ONNX graph, by the name that the graph has: its engine where one was built, otherwise the graph itself."""
     stem = Path(name).stem
     if stem == "decoder_model_merged":
-        return Decoders(*(_one(folder, one) for one in ("decoder_model", "decoder_with_past_model")))
-    return _one(folder, stem)
+        return Decoders(*(_session(folder, part) for part in ("decoder_model", "decoder_with_past_model")))
+    return _session(folder, stem)
 
 
-def _one(folder: Path, stem: str) -> Session | OrtSession:
+def _session(folder: Path, stem: str) -> Session | OrtSession:
     engine = folder / ENGINES / f"{stem}{ENDING}"
     if engine.is_file():
         return Session(engine)

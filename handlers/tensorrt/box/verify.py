@@ -67,7 +67,7 @@ class Runner:
 
     def __init__(self, folder: Path, backend: str, threads: int = 0) -> None:
         self._folder, self._backend, self._threads = folder, backend, threads
-        self._files = {one["role"]: one["file"] for one in json.loads((folder / "graphs.json").read_text(encoding="utf-8"))["graphs"]}
+        self._files = {graph["role"]: graph["file"] for graph in json.loads((folder / "graphs.json").read_text(encoding="utf-8"))["graphs"]}
         self._open: dict[str, Any] = {}
 
     def _session(self, role: str) -> Any:
@@ -82,16 +82,16 @@ class Runner:
 
     def run(self, roles: Iterable[str], feeds: Mapping[str, np.ndarray], pool: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs of some graphs, one after another. `pool`: what earlier runs of the example handed on; it grows."""
-        found: dict[str, np.ndarray] = {}
+        results: dict[str, np.ndarray] = {}
         for role in roles:
             opened = self._session(role)
             rows = len(next(iter(feeds.values())))
-            given = {one.name: self._given(one, feeds, pool, rows) for one in opened.get_inputs()}
-            names = [one.name for one in opened.get_outputs()]
+            given = {port.name: self._given(port, feeds, pool, rows) for port in opened.get_inputs()}
+            names = [port.name for port in opened.get_outputs()]
             outputs = dict(zip(names, opened.run(names, given), strict=True))
-            pool.update({_NEXT.get(name, name.replace("present.", "past_key_values.", 1)): one for name, one in outputs.items()})
-            found.update(outputs)
-        return found
+            pool.update({_NEXT.get(name, name.replace("present.", "past_key_values.", 1)): array for name, array in outputs.items()})
+            results.update(outputs)
+        return results
 
     def _given(self, port: Any, feeds: Mapping[str, np.ndarray], pool: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         value = feeds.get(port.name, pool.get(port.name))
@@ -114,19 +114,19 @@ def compare(folder: Path, runner: Runner) -> list[Compared]:
     known = cases(folder)
     arrays = {case["file"]: dict(np.load(folder / CASES / case["file"])) for case in known["cases"]}
     units = _units(arrays.values())
-    found = []
+    compared = []
     for case in known["cases"]:
         pool: dict[str, np.ndarray] = {}
-        for number, one in enumerate(case["runs"]):
-            told = {key.partition(":")[2]: value for key, value in arrays[case["file"]].items() if key.startswith(f"{number}:")}
-            feeds = {key.removeprefix("feed:"): value for key, value in told.items() if key.startswith("feed:")}
-            outputs = runner.run(one["graphs"], feeds, pool)
-            for name in (key.removeprefix("want:") for key in told if key.startswith("want:")):
-                places = told.get(f"at:{name}")
+        for number, run in enumerate(case["runs"]):
+            expected = {key.partition(":")[2]: value for key, value in arrays[case["file"]].items() if key.startswith(f"{number}:")}
+            feeds = {key.removeprefix("feed:"): value for key, value in expected.items() if key.startswith("feed:")}
+            outputs = runner.run(run["graphs"], feeds, pool)
+            for name in (key.removeprefix("want:") for key in expected if key.startswith("want:")):
+                places = expected.get(f"at:{name}")
                 whole = outputs.get(name, np.zeros(0))
                 part = whole if places is None else _at(whole, places)
-                found.append(_compared(case["name"], number, name, part, told[f"want:{name}"], units[name]))
-    return found
+                compared.append(_compared(case["name"], number, name, part, expected[f"want:{name}"], units[name]))
+    return compared
 
 
 def _at(array: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -146,12 +146,12 @@ def _units(files: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
     return {name: float(np.concatenate(parts).std()) or 1.0 for name, parts in values.items()}
 
 
-def _compared(case: str, run: int, name: str, found: np.ndarray, wanted: np.ndarray, unit: float) -> Compared:
-    if found.shape != wanted.shape or not (np.isfinite(found).all() and np.isfinite(wanted).all()):
+def _compared(case: str, run: int, name: str, actual: np.ndarray, wanted: np.ndarray, unit: float) -> Compared:
+    if actual.shape != wanted.shape or not (np.isfinite(actual).all() and np.isfinite(wanted).all()):
         return Compared(case, run, name, None, None, None)
-    apart = (found.astype(np.float64) - wanted) / unit
-    rows = (found.reshape(-1, found.shape[-1]), wanted.reshape(-1, wanted.shape[-1])) if wanted.ndim > 1 and wanted.shape[-1] > 1 else None
-    agreement = None if rows is None else float((rows[0].argmax(-1) == rows[1].argmax(-1)).mean())
+    apart = (actual.astype(np.float64) - wanted) / unit
+    in_rows = wanted.ndim > 1 and wanted.shape[-1] > 1
+    agreement = float((actual.argmax(-1) == wanted.argmax(-1)).mean()) if in_rows else None
     return Compared(case, run, name, float(np.abs(apart).max(initial=0.0)), float(np.sqrt((apart**2).mean())), agreement)
 
 
@@ -164,28 +164,27 @@ def verify(folder: Path, backend: str, precision: str = "", limit: float | None 
         precision = _prepared(folder, trt, precision)
     limits = cases(folder)["limits"]
     limit = limit if limit is not None else limits["onnxruntime" if backend == "onnxruntime" else precision]
-    found = compare(folder, Runner(folder, backend, threads))
-    errors = [one.error for one in found]
-    worst = max(found, key=lambda one: float("inf") if one.error is None else one.error)
+    compared = compare(folder, Runner(folder, backend, threads))
+    errors = [output.error for output in compared]
+    worst = max(compared, key=lambda output: float("inf") if output.error is None else output.error)
     passed = all(error is not None and error <= limit for error in errors)
     where = f"{worst.output} of the example {worst.case!r}, step {worst.run + 1}"
     if worst.error is None:
         reason = f"{where}, has another shape than expected or values that are not finite"
     else:
         reason = f"the largest difference is {worst.error:.3g} standard deviations, in {where}; the limit is {limit:g}"
-    return Verdict(
-        "passed" if passed else "failed", reason, backend, precision, limit, None if None in errors else worst.error, library, device, found
-    )
+    error = None if None in errors else worst.error
+    return Verdict("passed" if passed else "failed", reason, backend, precision, limit, error, library, device, compared)
 
 
 def _prepared(folder: Path, trt: Any, precision: str) -> str:
     """The precision of the folder's engines, which are built where one is missing."""
     known = json.loads((folder / "profiles.json").read_text(encoding="utf-8"))
-    missing = [one for one in known["graphs"] if not (folder / session.ENGINES / one["engine"]).is_file()]
+    missing = [graph for graph in known["graphs"] if not (folder / session.ENGINES / graph["engine"]).is_file()]
     said = session.built(folder / session.ENGINES)
     if not missing and said and precision in ("", said["precision"]):
         return said["precision"]  # type: ignore[no-any-return]  # session.py is not imported
-    if any(not (folder / one["file"]).is_file() for one in known["graphs"]):
+    if any(not (folder / graph["file"]).is_file() for graph in known["graphs"]):
         name = missing[0]["engine"] if missing else session.BUILT
         raise session.Refused(f"{session.ENGINES}/{name} is missing or of another precision, and the graphs to build it of are not here.")
     builder = runpy.run_path(str(folder / "build.py"))
@@ -205,17 +204,17 @@ def main() -> int:
     backend = given.backend
     try:
         backend = backend or session.library(session.built(FOLDER / session.ENGINES).get("library", "")).__name__
-        found = verify(FOLDER, backend, given.precision, given.limit, given.threads)
+        verdict = verify(FOLDER, backend, given.precision, given.limit, given.threads)
     except Exception as error:  # runtimes have types of their own; each is a verdict too
         known = type(error).__name__ in ("Refused", "NoDeviceError")  # by name, since build.py has read session.py for itself
         reason = str(error) if known else f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        found = Verdict("not run", reason, backend)
+        verdict = Verdict("not run", reason, backend)
         print(f"verify.py: {reason}", file=sys.stderr)
-    text = json.dumps(asdict(found), indent=1)
+    text = json.dumps(asdict(verdict), indent=1)
     print(text)
     if given.json is not None:
         given.json.write_text(text + "\n", encoding="utf-8")
-    return {"passed": 0, "failed": 1}.get(found.verdict, 2)
+    return {"passed": 0, "failed": 1}.get(verdict.verdict, 2)
 
 
 if __name__ == "__main__":

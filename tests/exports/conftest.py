@@ -1,0 +1,3 @@
+"""The models that artifacts are made of."""
+
+from tests.toolchains.real import lab  # noqa: F401
