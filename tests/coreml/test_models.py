@@ -18,7 +18,7 @@ from tests.sampling import some
 from tests.stages import refused
 from tests.static_programs import forms as static_forms
 from tests.static_programs.forms import program, programs, said, unheard
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 BOUNDS = {"coreml": 0.05, "coreml-int8": 0.5, "coreml-int4": 4.0, "coreml-palettized": 4.0}

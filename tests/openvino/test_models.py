@@ -13,7 +13,7 @@ from tests.exports.graphs import outputs
 from tests.onnx import qwen
 from tests.openvino import forms
 from tests.stages import refused
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 BOUNDS = {"openvino": 1e-4, "openvino-int8": 0.4, "openvino-int4": 2.5}

@@ -18,7 +18,7 @@ from handlers.static_programs.session import ProgramSession
 from tests.onnx import qwen
 from tests.sampling import some
 from tests.static_programs.forms import programs, tiny
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 
 KINDS: dict[str, Any] = {
     **MODELS,

@@ -24,7 +24,7 @@ from tests import models
 from tests.onnx import deep_models, qwen
 from tests.stages import refused
 from tests.tensorrt import forms
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 
 pytestmark = pytest.mark.slow
 DECODERS = ("Qwen3", "Qwen3Moe", "GPT-2")

@@ -21,7 +21,7 @@ from handlers.validate.engines.registry import EngineSpec
 from tests.onnx import qwen
 from tests.stages import refused
 from tests.tensorrt import forms
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 from tests.validate import sabotage
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +17,14 @@ import pytest
 from daemon.config.settings import Settings
 from daemon.operating.diagnosis.doctor import examine, formats_here
 from handlers.torch_programs import compiled
-from tests.onnx import qwen, seq2seq
-from tests.onnx.test_encoders import make as make_encoder
+from tests.onnx import qwen
 from tests.portability import emulation
-from tests.pytorch.forms import gpt2, make
+from tests.pytorch.forms import make
 from tests.sampling import some
 from tests.stages import refused
+from tests.torch_programs.forms import ALONE, MODELS, logits_of
 from tests.validate import sabotage
 
-MODELS: dict[str, Callable[[Path], Path]] = {
-    "Llama": lambda folder: qwen.make(folder, "Llama", tie_word_embeddings=False),
-    "Qwen3Moe": lambda folder: qwen.make(folder, "Qwen3Moe"),
-    "GPT-2": gpt2,
-    "Bert": lambda folder: make_encoder(folder, "Bert", "text-classification"),
-    "ModernBert": lambda folder: make_encoder(folder, "ModernBert", "feature-extraction"),
-    "T5": lambda folder: seq2seq.make(folder, "t5"),
-}
 HERE = compiled.MARCH.get(os.uname().machine)
 
 
@@ -76,7 +67,7 @@ def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(tuple(MODELS), of=2))
+@pytest.mark.parametrize("name", some(("Llama", "Qwen3Moe", "GPT-2", "Bert", "ModernBert", "T5"), of=2))
 def test_a_compiled_program_says_what_the_model_says_at_any_size(name: str, tmp_path: Path) -> None:  # R10
     _, output = make("pt2-aoti", MODELS[name](tmp_path / "model"), tmp_path / "a folder's work")
     assert 0 <= output.figures["relative_error"] < 1e-4 and not output.fallbacks
@@ -112,35 +103,14 @@ def instructions(package: Path, folder: Path) -> dict[str, int]:
     return {kind: sum(1 for _ in re.finditer(pattern, listing)) for kind, pattern in patterns.items()}
 
 
-SCRIPT = (
-    "import json, runpy, sys\n"
-    "for name in ('transformers', 'handlers', 'torch._inductor'):\n    sys.modules[name] = None\n"
-    "import numpy as np\n"
-    "opened = runpy.run_path(sys.argv[1] + '/program.py')['opened'](__import__('pathlib').Path(sys.argv[1]), 'model.onnx')\n"
-    "rows = int(sys.argv[2])\n"
-    "ids = np.array([[5, 6, 7]] * rows)[:, ::-1]\n"  # of negative strides
-    "feeds = {'input_ids': ids, 'attention_mask': ids * 0 + 1, 'position_ids': np.array([[0, 1, 2]] * rows)}\n"
-    "feeds |= {port.name: np.zeros((rows, port.shape[1], 0, port.shape[3]), np.float32) for port in opened.get_inputs()[3:]}\n"
-    "print(json.dumps(opened.run(['logits'], feeds)[0][0, -1, :4].tolist()))\n"
-)
-
-
-def of_the_model(model: Path) -> np.ndarray:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        return np.asarray(AutoModelForCausalLM.from_pretrained(model)(torch.tensor([[7, 6, 5]])).logits[0, -1, :4].numpy())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2])
 def test_it_runs_without_a_compiler_and_without_torchs_compiler(rows: int, folder: Path, tiny: Path, tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-I", "-c", SCRIPT, str(folder), str(rows)]
+    command = [sys.executable, "-I", "-c", ALONE, str(folder), str(rows), "torch._inductor"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert np.allclose(json.loads(done.stdout), of_the_model(tiny), atol=1e-4)
+    assert np.allclose(json.loads(done.stdout), logits_of(tiny), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -151,12 +121,12 @@ def test_other_processors_run_it_or_say_why_not(cpu: str, folder: Path, tiny: Pa
         command = emulation.x86(cpu)
     except emulation.Unavailable as error:
         pytest.skip(str(error))
-    done = subprocess.run([*command, "-I", "-c", SCRIPT, str(folder), "1"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([*command, "-I", "-c", ALONE, str(folder), "1", "torch._inductor"], capture_output=True, text=True, timeout=280)
     if cpu == "Nehalem":
         assert done.returncode == 1 and "compiled for processors with AVX2, which this one does not have" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
-        assert np.allclose(json.loads(done.stdout), of_the_model(tiny), atol=1e-4)
+        assert np.allclose(json.loads(done.stdout), logits_of(tiny), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.onnx.test_encoders import make as make_encoder
 from tests.pytorch.forms import gpt2, make
 from tests.sampling import some
 from tests.stages import refused
+from tests.torch_programs.forms import ALONE, logits_of
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +109,7 @@ def test_transformers_models_are_not_scripted_as_a_whole(tiny: Path) -> None:
     torch.jit.script(model.model.norm)
 
 
-def test_what_is_optimized_on_loading_says_the_same_and_decodes_too(folder: Path) -> None:
-    script = (
-        "import json, runpy, sys\nimport numpy as np\n"
-        "for name in ('transformers', 'handlers'):\n    sys.modules[name] = None\n"
-        "program = runpy.run_path(sys.argv[1] + '/program.py')['Program']\n"
-        "ids = np.array([[5, 6, 7]])\nanswers = []\n"
-        "for optimized in (False, True):\n"
-        "    opened = program(sys.argv[1] + '/model.pt', optimized=optimized)\n"
-        "    feeds = {'input_ids': ids, 'attention_mask': ids * 0 + 1, 'position_ids': np.array([[0, 1, 2]])}\n"
-        "    feeds |= {port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), np.float32) for port in opened.get_inputs()[3:]}\n"
-        "    answers.append(opened.run(['logits'], feeds)[0][0, -1, :4].tolist())\n"
-        "print(json.dumps(answers))\n"
-    )
-    done = subprocess.run([sys.executable, "-I", "-W", "ignore", "-c", script, str(folder)], capture_output=True, text=True, check=True)
-    plain, optimized = json.loads(done.stdout)
-    assert np.allclose(plain, optimized, atol=1e-4)
+def test_what_is_optimized_on_loading_says_the_same(tiny: Path, folder: Path) -> None:
+    command = [sys.executable, "-I", "-W", "ignore", "-c", ALONE, str(folder), "1"]
+    plain, optimized = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert np.allclose(plain, logits_of(tiny), atol=1e-4) and np.allclose(plain, optimized, atol=1e-4)

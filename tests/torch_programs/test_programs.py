@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,24 +14,13 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.graphs import graphset
 from handlers.graphs.signature import CausalSignature
-from tests.onnx import qwen, seq2seq
-from tests.onnx.test_encoders import make as make_encoder
-from tests.pytorch.forms import gpt2, make
+from tests.onnx import qwen
+from tests.pytorch.forms import make
 from tests.sampling import some
 from tests.stages import refused
+from tests.torch_programs.forms import ALONE, MODELS, logits_of
 
 VARIANTS = ("torchscript", "pt2")
-MODELS: dict[str, Callable[[Path], Path]] = {
-    "Qwen3": lambda folder: qwen.make(folder),
-    "Llama": lambda folder: qwen.make(folder, "Llama", tie_word_embeddings=False),
-    "Qwen3Moe": lambda folder: qwen.make(folder, "Qwen3Moe"),
-    "GPT-2": gpt2,
-    "Bert": lambda folder: make_encoder(folder, "Bert", "text-classification"),
-    "Bert QA": lambda folder: make_encoder(folder, "Bert", "question-answering"),
-    "ModernBert": lambda folder: make_encoder(folder, "ModernBert", "feature-extraction"),
-    "Marian": lambda folder: seq2seq.make(folder, "marian"),
-    "T5": lambda folder: seq2seq.make(folder, "t5"),
-}
 CASES = [(name, variant) for variant in VARIANTS for name in MODELS]
 
 
@@ -91,27 +79,10 @@ def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", some(VARIANTS, of=2))
-def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tmp_path: Path) -> None:
-    folder, _ = make(variant, tiny, tmp_path / "work")
-    script = (
-        "import json, runpy, sys\n"
-        "for name in ('transformers', 'handlers', 'onnxruntime'):\n    sys.modules[name] = None\n"
-        "from pathlib import Path\nimport numpy as np\n"
-        "folder = Path(sys.argv[1])\nopened = runpy.run_path(str(folder / 'program.py'))['opened'](folder, 'model.onnx')\n"
-        "feeds = {'input_ids': [[5, 6, 7]], 'attention_mask': [[1, 1, 1]], 'position_ids': [[0, 1, 2]]}\n"
-        "feeds = {name: np.array(value, np.int64) for name, value in feeds.items()}\n"
-        "for port in opened.get_inputs():\n"
-        "    if port.name.startswith('past'):\n        feeds[port.name] = np.zeros((1, port.shape[1], 0, port.shape[3]), np.float32)\n"
-        "print(json.dumps(opened.run(['logits'], feeds)[0][0, -1, :4].tolist()))\n"
-    )
-    done = subprocess.run([sys.executable, "-I", "-c", script, str(folder)], capture_output=True, text=True, check=True)
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        wanted = AutoModelForCausalLM.from_pretrained(tiny)(torch.tensor([[5, 6, 7]])).logits[0, -1, :4].numpy()
-    assert np.allclose(json.loads(done.stdout), wanted, atol=1e-4)
+def test_the_folder_alone_runs_without_transformers(tiny: Path, tmp_path: Path) -> None:  # TorchScript: test_loop.py
+    folder, _ = make("pt2", tiny, tmp_path / "work")
+    done = subprocess.run([sys.executable, "-I", "-c", ALONE, folder, "1"], capture_output=True, text=True, check=True)
+    assert np.allclose(json.loads(done.stdout), logits_of(tiny), atol=1e-4)
 
 
 def test_a_model_that_computes_otherwise_beyond_what_could_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:

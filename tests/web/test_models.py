@@ -20,7 +20,7 @@ from handlers.web.browser.chromium import BrowserError
 from handlers.web.browser.page import Page
 from tests import models
 from tests.exports.graphs import load, outputs
-from tests.torch_programs.test_programs import MODELS
+from tests.torch_programs.forms import MODELS
 from tests.web import forms
 from tests.web.test_browser import doubling
 
