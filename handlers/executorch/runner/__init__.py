@@ -1,0 +1,1 @@
+"""ExecuTorch's own runner for language models, tried on a folder."""

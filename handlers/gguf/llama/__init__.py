@@ -1,0 +1,1 @@
+"""llama.cpp by way of llama-cpp-python."""

@@ -1,0 +1,1 @@
+"""GGUF files as they lie on the disk, read by their specification."""

@@ -1,0 +1,1 @@
+"""What lies beside the programs in a published folder, and runs them there."""
