@@ -15,15 +15,12 @@ from daemon.contract.fault_codes import FaultCode
 from handlers.models.folder import ModelFolder
 from handlers.tensorrt.llm import mapping, readback
 from handlers.validate.engines.registry import EngineSpec
+from tests.gguf.kinds import LLAMA3
 from tests.onnx import qwen
 from tests.pytorch.forms import gpt2
 from tests.stages import refused
 from tests.tensorrt import forms
 
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3", {}),
     "Qwen3, its head by itself": ("Qwen3", {"tie_word_embeddings": False}),
