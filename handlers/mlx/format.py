@@ -33,8 +33,8 @@ FORMAT = Format(
     about="A folder for mlx-lm and LM Studio, which run language models on Apple's processors.",
     order=82,
     files={
-        "config.json": "extended config", "model.safetensors": "weights", "model-*-of-*.safetensors": "weights",
-        "model.safetensors.index.json": "weights", **MODEL_FILES,
+        "model.safetensors": "weights", "model-*-of-*.safetensors": "weights", "model.safetensors.index.json": "weights", **MODEL_FILES,
+        "config.json": "extended config",
     },
     runtimes=("mlx-lm", "LM Studio"),
     modules={"mlx": "mlx", "mlx_lm": "mlx-lm"},

@@ -43,10 +43,11 @@ FORMAT = Format(
     about="For NVIDIA's GPUs: graphs with all that TensorRT needs to build and verify engines, engines themselves, TensorRT-LLM.",
     order=110,
     files={
-        "config.json": "extended config", "*.onnx": "graphs", "*.onnx*data": "weights", "engines/built.json": "runtime",
+        "*.onnx": "graphs", "*.onnx*data": "weights", "engines/built.json": "runtime",
         "engines/*": "graphs", "rank0.safetensors": "weights", "graphs.json": "runtime", "profiles.json": "runtime",
         "verify/cases.json": "example", "verify/example-*.npz": "example", "build.sh": "example", "build.py": "example",
         "verify.py": "example", "session.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
+        "config.json": "extended config",
     },
     runtimes=("TensorRT", "TensorRT-RTX", "TensorRT-LLM"),
     modules={"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"},

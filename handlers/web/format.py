@@ -42,8 +42,9 @@ FORMAT = Format(
     about="The ONNX graphs in the layout of transformers.js, for web pages, with a page that shows the model.",
     order=28,
     files={
-        "config.json": "extended config", "onnx/*.onnx": "graphs", "onnx/*": "weights", "graphs.json": "runtime",
+        "onnx/*.onnx": "graphs", "onnx/*": "weights", "graphs.json": "runtime",
         "index.html": "example", "app.js": "example", **EXAMPLE_FILES, **MODEL_FILES,
+        "config.json": "extended config",
     },
     runtimes=("transformers.js", "onnxruntime-web"),
     recommended_first=frozenset({"browser"}),
