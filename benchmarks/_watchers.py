@@ -16,7 +16,8 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from benchmarks._writers import STATE, WEIGHTS, read_checkpoint
-from daemon.checkpoints.inspection import Fingerprint, Inspection
+from daemon.checkpoints.files import Fingerprint
+from daemon.checkpoints.inspection import Inspection
 from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal

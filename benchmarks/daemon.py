@@ -66,7 +66,7 @@ def scan_seconds(root: Path) -> float:
 
 def fill(folder: Path, runs: int, *, whole: bool) -> Path:
     """A tree of `runs` runs below `folder` with a checkpoint each, known to a journal where they are whole; gives the configuration."""
-    from daemon.checkpoints.inspection import fingerprint
+    from daemon.checkpoints.files import fingerprint
     from daemon.config.paths import prepare
     from daemon.journal.journal import Journal
     from daemon.watching.intake import digest_of_fingerprint

@@ -26,7 +26,7 @@ import structlog
 
 from benchmarks import _common, _watchers
 from benchmarks._writers import JUDGED, LIFE, STATE, contents
-from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.names import is_checkpoint_name
 from daemon.contract.files import fsync_directory, fsync_file
 from daemon.watching.intake import digest_of_fingerprint

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.checkpoints.base_models import find_base
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify, inspect
+from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.names import ADAPTERS, step_of
-from daemon.checkpoints.pins import Moved, PinRules, make_pin
+from daemon.checkpoints.pins import Moved, PinRules, identify, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
 from daemon.contract import away
 from daemon.contract.answers import ask

@@ -27,7 +27,6 @@ _PART = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]+")
 """Folders in which accelerate keeps the pieces of a model and of its optimizer: parts of the checkpoint around them."""
 _CONSOLIDATED = "sharded"
 """Folder in which torch's HuggingFaceStorageWriter keeps the pieces of the model that it has put together beside it."""
-_STAGING = re.compile(r"tmp-checkpoint-[0-9]+")
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 REFERENCE = "ref"
@@ -61,11 +60,6 @@ class Candidate(Enum):
 def is_checkpoint_name(name: str) -> bool:
     """Whether a directory is a checkpoint by its name alone, so that nothing below it is one."""
     return CHECKPOINT_NAME.fullmatch(name) is not None
-
-
-def is_staging_name(name: str) -> bool:
-    """Whether an older transformers is still writing under this name; it renames the directory when it is done."""
-    return _STAGING.fullmatch(name) is not None
 
 
 def is_loose_name(name: str) -> bool:

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint, weights_beside
-from daemon.checkpoints.source_modes import remember
+from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Fingerprint, fingerprint, look_at
 from daemon.config.paths import Paths
 from daemon.config.settings import PinSettings
 from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, write_atomic
+from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
 from daemon.system.box import free_disk, human
 from daemon.system.disks import LEAST_INODES, free_inodes
@@ -38,6 +38,8 @@ LINKED = ".linked"
 """File of a pin that lists its hard-linked files: name, inode, size, mtime in ns. No name that an export reads."""
 LEFT_OUT = ".left-out"
 """File of a pin that lists what lies at the checkpoint's top and was not pinned: names in order, those of folders with a `/` at the end."""
+ACCESS = ".access"
+"""File of a pin that says it: [path, mode, group] of the files, one for each mode and group. No name that an export reads."""
 MOST_LEFT_OUT = 1000
 """Names in it; a run's own directory may hold anything."""
 
@@ -61,6 +63,15 @@ def held(lock: Path, patience: float | None = None) -> Iterator[bool]:
             else:
                 yield True
                 return
+
+
+@dataclass(frozen=True)
+class SourceMode:
+    """The mode of a file, without the read bits of those who can't reach it through its folders, and the id of its group."""
+
+    path: str
+    mode: int
+    group: int
 
 
 class Moved(Exception):
@@ -95,8 +106,9 @@ def make_pin(
     target.mkdir(parents=True)
     target.chmod(0o700)  # as private as the most private of its files, wherever pin.directory is
     try:
-        linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
-        beside = weights_beside(checkpoint)
+        look = look_at(checkpoint)
+        linked = [name for name in sorted(look.names) if _snapshot(checkpoint / name, target / name, rules)]
+        beside = sorted(name for name in look.beside if not name.endswith(".json"))
         if beside:
             _link_beside(checkpoint, target / BESIDE, beside)
         if fingerprint(checkpoint) != expected:
@@ -107,10 +119,10 @@ def make_pin(
             write_atomic(target / LINKED, json.dumps([row for row in expected if row[0] in linked]))
         if beside:
             write_atomic(target / BESIDE / BESIDE_STATES, json.dumps([row for row in expected if row[0] in beside]))
-        remember(target, [*(checkpoint / name for name in (*export_files(target), *beside)), *borrowed], top or checkpoint)
-        if left := _left_out(checkpoint):
+        _remember_modes(target, [*(checkpoint / name for name in (*sorted(look.names), *beside)), *borrowed], top or checkpoint)
+        if left := _left_out(checkpoint, {name.partition("/")[0] for name in look.names}):
             write_atomic(target / LEFT_OUT, json.dumps(left))
-        for name in export_files(target):
+        for name in look_at(target).names:
             fsync_file(target / name)
         fsync_directory(target)
     except FileNotFoundError as error:
@@ -121,21 +133,16 @@ def make_pin(
         raise
 
 
-def _link_beside(checkpoint: Path, folder: Path, names: Collection[str]) -> None:
-    """Keep these weights from rotation where that costs no copy; elsewhere they are looked for at the checkpoint's own place."""
-    folder.mkdir()
-    for name in names:
-        with contextlib.suppress(PermissionError):
-            if not clone(checkpoint / name, folder / name):
-                with contextlib.suppress(OSError):
-                    os.link(checkpoint / name, folder / name)
+def identify(pin: Path) -> str:
+    """Digest of the names and contents of the pinned files. What training merely logged is no part of it.
 
-
-def _left_out(checkpoint: Path) -> list[str]:
-    pinned = {name.partition("/")[0] for name in export_files(checkpoint)}
-    with os.scandir(checkpoint) as entries:
-        others = (entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries if entry.name not in pinned)
-        return sorted(itertools.islice(others, MOST_LEFT_OUT))
+    Nor is a config.json beside an adapter: axolotl and torchtune write one, the base's counts, and it only tells a tokenizer its model.
+    """
+    digest, names = hashlib.sha256(), look_at(pin).names
+    left_out = {TRAINER_STATE, "config.json"} if ADAPTER_CONFIG in names else {TRAINER_STATE}
+    for name in sorted(names - left_out):
+        digest.update(f"{name}\0{sha256_file(pin / name)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def rewritten(pin: Path) -> str | None:
@@ -152,6 +159,47 @@ def rewritten(pin: Path) -> str | None:
         if state != [status.st_ino, status.st_size, status.st_mtime_ns]:
             return str(name)
     return None
+
+
+def mode_of(file: Path, top: Path) -> SourceMode | None:
+    """The mode of a file as far as it can be reached from `top`, a folder above it; None where it is gone."""
+    try:
+        status = os.stat(file)
+        mode = status.st_mode & 0o777
+        for folder in file.parents:
+            through = os.stat(folder).st_mode
+            mode &= ~0o070 if not through & 0o010 else ~0
+            mode &= ~0o007 if not through & 0o001 else ~0
+            if folder == top:
+                break
+            if top not in folder.parents:
+                break
+    except OSError:
+        return None
+    return SourceMode(str(file), mode, status.st_gid)
+
+
+def read_modes(pin: Path) -> list[SourceMode]:
+    """Return who could read the files when they were pinned; [] where that is not known."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return [SourceMode(str(path), int(mode), int(group)) for path, mode, group in json.loads((pin / ACCESS).read_bytes())]
+    return []
+
+
+def _link_beside(checkpoint: Path, folder: Path, names: Collection[str]) -> None:
+    """Keep these weights from rotation where that costs no copy; elsewhere they are looked for at the checkpoint's own place."""
+    folder.mkdir()
+    for name in names:
+        with contextlib.suppress(PermissionError):
+            if not clone(checkpoint / name, folder / name):
+                with contextlib.suppress(OSError):
+                    os.link(checkpoint / name, folder / name)
+
+
+def _left_out(checkpoint: Path, pinned: Collection[str]) -> list[str]:
+    with os.scandir(checkpoint) as entries:
+        others = (entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries if entry.name not in pinned)
+        return sorted(itertools.islice(others, MOST_LEFT_OUT))
 
 
 def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
@@ -183,3 +231,12 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
         )  # fmt: skip
     shutil.copyfile(source, target)
     return False
+
+
+def _remember_modes(pin: Path, files: Iterable[Path], top: Path) -> None:
+    """Write the modes of the files that were pinned into the pin."""
+    modes: dict[tuple[int, int], SourceMode] = {}
+    for file in files:
+        if (mode := mode_of(file, top)) is not None:
+            modes.setdefault((mode.mode, mode.group), mode)
+    write_atomic(pin / ACCESS, json.dumps([[mode.path, mode.mode, mode.group] for mode in modes.values()]))

@@ -9,7 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
-from daemon.checkpoints.inspection import export_files, weights_beside
+from daemon.checkpoints.files import look_at
 from daemon.checkpoints.names import run_of
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
@@ -53,6 +53,7 @@ def _denial(path: Path) -> Denial | None:
     if denial is not None or not is_folder:
         return denial
     try:
-        return access.denial_below(path, (*export_files(path), *weights_beside(path)))
+        look = look_at(path)
+        return access.denial_below(path, sorted(look.names | look.beside))
     except OSError:
         return None  # gone meanwhile: whoever reads it says so

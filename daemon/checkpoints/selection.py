@@ -12,11 +12,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints import training_log
+from daemon.checkpoints.files import TRAINER_STATE
 from daemon.checkpoints.inspection import Inspection
-from daemon.checkpoints.layouts import TRAINER_STATE
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
-from daemon.checkpoints.trainer_state import step_in, training_metadata
+from daemon.checkpoints.trainer_state import read, step_in, training_metadata
 from daemon.config.settings import SelectSettings
 from daemon.contract.values import Json
 
@@ -88,7 +87,7 @@ def _state(path: Path) -> Json:
     try:
         if path.is_symlink():
             return {}
-        value = training_log.read(path)
+        value = read(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -21,9 +21,10 @@ from pydantic import ValidationError
 
 from daemon.checkpoints.additions import FULL, pin_again
 from daemon.checkpoints.base_models import is_model
-from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.names import run_of
-from daemon.checkpoints.pins import Moved, held, make_pin
+from daemon.checkpoints.pins import Moved, held, identify, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in

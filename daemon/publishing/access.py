@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.inspection import export_files
-from daemon.checkpoints.source_modes import SourceMode, mode_of, read_modes
+from daemon.checkpoints.files import export_files
+from daemon.checkpoints.pins import SourceMode, mode_of, read_modes
 from daemon.config.settings import OutputSettings
 from daemon.contract.answers import ask
 from daemon.contract.data_files import DataFile, DataPlace

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from daemon.checkpoints.inspection import Fingerprint
+from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.names import run_of
 from daemon.contract.sharded.dcp import METADATA
 

@@ -14,9 +14,10 @@ from typing import Any
 import structlog
 
 from daemon.checkpoints.additions import Added, Settling, pin_additions, unpinned
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify, named_adapters
-from daemon.checkpoints.names import REFERENCE, is_checkpoint_name, run_of
-from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
+from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.inspection import Inspection
+from daemon.checkpoints.names import run_of
+from daemon.checkpoints.pins import Moved, PinRules, identify, make_pin, pins_of, rewritten
 from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
@@ -322,13 +323,12 @@ def _holds(checkpoint: Path, known: str) -> bool:
 
 
 def _left_out(inspection: Inspection) -> list[str]:
-    """What is told of other adapters in folders of the checkpoint; not of those that its own one was trained against."""
-    path = inspection.path
-    names = [name for name in named_adapters(path) if not name.startswith(REFERENCE)] if is_checkpoint_name(path.name) else []
-    if not names:
+    """What a report says of other adapters in folders of the checkpoint."""
+    if not inspection.left_out:
         return []
-    commands = " and ".join(f"`ckptd export {shlex.quote(str(path / name))}`" for name in names)
-    return [f"{', '.join(f'{name}/' for name in names)} in the checkpoint: another adapter, which this export leaves out; run {commands}"]
+    commands = " and ".join(f"`ckptd export {shlex.quote(str(inspection.path / name))}`" for name in inspection.left_out)
+    folders = ", ".join(f"{name}/" for name in inspection.left_out)
+    return [f"{folders} in the checkpoint: another adapter, which this export leaves out; run {commands}"]
 
 
 def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> CheckpointRef:

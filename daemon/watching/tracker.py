@@ -15,7 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, is_run_alone, refusal_of, weights_follow_state
+from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
+from daemon.checkpoints.inspection import Inspection, inspect, is_run_alone, refusal_of
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed

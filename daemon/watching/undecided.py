@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, fingerprint
+from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.contract.away import problem_of_whole
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode

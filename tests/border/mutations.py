@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.inspection import fingerprint, inspect, refusal_of
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import inspect, refusal_of
 from daemon.checkpoints.selection import best_step, is_final
 from daemon.contract.configs import adapter_config
 from daemon.contract.errors import CkptdError, Fault

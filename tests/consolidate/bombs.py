@@ -144,7 +144,8 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
 def main() -> None:
     """Look into the folders that are named."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    from daemon.checkpoints.inspection import fingerprint, inspect
+    from daemon.checkpoints.files import fingerprint
+    from daemon.checkpoints.inspection import inspect
 
     for folder in map(Path, sys.argv[1:]):
         fingerprint(folder)

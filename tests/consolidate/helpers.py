@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.checkpoints.inspection import fingerprint, inspect
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.pins import make_pin
 from handlers.child.progress import StageOutput
 from handlers.consolidate import stage

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints import layouts
+from daemon.checkpoints import pieces
 from daemon.checkpoints.inspection import inspect
 from tests.consolidate import bombs
 from tests.sampling import some
@@ -90,8 +90,8 @@ def test_pieces_that_have_not_changed_are_not_read_again_with_every_scan(tmp_pat
     (folder / "__0_0.distcp").write_bytes(b"")
     (folder / ".metadata").write_bytes(b"no pickle")
     reads: list[Path] = []
-    read: Callable[[Path], object] = layouts.read_tensors
-    monkeypatch.setattr(layouts, "read_tensors", lambda path: (reads.append(path), read(path))[1])
+    read: Callable[[Path], object] = pieces.read_tensors
+    monkeypatch.setattr(pieces, "read_tensors", lambda path: (reads.append(path), read(path))[1])
     first, again = inspect(folder), inspect(folder)
     assert first == again and len(reads) == 1
     time.sleep(0.01)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.checkpoints.inspection import export_files, fingerprint, inspect, weights_follow_state
+from daemon.checkpoints.files import export_files, fingerprint, weights_follow_state
+from daemon.checkpoints.inspection import inspect
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.deepspeed import read_tensors
 from handlers.consolidate.assemble import write_file

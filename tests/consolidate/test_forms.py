@@ -64,7 +64,7 @@ def test_a_model_of_which_nothing_says_what_it_is_is_refused_with_what_to_do(sav
 
 
 def test_an_adapter_without_its_config_is_refused_until_one_lies_in_the_run(saved: Path, adapter: Path, tmp_path: Path) -> None:
-    from daemon.checkpoints.inspection import fingerprint
+    from daemon.checkpoints.files import fingerprint
 
     run = tmp_path / "run"
     shutil.copytree(saved / "peft" / "checkpoint-4", run / "checkpoint-4")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.additions import changed, name_of, pin_additions, pin_again
-from daemon.checkpoints.inspection import fingerprint, identify, inspect
-from daemon.checkpoints.pins import make_pin
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.pins import identify, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
 from daemon.contract.errors import Retryable
 from daemon.contract.jobs.messages import ADDITIONS, Addition, CheckpointRef

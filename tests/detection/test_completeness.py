@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.inspection import fingerprint, inspect, refusal_of
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import inspect, refusal_of
 from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of, set_state
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.inspection import fingerprint, inspect
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.inspection import inspect
 from daemon.watching import scan
 from daemon.watching.scan import Scanner, ScanRules
 from tests.detection.bench import Bench

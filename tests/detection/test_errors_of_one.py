@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.checkpoints import completeness
-from daemon.checkpoints.inspection import Fingerprint, Inspection
+from daemon.checkpoints.files import Fingerprint
+from daemon.checkpoints.inspection import Inspection
 from daemon.contract import answers
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode

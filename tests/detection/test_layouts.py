@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from daemon.checkpoints.inspection import export_files, identify, inspect
+from daemon.checkpoints.files import export_files
+from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.names import run_of
+from daemon.checkpoints.pins import identify
 from daemon.watching.scan import Scanner
 from tests import models
 from tests.detection.helpers import below, copy_of, plain_adapter, set_state

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.inspection import fingerprint, identify
-from daemon.checkpoints.pins import PinRules, make_pin
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.pins import PinRules, identify, make_pin
 from tests.detection.bench import Bench
 from tests.detection.helpers import WRITTEN_LAST, copy_of, in_trainers_order
 

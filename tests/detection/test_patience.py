@@ -8,7 +8,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.inspection import export_files
+from daemon.checkpoints.files import export_files
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from tests.detection.bench import Bench
 from tests.detection.helpers import WRITTEN_LAST, change_weights, copy_of, plain_adapter

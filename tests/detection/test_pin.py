@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.inspection import export_files, fingerprint, identify, inspect
-from daemon.checkpoints.pins import LEFT_OUT, Moved, make_pin, rewritten
-from daemon.checkpoints.source_modes import ACCESS
+from daemon.checkpoints.files import export_files, fingerprint
+from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.pins import ACCESS, LEFT_OUT, Moved, identify, make_pin, rewritten
 from daemon.contract.files import sha256_file
 from daemon.contract.jobs.messages import BESIDE
 from handlers.models import left_out
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_may_not_be_read_leaves_no_pin_behind(checkpoint: Path
     source = copy_of(checkpoint, other_user.folder / "checkpoint-4")
     (source / "adapter_model.safetensors").chmod(0o600)
     said = other_user.run(
-        "from daemon.checkpoints.inspection import fingerprint; from daemon.checkpoints.pins import make_pin",
+        "from daemon.checkpoints.files import fingerprint; from daemon.checkpoints.pins import make_pin",
         "try: make_pin(folder / 'checkpoint-4', folder / 'pin', fingerprint(folder / 'checkpoint-4'))\n"
         "except PermissionError as error: print(error.filename, (folder / 'pin').exists())",
     )

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.layouts import NO_ADAPTER_YET
+from daemon.checkpoints.inspection import NO_ADAPTER_YET, inspect
 from tests.consolidate import zero
 from tests.detection.bench import Bench
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.checkpoints import training_log
-from daemon.checkpoints.training_log import HISTORY, LOSSES, read, read_long
+from daemon.checkpoints import trainer_state
+from daemon.checkpoints.trainer_state import HISTORY, LOSSES, read, read_long
 
 NUMBERS = st.one_of(st.integers(-(10**20), 10**20), st.floats())
 SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=6))
@@ -78,7 +78,7 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
         for step in range(1, 60_001):
             stream.write(json.dumps({"epoch": step / 7, "grad_norm": 1.25, "loss": 1 / step, "step": step}) + ",\n")
         stream.write('{"eval_loss": 0.5, "step": 60000}], "global_step": 60000}')
-    assert path.stat().st_size > 3 * training_log.WHOLE
+    assert path.stat().st_size > 3 * trainer_state.WHOLE
     tracemalloc.start()
     state = read(path)
     peak = tracemalloc.get_traced_memory()[1]
@@ -91,14 +91,14 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
 
 def test_whoever_reads_a_long_log_gives_way_to_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(training_log.time, "sleep", pauses.append)
+    monkeypatch.setattr(trainer_state.time, "sleep", pauses.append)
     rows = b",".join([b'{"loss": 1, "step": 2}'] * 6400)
     assert read_long(io.BytesIO(b'{"log_history": [' + rows + b"]}"))[HISTORY][0] == {"loss": 1, "step": 2}
     assert len(pauses) == 100 and 0 < max(pauses) < 0.001, "without a pause another thread waits up to 5 ms for the interpreter"
 
 
 def test_the_bound_of_values_is_that_of_one_value_and_not_of_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_log, "MOST_VALUES", 300)
+    monkeypatch.setattr(trainer_state, "MOST_VALUES", 300)
     allowed = {name: [1] * 290 for name in "abcd"}
     assert read_long(io.BytesIO(json.dumps(allowed, separators=(",", ":")).encode()), 256) == allowed
     for name in "abcd":

@@ -7,9 +7,9 @@ import shutil
 import time
 from pathlib import Path
 
-from daemon.checkpoints.inspection import export_files, identify, inspect
-from daemon.checkpoints.pins import LEFT_OUT
-from daemon.checkpoints.source_modes import ACCESS
+from daemon.checkpoints.files import export_files
+from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.pins import ACCESS, LEFT_OUT, identify
 from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal

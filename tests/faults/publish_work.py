@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.pins import PinRules, make_pin
 from daemon.contract.files import make_folders, seal, write_atomic
 from daemon.publishing.publication import assemble, link_to, swap_in

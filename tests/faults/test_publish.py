@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.inspection import export_files
+from daemon.checkpoints.files import export_files
 from daemon.contract.files import sha256_file
 from tests.faults.forks import Ending, Forks
 from tests.faults.layer import Faults, Rule

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import identify
 from daemon.config.paths import prepare
 from daemon.contract.errors import Fault
 from daemon.contract.files import remove_tree, seal

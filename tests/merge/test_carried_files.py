@@ -13,7 +13,7 @@ import pytest
 import transformers
 from transformers import AutoProcessor, AutoTokenizer, GenerationConfig
 
-from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.pins import make_pin
 from daemon.contract.jobs.options import MergeOptions
 from handlers.child.progress import StageOutput

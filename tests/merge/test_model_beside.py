@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.pins import make_pin
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.checkpoints.inspection import fingerprint
-from daemon.checkpoints.pins import make_pin
-from daemon.checkpoints.source_modes import SourceMode
+from daemon.checkpoints.files import fingerprint
+from daemon.checkpoints.pins import SourceMode, make_pin
 from daemon.config.settings import OutputSettings
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.rows import JobRow

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.inspection import identify
-from daemon.checkpoints.pins import held
+from daemon.checkpoints.pins import held, identify
 from daemon.cli import export
 from daemon.contract.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from daemon.checkpoints import additions
-from daemon.checkpoints.inspection import identify, inspect
+from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.pins import identify
 from daemon.config.settings import AddedAdapter, MergeSettings
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.operating.integrity.maintenance import open_journal

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints import pins as pin_module
-from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import identify
 from daemon.config.loading import load
 from daemon.contract.errors import UsageError
 from daemon.system.box import free_disk

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection
-from daemon.checkpoints.pins import LEFT_OUT
-from daemon.checkpoints.source_modes import ACCESS
+from daemon.checkpoints.files import Fingerprint
+from daemon.checkpoints.inspection import Inspection
+from daemon.checkpoints.pins import ACCESS, LEFT_OUT
 from daemon.config.paths import Paths, prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal

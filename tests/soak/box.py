@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import identify
 from daemon.contract.files import remove_tree
 from daemon.journal.database import reading
 from daemon.journal.rows import job_of

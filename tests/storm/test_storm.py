@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import identify
 from daemon.config.output_owners import owner_of
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.files import files_below

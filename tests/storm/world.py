@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import identify
 from daemon.config.output_owners import RECORD
 from daemon.journal.database import reading
 from daemon.journal.rows import JobRow, job_of

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.pins import make_pin
 from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.jobs.messages import Verdict

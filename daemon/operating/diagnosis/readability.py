@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from daemon.checkpoints.base_models import base_wanted, find_base, is_model, measure
-from daemon.checkpoints.inspection import Inspection, export_files, inspect
+from daemon.checkpoints.files import export_files
+from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.layer_sizes import layers_of
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import Settings

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from daemon.checkpoints.additions import changed
-from daemon.checkpoints.inspection import export_files, identify
+from daemon.checkpoints.files import export_files
+from daemon.checkpoints.pins import identify
 from daemon.config.export_names import is_marked
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file

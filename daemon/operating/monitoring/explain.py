@@ -16,8 +16,9 @@ from typing import Literal
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import base_wanted, find_base
-from daemon.checkpoints.inspection import Inspection, checkpoint_around, export_files, fingerprint, inspect, is_run_alone
-from daemon.checkpoints.layouts import NO_ADAPTER_YET, TABLE
+from daemon.checkpoints.files import export_files, fingerprint
+from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone
+from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
