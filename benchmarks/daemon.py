@@ -69,7 +69,7 @@ def fill(folder: Path, runs: int, *, whole: bool) -> Path:
     from daemon.checkpoints.files import fingerprint
     from daemon.config.paths import prepare
     from daemon.journal.journal import Journal
-    from daemon.watching.intake import digest_of_fingerprint
+    from daemon.watching.entering import digest_of_fingerprint
 
     journal, seen = Journal(prepare(folder / "state", folder / "out").journal), []
     for number in range(runs):

@@ -65,27 +65,35 @@ class Look:
 
 def look_at(path: Path) -> Look:
     """List a directory. Raises OSError when it is gone or can't be read."""
+    names, files, folders, shards = [], [], [], []
     with os.scandir(path) as entries:
-        listed = list(entries)
-    files = frozenset(entry.name for entry in listed if entry.is_file(follow_symlinks=False))
-    folders = frozenset(entry.name for entry in listed if entry.is_dir(follow_symlinks=False))
-    names = [name for name in files if _is_kept(name)]
-    for folder in folders.intersection(_KEPT_FOLDERS):
-        names += _files_in(path, folder)
-    shards = [entry for entry in listed if may_be_shard(entry.name)]
+        for entry in entries:
+            name = entry.name
+            if entry.is_file(follow_symlinks=False):
+                files.append(name)
+                if _is_kept(name):
+                    names.append(name)
+                    continue
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(name)
+                if name in _KEPT_FOLDERS:
+                    names += _files_in(path, name)
+            if may_be_shard(name):
+                shards.append(entry)
     if shards and not any(_MERGED.fullmatch(name) for name in names):
         hollow = ADAPTERS[0] if LATEST in files and ADAPTERS[0] in files and _is_hollow(path / ADAPTERS[0]) else None
         if not any(name in ADAPTERS and name != hollow for name in names):
             names = [name for name in names if name != hollow] + shards_in(shards)
-    if any(_CODE.fullmatch(name) for name in files):
-        names += [name for name in files if name.endswith(".py")]
+    code = [name for name in files if name.endswith(".py")]
+    if any(map(_CODE.fullmatch, code)):
+        names += code
     if MODULES in names:
         modules = (name for folder in folders if MODULE_FOLDER.fullmatch(folder) for name in _files_in(path, folder))
         names += [name for name in modules if _is_kept(name.partition("/")[2])]
-    beside = frozenset[str]()
+    beside: list[str] = []
     if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
-        beside = frozenset(name for name in names if _MERGED.fullmatch(name))
-    return Look(path, frozenset(names) - beside, files, folders, beside)
+        beside = [name for name in names if _MERGED.fullmatch(name)]
+    return Look(path, frozenset(names).difference(beside), frozenset(files), frozenset(folders), frozenset(beside))
 
 
 def export_files(path: Path) -> list[str]:

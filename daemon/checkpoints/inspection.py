@@ -59,12 +59,14 @@ class Inspection:
 
 def inspect(path: Path) -> Inspection:
     """Look at one directory. Raises OSError when it is gone or can't be read."""
-    look, step = look_at(path), step_of(path)
+    look = look_at(path)
     named = _named_adapters(look)
     layout = recognize(look)
+    patience = layout.patience(look) if layout else 0.0
+    step = step_of(path)
     if layout is None:
         return Inspection(path, step=step or 0, ending=step is None, missing=(_nothing_yet(path, named),))
-    patience, by_name = layout.patience(look), None if counts_epochs(path) else step
+    by_name = None if counts_epochs(path) else step
     required = layout.last_file is not None or ((layout.refusal is not None or layout.in_pieces) and is_of_trainer(look))
     weights = layout.weights(look)
     missing = [problem for check in layout.checks for problem in check(look)] + weights.missing

@@ -54,7 +54,8 @@ from daemon.system.private import private_files
 from daemon.system.threads import Supervised
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
-from daemon.watching.intake import Candidate, damaged, run_name
+from daemon.watching.entering import Candidate
+from daemon.watching.intake import damaged, run_name
 from daemon.watching.observers import innermost_first
 
 log = structlog.get_logger("runner")
@@ -226,14 +227,14 @@ def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> tuple[str, 
         raise from_oserror(error, "pin the checkpoint") from error
     if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
-    existing, target = journal.jobs.get(candidate.job), intake.places.would_be(candidate.reference)
+    existing, target = journal.jobs.get(candidate.job), intake.entering.place_of(candidate.reference)
     if existing:
         ended = existing.state in ENDED_JOB
         earlier = _output_of(existing.target, target, parts.paths)
         good = existing.state == "succeeded" and manifest_of(existing.target).get("export_id") == existing.id
         same = earlier == parts.paths.output and not parts.runner.is_of_another_base(existing)
         if same and (not ended or (good and not force)):
-            intake.drop(candidate)
+            candidate.drop()
             if not ended:
                 _try_again(journal, existing.id)
             return candidate.job, ended
@@ -244,7 +245,7 @@ def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> tuple[str, 
             with suppress(FileNotFoundError):  # the folder that it was begun in is gone, with what was staged in it
                 clear_staging(earlier, earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
-    intake.enter(candidate)
+    intake.entering.enter(candidate)
     return candidate.job, False
 
 

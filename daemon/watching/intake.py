@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from daemon.checkpoints.additions import Added, Settling, pin_additions, unpinned
-from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, PinRules, identify, make_pin, pins_of, rewritten
@@ -25,19 +25,13 @@ from daemon.config.settings import Settings
 from daemon.contract.data_files import stamp
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.events import Event
-from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.plan import stage_names
 from daemon.contract.values import digest_of
-from daemon.journal.entries import JobEntry, write_entry
-from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.journal.rewrites import OFTEN, REMEDY
-from daemon.journal.rows import now
 from daemon.system.episodes import Away
-from daemon.watching.places import Places
+from daemon.watching.entering import Candidate, Entering, digest_of_fingerprint
 
 log = structlog.get_logger("intake")
 
@@ -45,29 +39,10 @@ INCOMING = ".incoming"
 HOUR = 3600.0
 
 
-def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
-    """What the journal remembers of a directory's state."""
-    return digest_of([list(row) for row in fingerprint])
-
-
 def run_name(root: Path, checkpoint: Path) -> str:
     """The run's directory relative to the root; the root's own name where the root itself is the run."""
     relative = os.path.relpath(run_of(checkpoint), root)
     return root.name if relative == "." else relative
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A checkpoint on its way into the journal: its job's id, what it is, its pin, and the state it was seen in."""
-
-    job: str
-    reference: CheckpointRef
-    pin: Path
-    known: str
-    effective: Effective
-    fault: Fault | None = None
-    warnings: tuple[str, ...] = ()
-    """What its report says of how it was taken."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +55,16 @@ class Intake:
     incoming: str = INCOMING
     """Name below the pins under which a checkpoint is pinned before its identity is known. Each thread that takes them in has its own."""
     _said: set[str] = field(default_factory=set)
-    _entering: threading.Lock = field(default_factory=threading.Lock)
-    """Two threads must not be given one place."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     tell: Callable[[Fault, bool], object] = lambda fault, over: None
     """Called with an adapter to add that is away as checkpoints begin to wait for it, and (True) as it is back."""
     _settling: Settling = field(default_factory=Settling)
 
+    entering: Entering = field(init=False)
+    """Enters what was pinned."""
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "entering", Entering(self.settings, self.journal, self.paths, self._lock))
         if self._settling.gone is None and self.settings.merge.add:
             gone = Away(self.paths.away_additions, HOUR * self.settings.limits.away_hours)
             gone.tell = self.tell
@@ -122,13 +100,10 @@ class Intake:
         if best_step(later) == inspection.step:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
-        self._settling.check(self.settings.merge.add)
+        if self.settings.merge.add:
+            self._settling.check(self.settings.merge.add)
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
-        if self._is_known(candidate):
-            return None
-        if candidate.fault is not None:
-            log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(inspection.path), code=candidate.fault.code)
-        return self.enter(candidate)
+        return self.entering.enter_new(candidate)
 
     def reconsider(self, inspection: Inspection) -> Path | None:
         """The sibling that a complete checkpoint names as the best and that was skipped: it is to be looked at again."""
@@ -160,9 +135,10 @@ class Intake:
         if rewritten(incoming):
             remove_tree(incoming)
             raise Moved
-        wanted, reserve, fault = self.settings.merge, int(self.settings.limits.disk_reserve), None
+        wanted, fault, added = self.settings.merge, None, Added()
         try:
-            added = pin_additions(wanted, inspection, self.settings.base, incoming, reserve)
+            if wanted.add or wanted.weight != 1:
+                added = pin_additions(wanted, inspection, self.settings.base, incoming, rules.reserve)
         except Permanent as error:
             fault, added = error.fault, Added(unpinned(wanted.add))
             remove_tree(incoming)
@@ -175,126 +151,13 @@ class Intake:
         warnings = (*added.warnings, *_left_out(inspection))
         return Candidate(name, reference, incoming, digest_of_fingerprint(fingerprint), mine, fault, warnings)
 
-    @property
-    def places(self) -> Places:
-        """Gives exports their folders."""
-        return Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
-
-    def drop(self, candidate: Candidate) -> None:
-        """The candidate is not entered: its pin goes."""
-        remove_tree(candidate.pin)
-
     def take_damaged(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Enter a job that only reports: the trainer said it was done, and what is there can't be used."""
         mine = self._effective(run_of(inspection.path))
-        candidate = self.damaged(root, run_name(root, inspection.path), inspection, fingerprint, mine)
-        assert candidate.fault is not None
-        if self._is_known(candidate):
-            return None
-        log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(inspection.path), code=candidate.fault.code)
-        return self.enter(candidate)
-
-    def damaged(
-        self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
-    ) -> Candidate:  # fmt: skip
-        """The candidate of a checkpoint that can't be used: nothing is pinned, and its state stands for its content."""
-        mine = mine or Effective(self.settings)
-        known = digest_of_fingerprint(fingerprint)
-        reference = _reference(root, run, inspection, known)
-        return Candidate(job_id(reference, mine.settings), reference, self.pins / self.incoming, known, mine, damaged(inspection))
-
-    def enter(self, candidate: Candidate) -> str | None:
-        """Commit the job; gives its id, None where the journal had it already."""
-        warning = candidate.effective.warning
-        warnings = (*((warning,) if warning else ()), *candidate.warnings)
-        pin = self.pins / candidate.job
-        if candidate.fault is None:
-            remove_tree(pin)
-            os.rename(candidate.pin, pin)
-        with self._entering:
-            return self._enter(candidate, pin, warnings)
-
-    def _enter(self, candidate: Candidate, pin: Path, warnings: tuple[str, ...]) -> str | None:
-        reference, settings = candidate.reference, candidate.effective.settings
-        target = self.places.of(reference)
-        latest = settings.select.policy == "latest"
-        if candidate.fault is None:
-            # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
-            write_entry(self.paths, JobEntry(
-                job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
-                fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
-            ))  # fmt: skip
-        job = NewJob(
-            candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
-            warnings=warnings,
-        )  # fmt: skip
-        stands = frozenset(one for one in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(one, reference.path))
-        if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault, stands=stands):
-            return None
-        log.info(
-            "checkpoint taken",
-            event_id=Event.CHECKPOINT_TAKEN,
-            job=candidate.job,
-            run=reference.run,
-            step=reference.step,
-            path=reference.path,
-            layout=reference.layout,
-            digest=reference.digest[:16],
-        )
-        if candidate.fault is None:
-            self._say_rewritten(reference)
-        return candidate.job
-
-    def _say_rewritten(self, reference: CheckpointRef) -> None:
-        """Say that one export after the other of a directory gives way to its next content: once for every OFTEN of them."""
-        count = self.journal.jobs.rewrites(reference.run, reference.path)
-        if count and count % OFTEN == 0:
-            log.warning(
-                "a checkpoint is written again and again before its export ends",
-                event_id=Event.CHECKPOINT_REWRITTEN,
-                path=reference.path,
-                count=count,
-                remedy=REMEDY,
-            )
-
-    def _is_known(self, candidate: Candidate) -> bool:
-        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
-        path = candidate.reference.path
-        job = self.journal.jobs.get(candidate.job)
-        if job is not None and job.state == "superseded" and not self.journal.sightings.places(job.id):
-            # Its content was overwritten during the export, and now it is back.
-            if job.untidy:
-                self.drop(candidate)
-                raise Moved
-            self.journal.jobs.forget(job.id)
-        elif job is not None:
-            self.drop(candidate)
-            self.journal.sightings.remember(path, candidate.known, "known", job.id)
-            return True
-        for name in self.journal.jobs.of_content(candidate.reference.step, candidate.reference.digest):
-            places = self.journal.sightings.places(name)
-            held = path in places or any(_holds(Path(place), known) for place, known in places.items())
-            if not held and (places or self._has_lost_its_place(name)):
-                self.drop(candidate)
-                self.journal.sightings.moved(name, path, candidate.known)
-                log.info("moved", event_id=Event.CHECKPOINT_MOVED, job=name, path=path, before=sorted(places))
-                return True
-        return False
-
-    def _lies_elsewhere(self, job: str, path: str) -> bool:
-        """Whether a job's content lies in another directory than `path` too, as where a run was copied or brought back."""
-        places = self.journal.sightings.places(job)
-        return any(place != path and _holds(Path(place), known) for place, known in places.items())
-
-    def _has_lost_its_place(self, name: str) -> bool:
-        """Whether the directory of a job is another job's content by now, as when two runs swap their names, and what it made still counts.
-
-        An export that another one has replaced does not: what it was made of is exported again where it comes back.
-        """
-        job = self.journal.jobs.get(name)
-        if job is None or job.state == "superseded" or self.journal.sightings.fingerprint(job.checkpoint.path) is None:
-            return False
-        return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
+        known = digest_of_fingerprint(fingerprint)  # its state stands for its content
+        reference = _reference(root, run_name(root, inspection.path), inspection, known)
+        name = job_id(reference, mine.settings)
+        return self.entering.enter_new(Candidate(name, reference, self.pins / self.incoming, known, mine, damaged(inspection)))
 
     def _effective(self, run: Path) -> Effective:
         """The settings that count for a run; what is wrong with its own file is said once."""
@@ -312,14 +175,6 @@ def job_id(reference: CheckpointRef, settings: Settings) -> str:
     configured = digest_of([settings.work.digest, texts]) if any(texts) else settings.work.digest
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
     return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{configured[:4]}"
-
-
-def _holds(checkpoint: Path, known: str) -> bool:
-    """Whether a directory is still in the state that the journal knows."""
-    try:
-        return digest_of_fingerprint(fingerprint(checkpoint)) == known
-    except OSError:
-        return False
 
 
 def _left_out(inspection: Inspection) -> list[str]:

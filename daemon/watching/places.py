@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -38,6 +39,15 @@ _ROUNDS = 64
 Key = tuple[str, ...]
 
 
+class Takings(NamedTuple):
+    """What the journal has given away."""
+
+    runs: list[tuple[str, str]]
+    """Root and name of every run that has had jobs, the earliest first."""
+    folders: list[tuple[str, str]]
+    """Job → its export's folder, of all that publish one."""
+
+
 @dataclass(frozen=True)
 class _Taken:
     """What has a place already. `depth`: the part of the path, below the output, that has to be another one; -1 for the last."""
@@ -56,32 +66,33 @@ class Places:
     lies_elsewhere: Callable[[str, str], bool] = lambda job, path: False
     """Whether a job's content lies in another directory than this path too."""
 
-    def of(self, reference: CheckpointRef) -> Path:
+    def of(self, reference: CheckpointRef, takings: Takings) -> Path:
         """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
-        target, plain, taken = self._free(reference)
+        target, plain, taken = self._free(reference, takings)
         if taken is not None:
             event = "the export's plain name is another checkpoint's"
             log.warning(event, event_id=Event.EXPORT_PLACE_TAKEN, path=reference.path, taken=str(plain), by=taken, target=str(target))
         return target
 
-    def would_be(self, reference: CheckpointRef) -> Path:
+    def would_be(self, reference: CheckpointRef, takings: Takings) -> Path:
         """What `of` gives, for a look; nothing is said."""
-        return self._free(reference)[0]
+        return self._free(reference, takings)[0]
 
-    def _free(self, reference: CheckpointRef) -> tuple[Path, Path, str | None]:
+    def _free(self, reference: CheckpointRef, takings: Takings) -> tuple[Path, Path, str | None]:
         """The export's folder, its plain name, and who has taken that, if somebody has."""
-        plain = target = target_of(self.settings, self.paths, reference, self._folder_name(reference))
-        others, taken = self._others(), None
+        plain = target = target_of(self.settings, self.paths, reference, self._folder_name(reference, takings))
+        top, taken = f"{self.paths.output}/", None
+        others = [(job, _key(folder[len(top) :].split("/"))) for job, folder in takings.folders if folder.startswith(top)]
         digest = reference.identity if reference.mixture else reference.digest
         for number in range(_ROUNDS):
-            found = self._taken(target, reference, others)
-            if found is None:
+            claim = self._taken(target, reference, others)
+            if claim is None:
                 break
-            taken, parts = taken or found.by, list(target.relative_to(self.paths.output).parts)
-            if found.depth in (-1, len(parts) - 1):
+            taken, parts = taken or claim.by, list(target.relative_to(self.paths.output).parts)
+            if claim.depth in (-1, len(parts) - 1):
                 parts[-1] = f"{plain.name}-{(digest if number < 1 else digest_of([digest, number]))[:8]}"
             else:
-                parts[found.depth] = marked(parts[found.depth], reference.root, reference.run, str(number))
+                parts[claim.depth] = marked(parts[claim.depth], reference.root, reference.run, str(number))
             target = self.paths.output.joinpath(*parts)
         return target, plain, taken
 
@@ -106,11 +117,6 @@ class Places:
         rewritten = other.target == target and reference.path in places and other.checkpoint.mixture == reference.mixture
         rewritten = rewritten and not self.lies_elsewhere(job, reference.path)
         return None if rewritten else next(iter(places))
-
-    def _others(self) -> list[tuple[str, Key]]:
-        """Job → what its folder below the output is called, of all jobs that have one there."""
-        top = f"{self.paths.output}/"
-        return [(job, _key(place[len(top) :].split("/"))) for job, place in self.journal.jobs.places() if place.startswith(top)]
 
     def _on_disk(self, target: Path, reference: CheckpointRef) -> _Taken | None:
         path = self.paths.output
@@ -141,19 +147,24 @@ class Places:
         depth = len(folder.relative_to(self.paths.output).parts) - 1
         return _Taken(f"the ckptd of {owner.state} on {owner.host}", depth) if depth >= 0 else None
 
-    def _folder_name(self, reference: CheckpointRef) -> str:
+    def _folder_name(self, reference: CheckpointRef, takings: Takings) -> str:
         """The run's name in its exports' folder: runs whose names are one to some file system must not publish over each other.
 
         Of them the one that came first keeps the plain name for as long as that run is there.
         """
         name = safe_run(reference.run, self.settings.output.naming)
         key = _key(name.split("/"))
-        for root, run in self.journal.jobs.runs():
+        for root, run in takings.runs:
             if (root, run) == (reference.root, reference.run):
                 return name
             if _key(safe_run(run, self.settings.output.naming).split("/")) == key and _is_there(Path(root, run)):
                 return f"{name}~{digest_of(reference.root if run == reference.run else [ascii(reference.root), ascii(reference.run)])[:6]}"
         return name
+
+
+def takings_of(journal: Journal) -> Takings:
+    """Return what the journal has given away by now."""
+    return Takings(journal.jobs.runs(), journal.jobs.places())
 
 
 def _is_there(run: Path) -> bool:
@@ -173,8 +184,8 @@ def _clash(mine: Key, theirs: Key) -> int | None:
     short = min(len(mine), len(theirs))
     if mine[: short - 1] != theirs[: short - 1]:
         return None
-    one, other = mine[short - 1], theirs[short - 1]
-    if one == other or one == other + _FAILED or other == one + _FAILED:
+    ours, other = mine[short - 1], theirs[short - 1]
+    if ours == other or ours == other + _FAILED or other == ours + _FAILED:
         return short - 1
     return None
 
@@ -195,6 +206,6 @@ def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: s
 def _metric(reference: CheckpointRef) -> str:
     """The loss that training knew of it, to four digits: of its last evaluation, else of its last step."""
     evaluation = reference.metadata.get("evaluation")
-    found = evaluation.get("eval_loss") if isinstance(evaluation, dict) else None
-    value = reference.metadata.get("loss") if found is None else found
+    evaluated = evaluation.get("eval_loss") if isinstance(evaluation, dict) else None
+    value = reference.metadata.get("loss") if evaluated is None else evaluated
     return f"{value:.4g}" if isinstance(value, int | float) else UNKNOWN

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.names import run_of
 
 MAPPED_SECONDS = 60.0
@@ -54,7 +55,7 @@ class Incomplete:
 
         What changed lately is looked at all the same, since writes through a mapping show late, and so is everything now and then.
         """
-        state = state_of(path)
+        state = _state_of(path)
         if state is None or self.state is None or state.digest != self.state.digest:
             # Its times may be another machine's, so that they count only for what a look has seen.
             self._see(None if state is None else State(state.digest, rested=False), now)
@@ -70,15 +71,21 @@ class Incomplete:
         self.look_again = now + LOOK_AGAIN_SECONDS * (0.75 + (hash(path) % 1024) / 2048)  # not all in one scan
 
 
-def state_of(path: Path) -> State | None:
+def look_through(path: Path) -> tuple[State | None, Inspection]:
+    """Return the state of a directory and, looked at after that, what is in it. Raises OSError when it is gone or can't be read."""
+    return _state_of(path), inspect(path)
+
+
+def _state_of(path: Path) -> State | None:
     """The state of a directory now. None where a part of it can't be known: something in it is no plain file, or can't be asked."""
-    at, rows, folder, run = time.time_ns(), list[tuple[str, int, int, int, int]](), str(path), str(run_of(path))
+    at, rows, folder = time.time_ns(), list[tuple[str, int, int, int, int]](), str(path)
     try:
         with os.scandir(path) as entries:
             for entry in entries:
                 if not entry.is_file(follow_symlinks=False):
                     return None
                 rows.append(_row(entry.name, entry.stat(follow_symlinks=False)))
+        run = str(run_of(path))
         # What it lacks may be put into its run's directory.
         rows += [_row(place, os.stat(place)) for place in (folder, run)]
         for name in ("adapter_config.json", "config.json"):

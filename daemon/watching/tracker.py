@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
-from daemon.checkpoints.inspection import Inspection, inspect, is_run_alone, refusal_of
+from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed
@@ -25,16 +26,15 @@ from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.text import is_text
-from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
 from daemon.system.births import identity_of
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
-from daemon.watching.intake import Intake, digest_of_fingerprint
+from daemon.watching.entering import digest_of_fingerprint
+from daemon.watching.intake import Intake
 from daemon.watching.listing import Listing
-from daemon.watching.resting import Incomplete, State, state_of
+from daemon.watching.resting import Incomplete, State, look_through
 from daemon.watching.scan import Scanner, rules_of
-from daemon.watching.settle import Quiet, Settler
-from daemon.watching.undecided import Undecided, marks_of
+from daemon.watching.undecided import Undecided
 
 log = structlog.get_logger("watch")
 
@@ -63,13 +63,13 @@ class Tracker:
         self._settings = settings
         self._intake = intake
         self._taken = taken
-        self._settler = Settler(settings.settle_seconds)
         self._unknown: set[str] = set()
         """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
         self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
         self.listing = Listing()
         """What people are told of directories that are not taken."""
-        self.undecided = Undecided(settings.roots, self._settler, intake.journal.sightings, self._is_watched)
+        self.undecided = Undecided(settings.roots, settings.settle_seconds, intake.journal.sightings, self._is_watched)
+        self._settler = self.undecided.settler
         self._scanned: set[Path] = set()
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._taken_in: set[Path] = set()
@@ -93,29 +93,29 @@ class Tracker:
 
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
-        found, passed, errors, told = set(), {}, list[OSError](), wall_clock()
+        seen, passed, errors, moment = set(), {}, list[OSError](), time.time()
         known = self._intake.journal.sightings.fingerprints_below(str(root))
         skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
         for checkpoint, passed_over in self._scanner.find(root, errors.append):
             if passed_over:
                 passed[checkpoint] = passed_over
                 continue
-            found.add(checkpoint)
+            seen.add(checkpoint)
             before = known.get(str(checkpoint))
             if before is None:
                 self._unknown.add(str(checkpoint))
-            if not (self._is_as_it_was(checkpoint, now, told) or _is_as_known(checkpoint, before)):
+            if not (self._is_as_it_was(checkpoint, now, moment) or _is_as_known(checkpoint, before)):
                 self._settler.hint(str(checkpoint), now)
             elif str(checkpoint) in skipped:
                 self._list_refused(checkpoint)
         self._scanned.add(root)
-        self.listing.note_scan(root, found, passed, self._scanner.left_out)
-        self.listing.note_closed(root, found, errors)
-        for path in {*self.undecided.sighted, *self.listing.incomplete} - found:
+        self.listing.note_scan(root, seen, passed, self._scanner.left_out)
+        self.listing.note_closed(root, seen, errors)
+        for path in {*self.undecided.sighted, *self.listing.incomplete} - seen:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
 
-    def _is_as_it_was(self, path: Path, now: float, told: str) -> bool:
+    def _is_as_it_was(self, path: Path, now: float, moment: float) -> bool:
         """Whether a scan may pass over a directory that is known to be incomplete: no file in it has changed in any way since.
 
         What changed lately is looked at all the same, since writes through a mapping show late, and so is everything now and then.
@@ -126,7 +126,7 @@ class Tracker:
         if not entry.is_at_rest(path, now):
             return False
         if path in self.undecided.sighted:
-            self.undecided.sighted[path].last = told
+            self.undecided.sighted[path].last = moment
         return True
 
     def _list_refused(self, path: Path) -> None:
@@ -156,15 +156,7 @@ class Tracker:
             self._settler.forget(str(path))
             return
         try:
-            itself = identity_of(path)  # before its files: it may be renamed meanwhile
-            seen = fingerprint(path)
-            known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
-            if known is None and seen:
-                self.undecided.note(path, marks_of(path, itself, seen), now)
-            if known is not None and known == digest_of_fingerprint(seen):
-                self._forget(path)
-            elif self._settler.looked(str(path), seen, now) is Quiet.QUIET:
-                self._decide(path, seen, now)
+            self._look(path, now)
         except Pending:
             pass  # looked at again when that has ended
         except (FileNotFoundError, NotADirectoryError):
@@ -174,6 +166,7 @@ class Tracker:
                 self._taken_in.discard(path)
             else:
                 self.undecided.note_gone(path, now)
+            self._apart.forget(path)
             self._forget(path)
         except OSError as error:
             self.listing.note_unreadable(path, closed(path), error)
@@ -187,6 +180,47 @@ class Tracker:
             self._not_taken(path, error.fault)
         except Exception as error:
             self._not_understood(path, error)
+
+    def _look(self, path: Path, now: float) -> None:
+        """Take a directory that is quiet and complete, else remember why not."""
+        itself = identity_of(path)  # before its files: it may be renamed meanwhile
+        seen = fingerprint(path)
+        known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
+        if known is None and seen:
+            self.undecided.note(path, itself, seen, now)
+        if known is not None and known == digest_of_fingerprint(seen):
+            self._apart.forget(path)
+            self._forget(path)
+            return
+        quiet = self._settler.looked(str(path), seen, now)
+        if quiet is None:
+            return
+        root = next(root for root in self._settings.roots if root in path.parents)
+        if (fault := closed(path)) is not None:
+            self.listing.note_unreadable(path, fault)
+            return  # the next rescan tries again
+        if (answer := self._apart.answer(path, _TAKE, seen)) is not None:
+            self._note_taken(path, answer[0], now)
+            return
+        self._taken_in.discard(path)
+        large = is_large(seen)
+        state, found = self._apart.do(root, path, _INSPECT, seen, lambda number: look_through(path), large=large)
+        self.listing.open(path)
+        if found.missing:
+            self._note_missing(root, found, seen, state, now)
+            return
+        self.undecided.runs.discard(path)
+        if found.refusal is not None:
+            self._note_refused(path, found.layout, found.refusal, seen)
+            return
+        patience = found.patience_seconds
+        if known is not None and weights_follow_state(seen):
+            patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
+        if now < quiet + patience:
+            self._settler.look_at(str(path), quiet + patience)
+            return
+        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number), large=large)
+        self._note_taken(path, taken, now)
 
     def _not_understood(self, path: Path, error: Exception) -> None:
         """What is in a directory met an error that nobody foresaw: said once and listed, and no other directory waits for it."""
@@ -202,44 +236,6 @@ class Tracker:
         if self.listing.refuse(path, fault):
             log.error(fault.sentence(), event_id=Event.CHECKPOINT_NOT_UNDERSTOOD, path=str(path), code=fault.code, **more)
         self._forget(path)
-
-    def _decide(self, path: Path, seen: Fingerprint, now: float) -> None:
-        """A directory is quiet: take it if it is complete, else remember why not."""
-        root = next(root for root in self._settings.roots if root in path.parents)
-        if (fault := closed(path)) is not None:
-            self.listing.note_unreadable(path, fault)
-            return  # the next rescan tries again
-        if (answer := self._apart.answer(path, _TAKE, seen)) is not None:
-            self._note_taken(path, answer[0], now)
-            return
-        self._taken_in.discard(path)
-        state, found = self._apart.do(root, path, _INSPECT, seen, lambda number: _inspect(path), large=is_large(seen))
-        self.listing.open(path)
-        if not found.complete:
-            self.listing.unlist(path)
-        if not found.complete and is_run_alone(found):
-            self.undecided.runs.add(path)
-            self.listing.incomplete.pop(path, None)
-            return
-        self.undecided.runs.discard(path)
-        if not found.complete:
-            self._note_incomplete(root, found, seen, state, now)
-            return
-        if found.refusal is not None:
-            log.warning(
-                found.refusal.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), layout=found.layout, code=found.refusal.code
-            )
-            self.listing.refuse(path, found.refusal)
-            self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
-            self._forget(path)
-            return
-        patience = found.patience_seconds
-        if weights_follow_state(seen) and self._intake.journal.sightings.fingerprint(str(path)) is not None:
-            patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
-        if not self._settler.rested(str(path), patience, now):
-            return
-        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number), large=is_large(seen))
-        self._note_taken(path, taken, now)
 
     def _take(self, root: Path, found: Inspection, seen: Fingerprint, number: int) -> _Taken:
         """Pin a complete checkpoint and enter its job; in any thread, whose `number` gives it a place of its own for that."""
@@ -271,11 +267,25 @@ class Tracker:
             self.listing.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
         self._taken_in.discard(path)
+        self._forget(path)
         self.listing.unlist(path)
+
+    def _note_refused(self, path: Path, layout: str | None, refusal: Fault, seen: Fingerprint) -> None:
+        """A complete checkpoint is not exported as it is: said, listed and remembered."""
+        log.warning(refusal.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), layout=layout, code=refusal.code)
+        self.listing.refuse(path, refusal)
+        self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
         self._forget(path)
 
-    def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, state: State | None, now: float) -> None:
+    def _note_missing(self, root: Path, found: Inspection, seen: Fingerprint, state: State | None, now: float) -> None:
+        """A quiet directory is not complete: listed, and said once it has been so for long."""
         path = found.path
+        self.listing.unlist(path)
+        if is_run_alone(found):
+            self.undecided.runs.add(path)
+            self.listing.incomplete.pop(path, None)
+            return
+        self.undecided.runs.discard(path)
         entry = self.listing.incomplete.get(path)
         if entry is None or entry.missing != found.missing:
             entry = self.listing.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
@@ -302,16 +312,9 @@ class Tracker:
         return root is not None and is_text(str(path)) and self._scanner.why_not(root, path) is None
 
     def _forget(self, path: Path) -> None:
-        self.listing.forget(path)
-        self._settler.forget(str(path))
-        self._apart.forget(path)
         self._unknown.discard(str(path))
         self.undecided.forget(path)
-
-
-def _inspect(path: Path) -> tuple[State | None, Inspection]:
-    """What a look into a directory finds, and the state of the directory before it."""
-    return state_of(path), inspect(path)
+        self.listing.forget(path)
 
 
 def _no_memory() -> OSError:

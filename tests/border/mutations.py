@@ -29,7 +29,7 @@ from daemon.contract.configs import adapter_config
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
-from daemon.watching.intake import digest_of_fingerprint
+from daemon.watching.entering import digest_of_fingerprint
 
 _HUGE = "@@a number of five thousand digits@@"
 VALUES: tuple[Any, ...] = (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import Inspection, inspect
-from daemon.watching import intake, tracker
+from daemon.watching import intake, resting
 from daemon.watching.apart import THREADS, AtOnce, Hands, Pending
 from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of
@@ -38,7 +38,7 @@ def test_checkpoints_that_take_for_ever_delay_no_other_run_however_many_they_are
     slow: str, station: Stations, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, held, go_on = THREADS + 2, list[Path](), threading.Event()
-    module: Any = tracker if slow == "inspect" else intake
+    module: Any = resting if slow == "inspect" else intake
     real = getattr(module, slow)
 
     def delayed(path: Path) -> Any:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.watching import resting
-from daemon.watching import tracker as module
 from daemon.watching.resting import LOOK_AGAIN_SECONDS, MAPPED_SECONDS
 from tests.detection.bench import Bench
 from tests.detection.helpers import copy_of
@@ -33,7 +32,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counted[path.name] += 1
         return inspect(path)
 
-    monkeypatch.setattr(module, "inspect", counting)
+    monkeypatch.setattr(resting, "inspect", counting)
     return counted
 
 

@@ -8,14 +8,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.watching.settle import PEEK_SECONDS, Quiet, Settler
+from daemon.watching.undecided import PEEK_SECONDS, Settler
 
 SETTLE = 3.0
 GRAIN = 1e-6
 moments = st.lists(st.integers(0, 20_000).map(lambda thousandth: thousandth / 1000), min_size=1, max_size=60).map(sorted)
 
 
-def play(changes: list[float], hints: list[float], settle: float = SETTLE) -> list[tuple[float, Quiet]]:
+def play(changes: list[float], hints: list[float], settle: float = SETTLE) -> list[tuple[float, bool]]:
     """Every look with its answer. A change gives a hint as an event would; further hints come without any change."""
     settler, looks = Settler(settle), []
     queue = sorted([*changes, *hints])
@@ -28,7 +28,7 @@ def play(changes: list[float], hints: list[float], settle: float = SETTLE) -> li
         assert len(looks) < 5000, f"it is looked at over and over at {due}"
         for path in settler.due(due):
             seen = sum(1 for change in changes if change <= due)
-            looks.append((due, settler.looked(path, seen, due)))
+            looks.append((due, settler.looked(path, seen, due) is not None))
     return looks
 
 
@@ -36,12 +36,12 @@ def play(changes: list[float], hints: list[float], settle: float = SETTLE) -> li
 def test_quiet_is_never_said_within_the_settle_time_after_a_change(changes: list[float], hints: list[float]) -> None:  # R1.1
     for when, answer in play(changes, hints):
         last = max((change for change in changes if change <= when), default=-math.inf)
-        assert answer is Quiet.MOVING or when - last >= SETTLE - GRAIN
+        assert not answer or when - last >= SETTLE - GRAIN
 
 
 @given(changes=moments, hints=moments)
 def test_quiet_comes_no_later_than_a_settle_time_and_a_peek_after_the_last_change(changes: list[float], hints: list[float]) -> None:  # R1.1
-    quiet = [when for when, answer in play(changes, hints) if answer is Quiet.QUIET and when >= changes[-1]]
+    quiet = [when for when, answer in play(changes, hints) if answer and when >= changes[-1]]
     assert quiet
     assert quiet[0] <= changes[-1] + SETTLE + PEEK_SECONDS + GRAIN
 
@@ -54,7 +54,7 @@ def test_a_chatty_directory_is_not_looked_at_more_often_than_the_peek_time(chang
 
 def test_a_quiet_directory_costs_no_look_until_the_next_hint() -> None:
     looks = play([0.0], [])
-    assert [answer for _, answer in looks] == [Quiet.MOVING, Quiet.QUIET]
+    assert [answer for _, answer in looks] == [False, True]
 
 
 def test_directories_settle_independently_and_one_that_is_forgotten_starts_afresh() -> None:
@@ -66,5 +66,5 @@ def test_directories_settle_independently_and_one_that_is_forgotten_starts_afres
     assert settler.due(3.0) == ["a"]
     settler.forget("a")
     assert settler.due(3.0) == []
-    assert settler.looked("a", 1, 3.0) is Quiet.MOVING
-    assert settler.looked("b", 1, 5.9) is Quiet.QUIET
+    assert settler.looked("a", 1, 3.0) is None
+    assert settler.looked("b", 1, 5.9) == 2.9 + SETTLE

@@ -24,7 +24,7 @@ def test_rooms_and_folders_of_the_table_exist() -> None:
 @pytest.mark.parametrize(
     ("changed", "first", "other"),
     [
-        ("daemon/watching/settle.py", "tests/detection/test_settle.py", "tests/gguf/test_export.py"),
+        ("daemon/watching/undecided.py", "tests/detection/test_settle.py", "tests/gguf/test_export.py"),
         ("handlers/gguf/stage.py", "tests/gguf/test_export.py", "tests/merge/test_dequantize.py"),
         ("tests/merge/test_dequantize.py", "tests/merge/test_dequantize.py", "tests/gguf/test_export.py"),
     ],

@@ -15,7 +15,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.publishing.closing import close_job
-from daemon.watching.places import Places
+from daemon.watching.places import Places, takings_of
 from tests.journal.conftest import WORK
 
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
@@ -37,7 +37,7 @@ class Daemon:
         reference = CheckpointRef(
             root=root, run=run, step=step, path=path, layout="trainer-adapter", digest=digest_of([root, run, step, content]), method="LORA"
         )
-        target = Places(self.settings, self.journal, self.paths).of(reference)
+        target = Places(self.settings, self.journal, self.paths).of(reference, takings_of(self.journal))
         name = f"{self.home.name}-{reference.identity[:16]}"
         pin = self.paths.pins / name
         self.journal.jobs.add(NewJob(name, reference, WORK, stage_names(WORK, reference.layout), pin, target, "x"))

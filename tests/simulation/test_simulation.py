@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.watching.settle import Settler
 from daemon.watching.tracker import Tracker
-from daemon.watching.undecided import Undecided
+from daemon.watching.undecided import Settler, Undecided
 from tests.simulation.disk import Version
 from tests.simulation.oracle import check, longest_life, must_be_taken
 from tests.simulation.play import play, play_one

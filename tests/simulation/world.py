@@ -22,8 +22,8 @@ from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.running.recovery import collect_orphans
 from daemon.watching.intake import Intake
-from daemon.watching.settle import PEEK_SECONDS
 from daemon.watching.tracker import Tracker
+from daemon.watching.undecided import PEEK_SECONDS
 from tests.detection.helpers import open_jobs
 from tests.simulation.disk import Disk
 from tests.simulation.preempt import Killed, before_every_step

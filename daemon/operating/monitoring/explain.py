@@ -32,7 +32,7 @@ from daemon.journal.database import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
-from daemon.watching.intake import digest_of_fingerprint
+from daemon.watching.entering import digest_of_fingerprint
 from daemon.watching.observers import innermost_first
 from daemon.watching.scan import Scanner, ScanRules, rules_of
 
