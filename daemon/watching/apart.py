@@ -204,7 +204,7 @@ class Hands:
                 large = any(task.large for task in self._running.values())
                 free = [task for task in self._waiting if run_of(task.path) not in taken and not (task.large and large)]
                 if free:
-                    task = min(free, key=lambda one: (self._turn(one.root), self._turn(run_of(one.path))))
+                    task = min(free, key=lambda asked: (self._turn(asked.root), self._turn(run_of(asked.path))))
                     self._waiting.remove(task)
                     task.since = time.monotonic()
                     self._running[number] = task

@@ -137,11 +137,11 @@ class Watchers:
 
 def groups_of(roots: tuple[Path, ...]) -> list[tuple[Path, ...]]:
     """Roots by the mount that they lie on; a link is followed where its file system answers."""
-    table, found = mounts(), dict[str, list[Path]]()
+    table, groups = mounts(), dict[str, list[Path]]()
     for root in dict.fromkeys(roots):
         mount = mount_of(str(real_path(root)), table)
-        found.setdefault(mount.mountpoint if mount else "/", []).append(root)
-    return [tuple(group) for group in found.values()]
+        groups.setdefault(mount.mountpoint if mount else "/", []).append(root)
+    return [tuple(group) for group in groups.values()]
 
 
 def _unanswered(root: Path) -> float | None:

@@ -103,7 +103,7 @@ class Observers:
         root = self._root_of(path)
         if root is None or self._directories is None or self._polled[root]:
             return []
-        found: list[str] = []
+        hints: list[str] = []
         level = len(Path(path).relative_to(root).parts)
         waiting = deque([(path, level, role_of(os.path.basename(path)) if level else Role.FOLDER)])
         try:
@@ -112,12 +112,12 @@ class Observers:
                 if self._matters(folder, level, role):
                     self._directories.watch(folder, role, follow=level == 0)
                     if role is not Role.FOLDER:
-                        found.append(folder)
+                        hints.append(folder)
                     if role is not Role.CHECKPOINT:
-                        waiting.extend(_list(folder, level + 1, found))
+                        waiting.extend(_list(folder, level + 1, hints))
         except OSError as error:
             self._poll_instead(root, error)
-        return found
+        return hints
 
     def uncover(self, path: str) -> None:
         """The directory `path` is no longer there, or another one is: watch neither it nor what was below."""
@@ -208,15 +208,15 @@ class Observers:
     def _mounts_below(self) -> frozenset[tuple[str, Identity | None]]:
         """The mount points below the roots, each with its identity."""
         prefixes = tuple(_real(root).rstrip("/") + "/" for root in self.roots)
-        found = [part for part in psutil.disk_partitions(all=True) if part.mountpoint.startswith(prefixes)]
+        parts = [part for part in psutil.disk_partitions(all=True) if part.mountpoint.startswith(prefixes)]
         # A dead server's mount would hold whoever asks for its inode.
-        return frozenset((one.mountpoint, None if is_remote(one.fstype) else _identity(Path(one.mountpoint))) for one in found)
+        return frozenset((part.mountpoint, None if is_remote(part.fstype) else _identity(Path(part.mountpoint))) for part in parts)
 
     def _without_aliases(self) -> list[Path]:
         """The roots without those that lead, through a link, into another one: what is there would be taken twice."""
         kept: list[Path] = []
-        for root in sorted(self._all, key=lambda one: len(Path(_real(one)).parts)):
-            other = next((one for one in kept if _is_alias(root, one)), None)
+        for root in sorted(self._all, key=lambda path: len(Path(_real(path)).parts)):
+            other = next((around for around in kept if _is_alias(root, around)), None)
             if other is None:
                 kept.append(root)
             else:
@@ -260,8 +260,8 @@ class _MountTable:
             self._file = None
 
 
-def _list(folder: str, level: int, found: list[str]) -> list[tuple[str, int, Role]]:
-    """The directories in a directory, links left out; a file that may make it a checkpoint is added to `found`."""
+def _list(folder: str, level: int, hints: list[str]) -> list[tuple[str, int, Role]]:
+    """The directories in a directory, links left out; a file that may make it a checkpoint is added to `hints`."""
     below: list[tuple[str, int, Role]] = []
     try:
         with os.scandir(folder) as entries:
@@ -269,7 +269,7 @@ def _list(folder: str, level: int, found: list[str]) -> list[tuple[str, int, Rol
                 if entry.is_dir(follow_symlinks=False):
                     below.append((entry.path, level, role_of(entry.name)))
                 elif may_make_checkpoint(entry.name):
-                    found.append(entry.path)
+                    hints.append(entry.path)
     except OSError:
         pass  # the scan that follows says so
     return below

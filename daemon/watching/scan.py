@@ -157,8 +157,8 @@ class Scanner:
     def _leads_elsewhere(self, root: Path, link: str) -> bool:
         """Whether a link leads to a directory that lies below no root."""
         target = os.path.realpath(link)
-        watched = {*(os.path.realpath(one) for one in {root, *self.rules.roots}), *self.rules.elsewhere}
-        return os.path.isdir(target) and not any(target.startswith(os.path.join(one, "")) for one in watched)
+        watched = {*(os.path.realpath(top) for top in {root, *self.rules.roots}), *self.rules.elsewhere}
+        return os.path.isdir(target) and not any(target.startswith(os.path.join(top, "")) for top in watched)
 
     def _list(self, folder: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...], Candidate, int]:
         """The subdirectories of a directory, its links called `checkpoint-N`, what it is, and how many entries were listed to know."""

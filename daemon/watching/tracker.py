@@ -204,22 +204,22 @@ class Tracker:
             return
         self._taken_in.discard(path)
         large = is_large(seen)
-        state, found = self._apart.do(root, path, _INSPECT, seen, lambda number: look_through(path), large=large)
+        state, inspection = self._apart.do(root, path, _INSPECT, seen, lambda number: look_through(path), large=large)
         self.listing.open(path)
-        if found.missing:
-            self._note_missing(root, found, seen, state, now)
+        if inspection.missing:
+            self._note_missing(root, inspection, seen, state, now)
             return
         self.undecided.runs.discard(path)
-        if found.refusal is not None:
-            self._note_refused(path, found.layout, found.refusal, seen)
+        if inspection.refusal is not None:
+            self._note_refused(path, inspection.layout, inspection.refusal, seen)
             return
-        patience = found.patience_seconds
+        patience = inspection.patience_seconds
         if known is not None and weights_follow_state(seen):
             patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
         if now < quiet + patience:
             self._settler.look_at(str(path), quiet + patience)
             return
-        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, found, seen, number), large=large)
+        taken = self._apart.do(root, path, _TAKE, seen, lambda number: self._take(root, inspection, seen, number), large=large)
         self._note_taken(path, taken, now)
 
     def _not_understood(self, path: Path, error: Exception) -> None:
@@ -237,15 +237,15 @@ class Tracker:
             log.error(fault.sentence(), event_id=Event.CHECKPOINT_NOT_UNDERSTOOD, path=str(path), code=fault.code, **more)
         self._forget(path)
 
-    def _take(self, root: Path, found: Inspection, seen: Fingerprint, number: int) -> _Taken:
+    def _take(self, root: Path, inspection: Inspection, seen: Fingerprint, number: int) -> _Taken:
         """Pin a complete checkpoint and enter its job; in any thread, whose `number` gives it a place of its own for that."""
         intake = self._intake.of_thread(number)
-        skipped = intake.reconsider(found)
+        skipped = intake.reconsider(inspection)
         try:
-            job = intake.take(root, found, seen)
+            job = intake.take(root, inspection, seen)
         except (Moved, OSError, Retryable, MemoryError) as error:
             return _Taken(skipped, error)
-        self._taken_in.add(found.path)
+        self._taken_in.add(inspection.path)
         if job:
             self._taken()
         return _Taken(skipped)
@@ -277,33 +277,33 @@ class Tracker:
         self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
         self._forget(path)
 
-    def _note_missing(self, root: Path, found: Inspection, seen: Fingerprint, state: State | None, now: float) -> None:
+    def _note_missing(self, root: Path, inspection: Inspection, seen: Fingerprint, state: State | None, now: float) -> None:
         """A quiet directory is not complete: listed, and said once it has been so for long."""
-        path = found.path
+        path = inspection.path
         self.listing.unlist(path)
-        if is_run_alone(found):
+        if is_run_alone(inspection):
             self.undecided.runs.add(path)
             self.listing.incomplete.pop(path, None)
             return
         self.undecided.runs.discard(path)
         entry = self.listing.incomplete.get(path)
-        if entry is None or entry.missing != found.missing:
-            entry = self.listing.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
-            log.debug("quiet, but not complete", event_id=Event.CHECKPOINT_QUIET, path=str(path), missing=list(found.missing))
+        if entry is None or entry.missing != inspection.missing:
+            entry = self.listing.incomplete[path] = Incomplete(inspection.missing, entry.since if entry else now)
+            log.debug("quiet, but not complete", event_id=Event.CHECKPOINT_QUIET, path=str(path), missing=list(inspection.missing))
         entry.note(path, state, now)
         if entry.reported or now - entry.since < self._settings.stale_seconds:
             return
         entry.reported = True
-        if found.claims_done:
+        if inspection.claims_done:
             self._forget(path)
-            if self._intake.take_damaged(root, found, seen):
+            if self._intake.take_damaged(root, inspection, seen):
                 self._taken()
         else:
             log.warning(
                 "a checkpoint has been incomplete for long",
                 event_id=Event.CHECKPOINT_INCOMPLETE,
                 path=str(path),
-                missing=list(found.missing),
+                missing=list(inspection.missing),
                 since_seconds=round(now - entry.since),
             )
 
