@@ -45,8 +45,8 @@ from daemon.operating.diagnosis import packages
 from daemon.operating.engine import Engine, engine, work_now
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
-from daemon.publishing.export_folder import REJECTED
-from daemon.publishing.tidying import clear_staging
+from daemon.publishing.publication import REJECTED
+from daemon.running.endings import clear_staging
 from daemon.running.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
 from daemon.system.lock import holder

@@ -1,6 +1,6 @@
 """What an export's folder may be called: names of runs made safe beside our own words. Pure functions of names.
 
-Called by `daemon.watching.places`, which asks the journal and the disk too, and by `daemon.publishing.closing` for links. Names come from
+Called by `daemon.watching.places`, which asks the journal and the disk too, and by `daemon.publishing.links`. Names come from
 directories that anybody who trains can make, and are used beside names of ours: links, failed exports, staging, manifests.
 """
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.formats.stages import ModelSize
-from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import AttemptFacts, JobFacts, Outcome, StageFacts, StageResult
 from daemon.journal.database import Database
-from daemon.journal.rows import AttemptId, AttemptRow, attempt_of, now
+from daemon.journal.rows import AttemptId, AttemptRow, JobRow, StageRow, fault_of, now
 from daemon.journal.stages import Ended, close_stage
 
 MEASUREMENTS = 200
@@ -76,6 +77,10 @@ class Attempts:
         rows = self._database.read("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", job)
         return [attempt_of(row) for row in rows]
 
+    def facts(self, job: JobRow, stages: Mapping[str, StageRow]) -> JobFacts:
+        """The job with its stages, and all their attempts."""
+        return facts_from(job, stages.values(), self.of(job.id))
+
     def get(self, attempt: AttemptId) -> AttemptRow:
         """One attempt. Raises LookupError where there is none."""
         rows = self._database.read(
@@ -104,26 +109,26 @@ class Attempts:
             (max([last, *(row["number"] for row in rows)]), tuple(row["number"] for row in rows if row["outcome"] is None)),
         )
 
-    def claim(self, intent: Intent) -> bool:
+    def claim(self, intent: Intent) -> AttemptRow | None:
         """waiting → running: the intent, with the attempt counted, before a child exists.
 
-        False, and nothing is recorded, where somebody ended or paused the job meanwhile.
+        None, and nothing is recorded, where somebody ended or paused the job meanwhile.
         """
+        job, stage, number = intent.attempt.job, intent.attempt.stage, intent.attempt.number
+        row = AttemptRow(job, stage, number, intent.strategy, None, intent.folder, intent.staging, intent.estimate, None, now(), None, None)
 
-        def claim(c: sqlite3.Connection) -> bool:
-            attempt = intent.attempt
-            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (attempt.job,)).fetchone():
-                return False
+        def claim(c: sqlite3.Connection) -> AttemptRow | None:
+            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (job,)).fetchone():
+                return None
             c.execute(
                 "UPDATE stage SET state = 'running', attempts = ?, fault = NULL, key = ? WHERE job = ? AND name = ?",
-                (attempt.number, intent.key, attempt.job, attempt.stage),
+                (number, intent.key, job, stage),
             )
             c.execute(
                 "INSERT INTO attempt (job, stage, number, strategy, folder, staging, estimate, started) VALUES (?,?,?,?,?,?,?,?)",
-                (attempt.job, attempt.stage, attempt.number, intent.strategy, str(intent.folder), str(intent.staging), intent.estimate,
-                 now()),
-            )  # fmt: skip
-            return True
+                (job, stage, number, row.strategy, str(row.folder), str(row.staging), row.estimate, row.started),
+            )
+            return row
 
         return self._database.write("claim", claim)
 
@@ -135,7 +140,7 @@ class Attempts:
         ))  # fmt: skip
 
     def settle(
-        self, attempt: AttemptId, result: StageResult, *, state: str, retry_delay: float | None = None, crashed: bool = False,
+        self, attempt: AttemptId | AttemptRow, result: StageResult, *, state: str, retry_delay: float | None = None, crashed: bool = False,
         counted: bool = True, measured: Measured | None = None,
     ) -> None:  # fmt: skip
         """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try.
@@ -144,13 +149,14 @@ class Attempts:
         estimates. The output of one that succeeded is the staging folder that it was claimed with.
         """
         job, stage = attempt.job, attempt.stage
-        staging = self.get(attempt).staging if state == "succeeded" else None
 
         def settle(c: sqlite3.Connection) -> None:
             fault = result.fault.model_dump_json() if result.fault else None
+            mine = (job, stage, attempt.number)
+            (staging,) = c.execute("SELECT staging FROM attempt WHERE job = ? AND stage = ? AND number = ?", mine).fetchone()
             c.execute(
                 "UPDATE attempt SET outcome = ?, ended = ?, fault = ? WHERE job = ? AND stage = ? AND number = ?",
-                (result.outcome, now(), fault, job, stage, attempt.number),
+                (result.outcome, now(), fault, *mine),
             )
             if crashed:
                 c.execute("UPDATE stage SET crashes = crashes + 1 WHERE job = ? AND name = ?", (job, stage))
@@ -164,7 +170,7 @@ class Attempts:
                     (int(failed), time.time() + retry_delay if retry_delay else None, retry_delay, fault, job, stage),
                 )
             else:
-                close_stage(c, job, stage, Ended(state, staging, result, result.fault))
+                close_stage(c, job, stage, Ended(state, Path(staging) if state == "succeeded" else None, result, result.fault))
 
         self._database.write("settle-attempt", settle)
 
@@ -188,3 +194,33 @@ def _measure(c: sqlite3.Connection, stage: str, measured: Measured) -> None:
         "DELETE FROM measured WHERE stage = ? AND id <= (SELECT max(id) FROM measured WHERE stage = ?) - ?",
         (stage, stage, 20 * MEASUREMENTS),
     )
+
+
+def attempt_of(row: sqlite3.Row) -> AttemptRow:
+    """A row of the table `attempt`."""
+    return AttemptRow(
+        row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
+        row["estimate"], row["executor_id"], row["started"], row["ended"], fault_of(row["fault"]),
+    )  # fmt: skip
+
+
+def facts_from(job: JobRow, rows: Iterable[StageRow], attempts: Sequence[AttemptRow] = ()) -> JobFacts:
+    """A job with the stages and attempts that were read already; what came of its stages is said without the attempts too."""
+    stages = tuple(
+        StageFacts(
+            name=stage.name, state=stage.state, result=stage.result, fault=stage.fault,
+            attempts=tuple(_attempt(row) for row in attempts if row.stage == stage.name),
+        )
+        for stage in rows
+    )  # fmt: skip
+    return JobFacts(
+        export_id=job.id, created=job.created, started=job.started, checkpoint=job.checkpoint, base=str(job.base) if job.base else None,
+        work=job.work, stages=stages, target=str(job.target), warnings=job.warnings,
+    )  # fmt: skip
+
+
+def _attempt(row: AttemptRow) -> AttemptFacts:
+    return AttemptFacts(
+        number=row.number, strategy=row.strategy, outcome=row.outcome, started=row.started, ended=row.ended,
+        log=str(row.folder / "log.txt"), fault=row.fault, estimate=row.estimate,
+    )  # fmt: skip

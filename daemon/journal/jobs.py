@@ -122,6 +122,11 @@ class Jobs:
             "SELECT * FROM job WHERE state = 'running' ORDER BY priority DESC, started, created, step, id"
         )]  # fmt: skip
 
+    def outputs_in_use(self) -> list[Path]:
+        """The folders of the finished stages of running jobs."""
+        rows = self._database.read("SELECT folder FROM stage JOIN job ON job.id = job WHERE job.state = 'running' AND folder IS NOT NULL")
+        return [Path(row[0]) for row in rows]
+
     def preferred(self, but: Collection[str] = ()) -> JobRow | None:
         """The pending job that people want first, if any. `but`: ids of jobs that are passed over, here and below."""
         rows = self._database.read(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from daemon.contract.values import Json
-from daemon.journal.attempts import Measured, measured_of
+from daemon.journal.attempts import Measured, attempt_of, measured_of
 from daemon.journal.controls import PAUSED
 from daemon.journal.rewrites import OF_ALL, OFTEN, Rewritten, rewritten
-from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of, stage_of
+from daemon.journal.rows import AttemptRow, JobRow, StageRow, job_of, stage_of
 
 REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""

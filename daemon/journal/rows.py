@@ -137,7 +137,8 @@ class Message:
     """Seconds since the epoch."""
 
 
-def _fault(text: str | None) -> Fault | None:
+def fault_of(text: str | None) -> Fault | None:
+    """Return the fault that a column holds as JSON."""
     return Fault.model_validate_json(text) if text else None
 
 
@@ -164,15 +165,7 @@ def stage_of(row: sqlite3.Row) -> StageRow:
     return StageRow(
         row["name"], row["state"], row["attempts"], row["failures"], row["retry_at"], row["retry_delay"],
         Path(row["folder"]) if row["folder"] else None,
-        _result(row["result"]), _fault(row["fault"]), row["key"], row["crashes"],
-    )  # fmt: skip
-
-
-def attempt_of(row: sqlite3.Row) -> AttemptRow:
-    """A row of the table `attempt`."""
-    return AttemptRow(
-        row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
-        row["estimate"], row["executor_id"], row["started"], row["ended"], _fault(row["fault"]),
+        _result(row["result"]), fault_of(row["fault"]), row["key"], row["crashes"],
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Who may read a published export: nobody who could not read what it was made of, unless the configuration says so.
 
-Called by `daemon.publishing.closing`, and by the runner for the report's line. The read bits of group and others are those that the
+Called by `daemon.running.endings`, and by the runner for the report's line. The read bits of group and others are those that the
 checkpoint's files, their folders up to the root, what is merged with them, the base's files and the texts have in common: a report shows
 some of them. Decided by modes and groups alone: an access control list may have allowed more.
 """
@@ -19,7 +19,6 @@ from daemon.checkpoints.pins import SourceMode, mode_of, read_modes
 from daemon.config.settings import OutputSettings
 from daemon.contract.answers import ask
 from daemon.contract.data_files import DataFile, DataPlace
-from daemon.contract.files import walk
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.journal.rows import JobRow
 from daemon.system.private import inherited_umask
@@ -39,14 +38,9 @@ class Access:
     around: int = 0o777
     """Mode of the folders around an export, which hold others too."""
 
-    @property
-    def folder(self) -> int:
-        """Mode of the folders of an export: who may read files may enter."""
-        return folder_mode(self.file)
-
 
 def folder_mode(file: int) -> int:
-    """The mode of a folder whose files have the mode `file`."""
+    """The mode of a folder whose files have the mode `file`: who may read files may enter."""
     return file | (file & 0o444) >> 2
 
 
@@ -98,13 +92,13 @@ def sources_of(job: JobRow) -> list[SourceMode]:
     """What a job's export is made of: the checkpoint's files and those of what is merged with them, as the pin remembers them, the base's,
     and the texts that it is checked and calibrated on."""
     pins = [job.pin, *(job.pin / ADDITIONS / str(number) for number in range(len(job.checkpoint.additions)))]
-    found = [one for pin in pins for one in read_modes(pin)]
-    if not found:  # not pinned, since it can't be used
+    modes = [mode for pin in pins for mode in read_modes(pin)]
+    if not modes:  # not pinned, since it can't be used
         checkpoint = Path(job.checkpoint.path)
-        found = _modes(checkpoint, export_files(checkpoint) if checkpoint.is_dir() else (), checkpoint.parent)
+        modes = _modes(checkpoint, export_files(checkpoint) if checkpoint.is_dir() else (), checkpoint.parent)
     if job.base is not None:
-        found += _modes_of_base(job.base)
-    return found + [mode for value in (job.work.validation.prompts, job.work.validation.data) for mode in _modes_of_texts(value)]
+        modes += _modes_of_base(job.base)
+    return modes + [mode for value in (job.work.validation.prompts, job.work.validation.data) for mode in _modes_of_texts(value)]
 
 
 def _modes_of_base(base: Path) -> list[SourceMode]:
@@ -123,8 +117,7 @@ def _modes_of_texts(value: str) -> list[SourceMode]:
         files = DataPlace.of(value).files()
     except (OSError, ValueError):
         return []
-    found = (mode_of(Path(file.name), _top_of(file)) for file in files)
-    return [mode for mode in found if mode is not None]
+    return [mode for file in files if (mode := mode_of(Path(file.name), _top_of(file))) is not None]
 
 
 def _top_of(file: DataFile) -> Path:
@@ -141,12 +134,3 @@ def _read_of(base: Path) -> Sequence[str]:
 
 def _modes(folder: Path, names: Iterable[str], top: Path) -> list[SourceMode]:
     return [mode for name in names if (mode := mode_of(folder / name, top)) is not None]
-
-
-def apply(folder: Path, access: Access) -> None:
-    """Give everything in a folder of ours its mode and group. Raises OSError."""
-    for directory, _, names in walk(folder):
-        for path in (Path(directory), *(Path(directory, name) for name in names)):
-            if access.group is not None:
-                os.chown(path, -1, access.group)
-            os.chmod(path, access.file if path != Path(directory) else access.folder)

@@ -4,17 +4,18 @@ Stage outputs and kept outputs share their bytes with the export without a secon
 it, and a record beside them (`lent.json`) says which file that was: inode, size and time. Whoever goes by a record asks `is_as_lent`
 first: a published file that was replaced, removed or written into is no longer what was lent.
 
-Called by `daemon.publishing.closing` around the rename of a publication: `lend_staged` before it, so that the file has one link the moment
-it can be seen; `lend_others` after it, for names that others may read meanwhile and that must lead to the bytes at every instant. Between
-the two a symlink of the staging folder leads nowhere; `take_back` gives these their bytes again after a crash or a failed rename.
-An export that takes the place of another one with the same bytes shares the file with it until that one is removed.
+Called by `daemon.publishing.publication` around the rename of a publication: `lend_staged` before it, so that the file has one link the
+moment it can be seen; `lend_others` (`daemon.publishing.kept`) after it, for names that others may read meanwhile and that must lead to the
+bytes at every instant. Between the two a symlink of the staging folder leads nowhere; `take_back` gives these their bytes again after a
+crash or a failed rename. An export that takes the place of another one with the same bytes shares the file with it until that one is
+removed.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import structlog
@@ -22,11 +23,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract import failpoints
 from daemon.contract.events import Event
-from daemon.contract.export_layout import README
-from daemon.contract.files import exchange, files_below, fsync_directory, odd_below, remove_tree, temporary_of, write_atomic
+from daemon.contract.files import FileEntry, files_below, fsync_directory, temporary_of, write_atomic
 from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
-from daemon.publishing.exchange.swap import NO_EXCHANGE, remove_any
+from daemon.journal.rows import StageRow
 
 log = structlog.get_logger("publish")
 
@@ -71,20 +71,33 @@ def lent_in(folder: Path) -> list[Lent]:
     The record is written first, so that after a crash it may name files that were not replaced yet: these need nobody's bytes.
     """
     try:
-        found = _LIST.validate_json((folder / RECORD).read_bytes())
+        recorded = _LIST.validate_json((folder / RECORD).read_bytes())
     except (OSError, ValidationError):
         return []
-    return [one for one in found if (folder / one.name).is_symlink() or (folder / one.name.partition("/")[0]).is_symlink()]
+    return [lent for lent in recorded if (folder / lent.name).is_symlink() or (folder / lent.name.partition("/")[0]).is_symlink()]
 
 
 def record(folder: Path, lent: Iterable[Lent]) -> None:
     """Write the record of `folder`, durable."""
-    write_atomic(folder / RECORD, _LIST.dump_json(sorted(lent, key=lambda one: one.name)))
+    write_atomic(folder / RECORD, _LIST.dump_json(sorted(lent, key=lambda name: name.name)))
 
 
 def is_as_lent(output: Path) -> bool:
     """Whether every published file that the output in the folder `output` refers to is still the one that was lent."""
-    return all(one.is_at(Path(one.at)) for one in lent_in(output.parent) if one.name.startswith(f"{output.name}/"))
+    return all(lent.is_at(Path(lent.at)) for lent in lent_in(output.parent) if lent.name.startswith(f"{output.name}/"))
+
+
+def same_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
+    """Whether a stage's output is still there with the sizes that were sealed."""
+    try:
+        return all((folder / entry.path).stat().st_size == entry.size for entry in files)
+    except OSError:
+        return False
+
+
+def is_there(stage: StageRow) -> bool:
+    """Whether the output of a finished stage is still there as it was sealed and lent; no file is read."""
+    return bool(stage.folder and stage.result and same_files(stage.folder, stage.result.files) and is_as_lent(stage.folder))
 
 
 def lend_staged(staging: Path, target: Path, others: Sequence[Path]) -> None:
@@ -97,11 +110,11 @@ def lend_staged(staging: Path, target: Path, others: Sequence[Path]) -> None:
     folder = staging / PUBLISH
     if os.stat(folder).st_dev != os.stat(target.parent).st_dev:
         return
-    shared = _shared_below([folder])
+    shared = shared_below([folder])
     if not shared:
         return
-    mine = _shared_below(path for path in staging.iterdir() if path != folder)
-    known = Counter({inode: len(names) for inode, names in _shared_below([*others, target]).items()})
+    mine = shared_below(path for path in staging.iterdir() if path != folder)
+    known = Counter({inode: len(names) for inode, names in shared_below([*others, target]).items()})
     lent, names = lent_in(staging), list[tuple[Path, Path]]()
     for inode, (first, *more) in shared.items():
         for path in more:
@@ -112,41 +125,19 @@ def lend_staged(staging: Path, target: Path, others: Sequence[Path]) -> None:
             continue
         part = first.relative_to(folder)
         for name in mine[inode]:
-            lent.append(_entry(name.relative_to(staging), target / part, part, status))
+            lent.append(entry_of(name.relative_to(staging), target / part, part, status))
             names.append((name, target / part))
     record(staging, lent)
     failpoints.point("publish.lending")
-    _replace(names, staging)
+    replace_by_links(names, staging)
     failpoints.point("publish.lent")
-
-
-def lend_others(staging: Path, target: Path, kept: Path, pin: Path) -> None:
-    """Leave the files of the published export `target` with one link: their names among kept outputs and in the pin become symlinks."""
-    if published := _shared_below([target]):
-        lend_kept(kept, {inode: (names[0], target) for inode, names in published.items()})
-        pinned = _shared_below([pin])
-        _replace([(name, published[inode][0]) for inode, names in pinned.items() if inode in published for name in names], staging)
-
-
-def lend_kept(kept: Path, published: Mapping[Inode, tuple[Path, Path]]) -> None:
-    """Turn names of published files among the kept outputs into symlinks. `published`: inode → file and export."""
-    for entry in [path for path in kept.iterdir() if path.is_dir()] if kept.is_dir() else []:
-        names = [(name, *published[inode]) for inode, found in _shared_below([entry]).items() if inode in published for name in found]
-        if names:
-            new = [_entry(name.relative_to(entry), file, file.relative_to(export), os.stat(name)) for name, file, export in names]
-            replaced = {one.name for one in new}
-            record(entry, [*(one for one in lent_in(entry) if one.name not in replaced), *new])
-            failpoints.point("publish.kept-lending")
-            _replace([(name, file) for name, file, _ in names], entry)
-            failpoints.point("publish.kept-lent")
-            refer_to_export(entry)
 
 
 def take_back(staging: Path) -> None:
     """Give the names in a job's staging folder that lead nowhere, since their export was not renamed, the bytes again. Raises OSError."""
-    for one in lent_in(staging):
-        name, source = staging / one.name, staging / PUBLISH / one.part
-        if not one.is_at(Path(one.at)) and one.is_at(source):
+    for lent in lent_in(staging):
+        name, source = staging / lent.name, staging / PUBLISH / lent.part
+        if not lent.is_at(Path(lent.at)) and lent.is_at(source):
             temporary = temporary_of(staging / RECORD)
             temporary.unlink(missing_ok=True)
             os.link(source, temporary)
@@ -157,72 +148,26 @@ def take_back(staging: Path) -> None:
 
 def take_all_back(staging: Path) -> None:
     """`take_back` for every job. Must be called at a start, after interrupted swaps were completed and before anything is removed."""
-    for found in staging.glob(f"*/{RECORD}") if staging.is_dir() else ():
-        take_back(found.parent)
+    for path in staging.glob(f"*/{RECORD}") if staging.is_dir() else ():
+        take_back(path.parent)
 
 
-def keep_lent(output: Path, entry: Path) -> None:
-    """Write into the entry of a kept output what of it was lent while it lay in the staging folder as `output`."""
-    lent = [one for one in lent_in(output.parent) if one.name.startswith(f"{output.name}/")]
-    if lent:
-        record(entry, [one.model_copy(update={"name": f"{FILES}/{one.name.removeprefix(f'{output.name}/')}"}) for one in lent])
-
-
-def refer_to_export(entry: Path) -> None:
-    """Where one folder of an export holds a whole kept output under the same names, refer to that folder by one symlink.
-
-    Some readers refuse a file that is a symlink itself, such as ONNX's weights. Raises OSError.
-    """
-    files = entry / FILES
-    home = None if files.is_symlink() else _home(entry)
-    if home is None:
-        return
-    link, aside = (temporary_of(entry / name) for name in ("link", "aside"))
-    link.unlink(missing_ok=True)
-    link.symlink_to(home)
-    try:
-        exchange(files, link)
-    except OSError as error:
-        if error.errno not in NO_EXCHANGE:
-            raise
-        remove_tree(aside)
-        os.rename(files, aside)
-        os.rename(link, files)
-    fsync_directory(entry)
-    failpoints.point("kept.referring")
-    remove_any(link)
-    remove_tree(aside)
-
-
-def _home(entry: Path) -> Path | None:
-    """The folder of an export that holds all of a kept output under the same names, and nothing else but a README; None where there is
-    none."""
-    lent, homes = {one.name: one.at for one in lent_in(entry)}, set[str]()
-    names = odd_below(entry / FILES)
-    for name in names:
-        at = lent.get(f"{FILES}/{name}", "")
-        homes.add(at.removesuffix(f"/{name}") if at.endswith(f"/{name}") else "")
-    if len(homes) != 1 or not (home := homes.pop()) or any(files_below(entry / FILES)):
-        return None
-    there = {path.relative_to(home).as_posix() for path in files_below(Path(home))}
-    return Path(home) if {*names} <= there <= {*names, README} else None
-
-
-def _entry(name: Path, at: Path, part: Path, status: os.stat_result) -> Lent:
+def entry_of(name: Path, at: Path, part: Path, status: os.stat_result) -> Lent:
+    """What the record says of a name that leads to the published file `at`, which has the status `status`."""
     return Lent(
         name=name.as_posix(), at=str(at), part=part.as_posix(), inode=status.st_ino, size=status.st_size, mtime_ns=status.st_mtime_ns
     )
 
 
-def _shared_below(folders: Iterable[Path]) -> defaultdict[Inode, list[Path]]:
+def shared_below(folders: Iterable[Path]) -> defaultdict[Inode, list[Path]]:
     """Inode → names, of the regular files below the folders that have more than one link; folders that aren't there are passed over."""
-    found = defaultdict[Inode, list[Path]](list)
+    names = defaultdict[Inode, list[Path]](list)
     for folder in folders:
         for path in files_below(folder) if folder.is_dir() and not folder.is_symlink() else ():
             status = os.lstat(path)
             if status.st_nlink > 1:
-                found[status.st_dev, status.st_ino].append(path)
-    return found
+                names[status.st_dev, status.st_ino].append(path)
+    return names
 
 
 def _part(path: Path, why: str) -> None:
@@ -240,7 +185,7 @@ def _part(path: Path, why: str) -> None:
     log.info("a published file was copied, so that it is one of its own", event_id=Event.PUBLISH_COPIED, path=str(path), why=why, how=how)
 
 
-def _replace(names: Sequence[tuple[Path, Path]], beside: Path) -> None:
+def replace_by_links(names: Sequence[tuple[Path, Path]], beside: Path) -> None:
     """Turn names into symlinks, each at once, durable. What a crash may leave lies in the folder `beside`, where no stage reads."""
     temporary = temporary_of(beside / RECORD)
     for name, at in names:

@@ -1,4 +1,4 @@
-"""A run's links `latest` and `best` beside its exports. Called by `daemon.publishing.closing` once an export is in its place.
+"""A run's links `latest` and `best` beside its exports. Called by `daemon.publishing.publication` once an export is in its place.
 
 `latest` never goes back in the order of training. `best` goes where the trainer's own best checkpoint is, or, with
 `select.best_by = "quality"`, to the export whose artifacts are the best by their own figures (`daemon.contract.jobs.run_figures`). Both can
@@ -7,7 +7,9 @@ be moved again after a crash: where they go follows from what is published alone
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +19,15 @@ import structlog
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
 from daemon.config.export_names import clipped, is_marked, marked
+from daemon.contract import failpoints
 from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
+from daemon.contract.files import dead_temporaries, fsync_directory, temporary_of
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.run_figures import Standing, figure, standing
 from daemon.journal.rows import JobRow
-from daemon.publishing.exchange.beneath import Spot
-from daemon.publishing.publication import is_export, link_beside
+from daemon.publishing.exchange.beneath import Held, Spot
+from daemon.publishing.exchange.ours import is_export
 from daemon.publishing.run_figures import ReportRead, read_report
 
 log = structlog.get_logger("runner")
@@ -39,17 +43,32 @@ class ByQuality:
     """The reports of the run's other exports."""
 
 
-def _link(job: JobRow, target: Spot, name: str) -> Spot | None:
+def move_links(job: JobRow, around: Held, export: str, by_quality: ByQuality | None = None) -> None:
+    """Move the run's links in the folder `around`, once the job's export lies in it as `export`.
+
+    `by_quality`: `best` follows that and not the trainer.
+    """
+    latest, mine = _link(job, around, "latest"), around.path / export
+    if latest is None or _place_in_training(manifest_of(latest.at)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
+        _move("latest", latest, mine, job)
+    if by_quality is not None:
+        best = _best_by_quality(job, around, around.spot(export), by_quality)
+    else:
+        best = mine if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None else None
+    if best is not None:
+        _move("best", _link(job, around, "best"), best, job)
+
+
+def _link(job: JobRow, around: Held, name: str) -> Spot | None:
     """The run's link beside its exports; where several runs share the folder, the run's name is part of it.
 
     A link that leads to another run's export is that run's, and what is no link is not ours; None where nothing else is left.
     """
     run, leaf = job.checkpoint.run, Path(job.checkpoint.run).name
-    shared = clipped(f"{run.replace('/', '-')}-{name}")
-    own = target.path.parent.name == leaf or is_marked(target.path.parent.name)
-    plain = name if own else shared
-    names = (target.beside(one) for one in (plain, marked(plain, job.checkpoint.root, run)))
-    return next((link for link in names if _is_free(link, job.checkpoint)), None)
+    is_own = around.path.name == leaf or is_marked(around.path.name)
+    plain = name if is_own else clipped(f"{run.replace('/', '-')}-{name}")
+    links = (around.spot(choice) for choice in (plain, marked(plain, job.checkpoint.root, run)))
+    return next((link for link in links if _is_free(link, job.checkpoint)), None)
 
 
 def _is_free(link: Spot, seen: CheckpointRef) -> bool:
@@ -59,53 +78,54 @@ def _is_free(link: Spot, seen: CheckpointRef) -> bool:
     return link.at.is_symlink() and manifest.get("run", seen.run) == seen.run and manifest.get("root", seen.root) == seen.root
 
 
-def move_links(job: JobRow, target: Spot, by_quality: ByQuality | None = None) -> None:
-    """Move the run's links, once the export of the job is at `target`; `by_quality`: `best` follows that and not the trainer."""
-    wanted: list[tuple[str, Spot | None, Path]] = []
-    latest = _link(job, target, "latest")
-    if latest is None or _place_in_training(manifest_of(latest.at)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
-        wanted.append(("latest", latest, target.path))
-    if by_quality is not None:
-        wanted += _best_by_quality(job, target, by_quality)
-    elif best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
-        wanted.append(("best", _link(job, target, "best"), target.path))
-    for name, link, path in wanted:
-        if link is None:
-            log.warning(
-                "a run's link was not moved, since what lies under its names is not this run's",
-                event_id=Event.LINK_NOT_MOVED,
-                run=job.checkpoint.run,
-                link=name,
-                folder=str(target.path.parent),
-            )
-        else:
-            link_beside(link, path)
+def _move(name: str, link: Spot | None, target: Path, job: JobRow) -> None:
+    if link is not None:
+        link_to(link, target)
+        return
+    log.warning(
+        "a run's link was not moved, since what lies under its names is not this run's", event_id=Event.LINK_NOT_MOVED,
+        run=job.checkpoint.run, link=name, folder=str(job.target.parent),
+    )  # fmt: skip
 
 
-def _best_by_quality(job: JobRow, target: Spot, rule: ByQuality) -> list[tuple[str, Spot | None, Path]]:
+def link_to(link: Spot, target: Path) -> None:
+    """Point the symlink `link` at `target` (in the same folder or below), atomically. A real file there is left alone."""
+    if os.path.lexists(link.at) and not link.at.is_symlink():
+        raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link.path))
+    for left in dead_temporaries(link.at.parent):
+        if left.name.startswith(f".{link.path.name}.") and left.is_symlink():
+            left.unlink(missing_ok=True)
+    temporary = temporary_of(link.at.with_name(f"{link.at.name}.{secrets.token_hex(4)}"))  # a name that nobody else has
+    failpoints.point("publish.before-link")
+    temporary.symlink_to(os.path.relpath(target, link.path.parent))
+    failpoints.point("publish.link-made")
+    os.replace(temporary, link.at)
+    failpoints.point("publish.linked")
+    fsync_directory(link.at.parent)
+    failpoints.point("publish.link-durable")
+
+
+def _best_by_quality(job: JobRow, around: Held, target: Spot, rule: ByQuality) -> Path | None:
     """Where `best` goes, if it moves: only where figures say so, and never because there is nothing left to compare with."""
-    link, mine = _link(job, target, "best"), read_report(target.at)
-    there = {one.point.export: one for one in rule.others if is_export(one.path)}
-    points = [*(one.point for one in there.values()), *([mine.point] if mine else [])]
-    found = standing(points, rule.variant)
-    if not isinstance(found, Standing):
-        log.info(
-            "the run's link `best` was not moved by quality", event_id=Event.BEST_UNKNOWN, run=job.checkpoint.run, reason=found.why
-        )  # fmt: skip
-        return []
+    link, mine = _link(job, around, "best"), read_report(target.at)
+    there = {report.point.export: report for report in rule.others if is_export(report.path)}
+    ranking = standing([*(report.point for report in there.values()), *([mine.point] if mine else [])], rule.variant)
+    if not isinstance(ranking, Standing):
+        log.info("the run's link `best` was not moved by quality", event_id=Event.BEST_UNKNOWN, run=job.checkpoint.run, reason=ranking.why)
+        return None
     now = manifest_of(link.at) if link is not None else {}
-    if now.get("export_id") == found.best.export:
-        return []
-    if now and len(found.ranked) == 1:  # texts or settings are new: one export alone is not better than those before
+    if now.get("export_id") == ranking.best.export:
+        return None
+    if now and len(ranking.ranked) == 1:  # texts or settings are new: one export alone is not better than those before
         why = "no other export has figures that can be compared with those of this one"
         log.info("the run's link `best` was not moved by quality", event_id=Event.BEST_UNKNOWN, run=job.checkpoint.run, reason=why)
-        return []
+        return None
     log.info(
         "the run's link `best` follows the quality of its artifacts", event_id=Event.BEST_MOVED, run=job.checkpoint.run,
-        step=found.best.step, instead_of=now.get("step"), variant=found.variant, metric=found.metric,
-        value=figure(found.value(found.best)), compared=len(found.ranked),
+        step=ranking.best.step, instead_of=now.get("step"), variant=ranking.variant, metric=ranking.metric,
+        value=figure(ranking.value(ranking.best)), compared=len(ranking.ranked),
     )  # fmt: skip
-    return [("best", link, target.path if mine and found.best.export == mine.point.export else there[found.best.export].path)]
+    return target.path if mine and ranking.best.export == mine.point.export else there[ranking.best.export].path
 
 
 def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool, str]:

@@ -5,6 +5,7 @@ The intake gives such a run a name of its own (`daemon.watching.places`), but kn
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -22,20 +23,20 @@ log = structlog.get_logger("publish")
 _ROUNDS = 64
 
 
-def move_elsewhere(job: JobRow, journal: Journal, paths: Paths) -> bool:
-    """Give a running job the folder that the intake would give it now; says whether it has another one.
+def move_elsewhere(job: JobRow, journal: Journal, paths: Paths) -> JobRow | None:
+    """Give a running job the folder that the intake would give it now; gives the job with that.
 
-    False where the run's folder is nobody else's, or belongs to another ckptd that publishes this very training.
+    None where the run's folder is nobody else's, or belongs to another ckptd that publishes this very training.
     """
     target = _free(job, paths)
     if target is None:
-        return False
+        return None
     journal.jobs.move(job.id, target)
     log.warning(
         "the run's folder was taken by another ckptd for another training of the same name; the export goes to another folder",
         event_id=Event.EXPORT_PLACE_TAKEN, path=job.checkpoint.path, taken=str(job.target), target=str(target),
     )  # fmt: skip
-    return True
+    return replace(job, target=target)
 
 
 def _free(job: JobRow, paths: Paths) -> Path | None:

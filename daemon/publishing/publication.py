@@ -1,7 +1,7 @@
 """Atomic publication of an export: everything is put together beside the target, sealed, and renamed into place.
 
-Called by `daemon.publishing.closing` after the last stage. Every step can be repeated: a crash anywhere leaves either the old
-export or the new one at the target, and the next start ends the rest. The order is: files, folders, manifest, its
+Called by `daemon.running.endings` after the last stage. It holds the lock of the run's owner. Every step can be repeated: a crash anywhere
+leaves either the old export or the new one at the target, and the next start ends the rest. The order is: files, folders, manifest, its
 folder, the rename, the folder around the target, and only then does what was replaced go.
 
 What a reader must do to see one export whole: open the export's folder once (`os.open` with O_DIRECTORY, or go into
@@ -17,32 +17,44 @@ unattended machine because of one wrong folder.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import os
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from daemon.config.output_owners import record_of
+from daemon.config.paths import Paths
 from daemon.contract import failpoints
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports, read_manifest
+from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, manifest_of
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
+from daemon.contract.files import FileEntry, fsync_directory, make_folders, walk, write_atomic
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, replaced_by, status_that_follows
+from daemon.contract.own_folders import own
 from daemon.contract.placing import duplicate, hard_link, place
 from daemon.contract.version import __version__
-from daemon.publishing.access import Access, apply
+from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.access import Access, folder_mode
 from daemon.publishing.exchange.beneath import Spot, held_below
-from daemon.publishing.exchange.ours import Looked, look, set_aside
-from daemon.publishing.exchange.swap import complete_swap, remove_any, swap
-from daemon.publishing.lending import is_as_lent
+from daemon.publishing.exchange.ours import forget, look, remember
+from daemon.publishing.exchange.owners import owned
+from daemon.publishing.exchange.swap import leave, start_afresh, swap
+from daemon.publishing.kept import lend_others
+from daemon.publishing.lending import PUBLISH, is_as_lent, lend_staged, take_back
+from daemon.publishing.links import ByQuality, move_links
 from daemon.system.private import inherited_umask
+
+FAILED_SUFFIX = ".failed"
+REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
 class ExportPart:
-    """The output of a stage: `folder` of the export it goes to ("" for the top), where it lies, its sealed files."""
+    """The output of a stage: the folder `name` of the export it goes to ("" for the top), where it lies, its sealed files."""
 
     name: str
     source: Path
@@ -56,16 +68,112 @@ class ExportPart:
         return self.at or self.source
 
 
+@dataclass(frozen=True)
+class Published:
+    """How a job ended and where its export lies."""
+
+    state: str
+    target: Path
+    checks: tuple[ArtifactCheck, ...]
+
+
+def publish_job(
+    job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool, access: Access | None = None,
+    by_quality: ByQuality | None = None,
+) -> Published:  # fmt: skip
+    """Put the export in its place, readable as `access` says, and move the run's links. Can be repeated after a crash.
+
+    Raises Permanent where the place is another's, or holds exports of others, Retryable where it changes meanwhile, OSError.
+    """
+    checks = judge(facts)
+    state = status_that_follows(facts)
+    rules = facts.work.validation
+    target = target_of(job, state)
+    top = top_of(target, paths)
+    head = {
+        "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
+        "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
+        **({"mixture": job.checkpoint.mixture, "additions": [addition.model_dump() for addition in job.checkpoint.additions]}
+           if job.checkpoint.mixture else {}),
+        **({"in_place_of": instead} if (instead := replaced_by(facts, checks)) else {}),
+        "checked_on": checked_on(facts),
+        "needs": {check.variant: lacking for check in checks if is_published(check, rules) and (lacking := needs(check))},
+    }  # fmt: skip
+    with (
+        own(paths.output, paths.staging / job.id, make=True) as staging,
+        own(paths.output, paths.kept, make=True) as kept,
+        held_below(top, target.parent, make=True, access=access) as around,
+        owned(around.spot(record_of(job.checkpoint.run)), job.checkpoint, paths, staging),
+    ):
+        spot, failed = around.spot(target.name), around.spot(job.target.name + FAILED_SUFFIX)
+        start_afresh(staging / PUBLISH)
+        looked = look(spot.at, target, paths.published)
+        _refuse_anothers(spot, job)
+        parts = _reached(parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected), {
+            paths.staging / job.id: staging, paths.kept: kept,
+        })  # fmt: skip
+        assemble(parts, staging / PUBLISH, head, replaced=target if looked and looked.known else None, access=access)
+        try:
+            lend_staged(staging, target, (kept, job.pin))
+            swap(staging / PUBLISH, spot, top, looked)
+        except BaseException:
+            with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
+                take_back(staging)
+            raise
+        remember(paths.published, target, spot.at)
+        lend_others(staging, target, kept, job.pin)
+        if state != "failed" and os.path.lexists(failed.at):
+            _remove_failed(failed, job, top, paths)
+        if any(check.verdict == Verdict.PASSED for check in checks):
+            move_links(job, around, target.name, by_quality)
+    return Published(state, target, checks)
+
+
+def target_of(job: JobRow, state: str) -> Path:
+    """Where the export goes. A failed one never takes the place of a good one."""
+    return job.target.with_name(job.target.name + FAILED_SUFFIX) if state == "failed" else job.target
+
+
+def top_of(target: Path, paths: Paths) -> Path:
+    """From where on no link is followed to an export: the output, or the folder around what a former configuration placed elsewhere."""
+    return paths.output if paths.output in target.parents else target.parent
+
+
+def parts_of(
+    checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, rules: ValidateOptions, keep_rejected: bool
+) -> list[ExportPart]:
+    """What is published: the report on top, a folder a variant that passed, or that the `rules` let out."""
+    parts = []
+    for check in checks:
+        stage = stages.get(check.variant)
+        if stage is None or stage.result is None or stage.folder is None:
+            continue
+        if is_published(check, rules):
+            parts.append(ExportPart(check.variant, stage.folder, stage.result.files))
+        elif keep_rejected:
+            parts.append(ExportPart(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
+    report = stages.get("report")
+    if report and report.result and report.folder:
+        parts.append(ExportPart("", report.folder, report.result.files))
+    return parts
+
+
+def _reached(parts: Sequence[ExportPart], folders: Mapping[Path, Path]) -> list[ExportPart]:
+    """The parts with the paths that lead to their outputs through folders which are held open. `folders`: path → the path that does."""
+    return [
+        replace(part, at=next((at / part.source.relative_to(path) for path, at in folders.items() if path in part.source.parents), None))
+        for part in parts
+    ]
+
+
 def assemble(
     parts: list[ExportPart], folder: Path, facts: Mapping[str, object], replaced: Path | None = None, access: Access | None = None
 ) -> None:  # fmt: skip
-    """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last, readable as `access` says.
+    """Put the parts together in `folder`, where nothing is yet, by hard link, with MANIFEST.json written last, readable as `access` says.
 
     A file that lies in another export is copied, but for one in `replaced`, whose place the new export takes: that one goes.
     Raises Retryable where a stage's output is gone, OSError where the file system refuses.
     """
-    complete_swap(folder)
-    remove_any(folder)  # after a crash it may be what the exchange brought back
     make_folders(folder)
     entries = []
     for part in parts:
@@ -83,7 +191,7 @@ def assemble(
         "manifest_version": MANIFEST_VERSION, "ckptd": __version__, **facts, "files": sorted(entries, key=lambda item: str(item["path"])),
     }  # fmt: skip
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    apply(folder, access or Access(0o666 & ~inherited_umask()))
+    _apply(folder, access or Access(0o666 & ~inherited_umask()))
     fsync_directory(folder)
     failpoints.point("publish.manifest")
 
@@ -107,82 +215,31 @@ def _gone(path: Path) -> Retryable:
     )  # fmt: skip
 
 
-def swap_in(folder: Path, target: Path, top: Path | None = None) -> None:
-    """Make `folder` the new `target`, below `top`; a reader sees the old export or the new one, whole. The old one is removed.
-
-    No link is followed between `top` (by default the folder around `target`) and `target`. What lies at the target and is no export of
-    ours is set aside, never destroyed. Raises Permanent where it holds exports of others, Retryable where it changes, OSError.
-    """
-    top = top or target.parent
-    complete_swap(folder)
-    with held_below(top, target.parent, make=True) as around:
-        place = around.spot(target.name)
-        put_in(folder, place, top, look(place.at, target, None))
+def _apply(folder: Path, access: Access) -> None:
+    """Give everything in a folder of ours its mode and group. Raises OSError."""
+    for directory, _, names in walk(folder):
+        for path in (Path(directory), *(Path(directory, name) for name in names)):
+            if access.group is not None:
+                os.chown(path, -1, access.group)
+            os.chmod(path, access.file if path != Path(directory) else folder_mode(access.file))
 
 
-def put_in(folder: Path, target: Spot, top: Path, looked: Looked | None) -> None:
-    """As `swap_in`, in a folder below `top` that is held open; `looked`: what lay there when it was looked at."""
-    if looked is not None and looked.known is None:
-        _set_aside(target, looked)
-        looked = None
-    failpoints.point("publish.before-rename")
-    swap(folder, target, top, looked)
-
-
-def is_export(path: Path) -> bool:
-    """Whether a real folder with a manifest of ours lies there. A link to one is no export, but somebody's link.
-
-    Raises OSError where that can't be found out: what can't be read now is not for that reason somebody else's.
-    """
-    try:
-        manifest = read_manifest(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest
-
-
-def _set_aside(target: Spot, looked: Looked) -> None:
-    """Rename what is not ours, so that its name is free and its content stays."""
-    if not target.at.is_symlink() and holds_exports(target.at, itself=False):
+def _refuse_anothers(place: Spot, job: JobRow) -> None:
+    """Raises Permanent where another checkpoint was published meanwhile, from another journal, under the name that this one was given."""
+    # A run's link there is no export of another one: it gives way.
+    owner = None if place.at.is_symlink() else job.checkpoint.other_than(manifest_of(place.at))
+    if owner is not None:
         raise Permanent(
-            FaultCode.TARGET_TAKEN, "publish the export", "the folder contains exports of another run, which would be moved with it",
-            "move that folder away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder",
-            path=target.path,
+            FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",
+            "move that export away, or set output.naming so that the two differ; then run `ckptd retry` on the job", path=place.path,
         )  # fmt: skip
-    if os.lstat(target.at).st_ino != looked.inode:
-        raise Retryable(
-            FaultCode.TARGET_TAKEN, "publish the export", "something else was put into its place while it was being published",
-            "nothing; ckptd looks again and tries again", path=target.path,
-        )  # fmt: skip
-    set_aside(target.at, target, "what lay at the export's place is no export of this ckptd, or was changed; it was set aside")
-    failpoints.point("publish.set-aside")
 
 
-def link_to(link: Path, target: Path) -> None:
-    """Point the symlink `link` at `target` (in the same folder or below), atomically. A real file there is left alone."""
-    link_beside(Spot(link, link), target)
-
-
-def link_beside(link: Spot, target: Path) -> None:
-    """As `link_to`, in a folder that is held open."""
-    if os.path.lexists(link.at) and not link.at.is_symlink():
-        raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link.path))
-    for left in dead_temporaries(link.at.parent):
-        if left.name.startswith(f".{link.path.name}.") and left.is_symlink():
-            left.unlink(missing_ok=True)
-    temporary = temporary_of(link.at.with_name(f"{link.at.name}.{secrets.token_hex(4)}"))  # a name that nobody else has
-    failpoints.point("publish.before-link")
-    temporary.symlink_to(os.path.relpath(target, link.path.parent))
-    failpoints.point("publish.link-made")
-    os.replace(temporary, link.at)
-    failpoints.point("publish.linked")
-    fsync_directory(link.at.parent)
-    failpoints.point("publish.link-durable")
-
-
-def same_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
-    """Whether a stage's output is still there with the sizes that were sealed."""
-    try:
-        return all((folder / entry.path).stat().st_size == entry.size for entry in files)
-    except OSError:
-        return False
+def _remove_failed(place: Spot, job: JobRow, top: Path, paths: Paths) -> None:
+    """Remove the report of an earlier try that failed: this one takes its place. What is not ours stays."""
+    looked = look(place.at, place.path, paths.published)
+    if looked is None or looked.known is None or job.checkpoint.other_than(manifest_of(place.at)) is not None:
+        return
+    with own(paths.output, paths.staging) as staging:
+        if leave(place, top, looked, staging):
+            forget(paths.published, place.path)

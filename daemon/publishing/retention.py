@@ -32,9 +32,8 @@ from daemon.contract.jobs.run_figures import Standing, is_measured, standing
 from daemon.contract.own_folders import own
 from daemon.contract.values import Json
 from daemon.publishing.exchange.beneath import Held, held_below
-from daemon.publishing.exchange.ours import forget, look
+from daemon.publishing.exchange.ours import forget, is_export, look
 from daemon.publishing.exchange.swap import complete_removals, leave
-from daemon.publishing.publication import is_export
 from daemon.publishing.run_figures import read_report
 
 log = structlog.get_logger("publish")

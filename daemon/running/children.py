@@ -29,8 +29,8 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.points import RunFigures
 from daemon.contract.own_folders import own
 from daemon.journal.attempts import Intent
-from daemon.journal.journal import Journal, facts_of
-from daemon.journal.rows import AttemptId, AttemptRow, JobRow
+from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptRow, JobRow
 from daemon.running.executor import Attempt, CpuShare, Executor, Order, Progress, read_job_file, wait_for_news
 from daemon.running.job_file import ReadyStage, bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
@@ -56,6 +56,8 @@ class Running:
     job: JobRow
     spec: StageSpec
     context: StageContext
+    row: AttemptRow
+    """As the journal holds it since it was claimed."""
     attempt: Attempt
     size: ModelSize
     estimate: Estimate
@@ -72,11 +74,6 @@ class Running:
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
     untold: bool = False
     """Its executor failed to tell it to end, and that was said."""
-
-    @property
-    def id(self) -> AttemptId:
-        """What identifies the attempt."""
-        return AttemptId(self.job.id, self.spec.name, self.context.attempt)
 
     @property
     def stage(self) -> str:
@@ -179,23 +176,23 @@ class Children:
 
     def reserved(self) -> Reserved:
         """What of this box is reserved for the attempts and not used yet."""
-        memory_left = sum(max(0, one.estimate.memory - one.memory) for one in self._here())
-        return Reserved(memory_left, sum(one.estimate.disk for one in self.running.values()))
+        memory_left = sum(max(0, running.estimate.memory - running.memory) for running in self._here())
+        return Reserved(memory_left, sum(running.estimate.disk for running in self.running.values()))
 
     def threads(self, job: str = "") -> int:
         """Threads of this box that attempts have: those of one job, or of all."""
-        return sum(one.context.limits.threads for one in self._here() if job in ("", one.job.id))
+        return sum(running.context.limits.threads for running in self._here() if job in ("", running.job.id))
 
     def _here(self) -> list[Running]:
-        return [one for one in self.running.values() if self.runs_here(one.spec)]
+        return [running for running in self.running.values() if self.runs_here(running.spec)]
 
     def getting_ready(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> bool:
         """Whether an attempt had better be started in a moment, as an executor that has this method may say."""
         ask = getattr(self._executor, "getting_ready", None)
         return ask is not None and bool(ask(make_context(ready, self._paths, limits, grant.threads), bounds_of(limits)))
 
-    def start(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> tuple[Fault | None, bool]:
-        """Claim and start the next attempt of a stage; gives the fault that keeps it from starting, and whether it was claimed."""
+    def start(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> tuple[Fault | None, AttemptRow | None]:
+        """Claim and start the next attempt of a stage; gives the fault that keeps it from starting, and the attempt if it was claimed."""
         job, spec, mine, need = ready.job, ready.spec, ready.attempt, grant.need
         folder, staging = self._paths.attempt(job.id, spec.name, mine.number), staging_of(self._paths, mine)
         try:
@@ -204,32 +201,33 @@ class Children:
             inode = self._make_staging(spec, staging, same=ready.row.key == ready.key)
         except OSError as error:
             operation = f"make the folders of stage {spec.name}"
-            return self._away(error, operation) or from_oserror(error, operation).fault, False
+            return self._away(error, operation) or from_oserror(error, operation).fault, None
         except Permanent as error:
-            return error.fault, False
+            return error.fault, None
         context = make_context(ready, self._paths, limits, grant.threads)
         context = context.model_copy(update={"strategy": need.strategy, "staging_inode": inode})
         if spec.name == "report":
-            facts = facts_of(self._journal, job)
+            facts = self._journal.attempts.facts(job, ready.stages)
             facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks), "run": grant.run})
             context = context.model_copy(update={"facts": facts})
-        if not self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key)):
-            return None, False
+        row = self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key))
+        if row is None:
+            return None, None
         try:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits, need.memory)))
         except (OSError, MemoryError) as error:
             operation = f"start the stage {spec.name}"
-            return self._away(error, operation) or _not_started(error, operation), True
+            return self._away(error, operation) or _not_started(error, operation), row
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
             log.exception("an attempt could not be started", event_id=Event.ATTEMPT_NOT_STARTED)
             cause, remedy = f"{type(error).__name__}: {error}", "report it with the traceback in the log"
-            return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
-        self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
+            return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), row
+        self.running[job.id, spec.name] = Running(job, spec, context, row, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
         log.info("stage started", event_id=Event.STAGE_STARTED, stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
                  estimated_memory=human(need.memory))  # fmt: skip
-        return None, True
+        return None, row
 
     def take_over(self, row: AttemptRow, job: JobRow, attempt: Attempt, size: ModelSize) -> bool:
         """Go on with an attempt that a daemon that died had started; False where this version has no such stage or can't read its job."""
@@ -238,7 +236,7 @@ class Children:
             return False
         age = (datetime.now(UTC) - datetime.fromisoformat(row.started)).total_seconds()
         need = Estimate(row.estimate or 0, spec.disk(size.written_in(job.work.merge.dtype)), "its claim")
-        self.running[job.id, spec.name] = Running(job, spec, context, attempt, size, need, time.monotonic() - max(0.0, age))
+        self.running[job.id, spec.name] = Running(job, spec, context, row, attempt, size, need, time.monotonic() - max(0.0, age))
         return True
 
     def wait(self, seconds: float) -> None:
@@ -266,22 +264,20 @@ class Children:
             return os.lstat(mine).st_ino
 
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
-        """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""
+        """Take in what the attempts say; gives those that have ended. Each is forgotten once the next is asked for: its outcome is in the
+        journal then, and where the journal could not take it, the next round tries again."""
         for running in list(self.running.values()):
             if (result := running.poll()) is not None:
                 yield running, result
-
-    def forget(self, running: Running) -> None:
-        """Its outcome is in the journal."""
-        del self.running[running.job.id, running.stage]
+                del self.running[running.job.id, running.spec.name]
 
     def unheard(self) -> list[str]:
         """Sentences on attempts of which nothing has been heard for long. May be asked from any thread."""
-        moment, running = time.monotonic(), list(dict(self.running).values())
-        silent = [(one, moment - since) for one in running if (since := one.unanswered) is not None]
+        moment, attempts = time.monotonic(), list(dict(self.running).values())
+        silent = [(running, moment - since) for running in attempts if (since := running.unanswered) is not None]
         return [
-            f"For {seconds:.0f} s the state of the stage {one.stage} of {one.job.id} has been unknown; the log says why."
-            for one, seconds in silent if seconds > UNHEARD_SECONDS
+            f"For {seconds:.0f} s the state of the stage {running.stage} of {running.job.id} has been unknown; the log says why."
+            for running, seconds in silent if seconds > UNHEARD_SECONDS
         ]  # fmt: skip
 
     def relieve(self, reserve: int) -> None:
@@ -289,7 +285,7 @@ class Children:
         if not self.running or time.monotonic() - self._relieved < PRESSURE_SECONDS:
             return
         available = memory()[1]
-        largest = max(self.running.values(), key=lambda one: one.memory)
+        largest = max(self.running.values(), key=lambda running: running.memory)
         if available >= reserve or not largest.memory:
             return
         self._relieved = time.monotonic()
@@ -320,11 +316,6 @@ class Children:
         if not isinstance(error, OSError) or not away.is_away(error) or not error.filename:
             return None
         return away.fault_at(error, (self._paths.state, self._paths.output), operation)
-
-    @staticmethod
-    def interrupted(result: StageResult) -> StageResult:
-        """The outcome of an attempt whose result is of no use any more."""
-        return StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
 
 
 def _not_started(error: OSError | MemoryError, operation: str) -> Fault:

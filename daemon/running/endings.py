@@ -1,32 +1,44 @@
-"""How attempts and jobs end: results are taken in, a finished job is published, and what ended jobs leave is cleared away.
+"""How jobs end: a finished job is published, recorded with its notification, and what it leaves is cleared away. Logs and job files stay.
 
 A part of the runner, used by its thread alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import structlog
 
-from daemon.checkpoints.pins import rewritten
-from daemon.contract.away import is_away
-from daemon.contract.errors import CkptdError, from_oserror
+from daemon.checkpoints.pins import held
+from daemon.config.output_owners import is_anothers, owner_of, record_of
+from daemon.config.paths import Paths
+from daemon.config.settings import Settings
+from daemon.contract import away
+from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.jobs.messages import Outcome, StageResult
-from daemon.journal.rewrites import IN_PLACE
+from daemon.contract.files import remove_tree
+from daemon.contract.own_folders import own
+from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.closing import close_job
-from daemon.publishing.tidying import tidy_job
-from daemon.running.children import Running
-from daemon.running.outcomes import inputs_are_there, measure, settle
-from daemon.running.outside import key_of
+from daemon.publishing.access import access_of
+from daemon.publishing.exchange.owners import refusal
+from daemon.publishing.exchange.swap import complete_swap
+from daemon.publishing.lending import PUBLISH
+from daemon.publishing.links import ByQuality
+from daemon.publishing.moving import move_elsewhere
+from daemon.publishing.publication import Published, publish_job, top_of
+from daemon.publishing.retention import prune
+from daemon.publishing.run_figures import published_of
 from daemon.running.parts import Parts
+from daemon.system.box import human
 
 log = structlog.get_logger("runner")
 
 
 class Endings:
-    """Ends attempts and jobs."""
+    """Ends jobs."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -34,38 +46,6 @@ class Endings:
         """Finished jobs whose pin and staging are not cleared away yet."""
         self._stays: dict[str, FaultCode | str] = {}
         """Job of which something can't be cleared away → the code of what was said about that."""
-
-    def reap(self) -> None:
-        """Take in progress and the results of children that ended."""
-        parts = self._parts
-        for running, result in parts.children.finished():
-            job = running.job
-            context = {"job": job.id, "run": job.checkpoint.run, "step": job.checkpoint.step}
-            with structlog.contextvars.bound_contextvars(**context):
-                if self.is_rewritten(job) or self._inputs_vanished(running):
-                    result = parts.children.interrupted(result)
-                result = self._if_away(job, result)
-                settle(parts.journal, parts.settings.limits, running.id, result, measured=measure(running, result))
-            parts.waits.refused(result.fault)
-            parts.children.forget(running)  # last: if the journal could not take it, the next round tries again
-            parts.waits.end(job.id)
-        if parts.children.running:
-            parts.changed()
-
-    def is_rewritten(self, job: JobRow) -> bool:
-        """Return whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
-        try:
-            name = rewritten(job.pin)
-        except OSError as error:
-            if not is_away(error):
-                raise
-            name = None  # what is away can't be told from what it was, and is waited for
-        if name is None:
-            return False
-        self._parts.journal.jobs.supersede(
-            job.id, f"{IN_PLACE}{name} in place while it was exported; the new content is exported as a new checkpoint"
-        )
-        return True
 
     def finish(self, job: JobRow, stages: dict[str, StageRow]) -> None:
         """Publish a job all of whose stages have ended, keep its outputs, and clear away the rest."""
@@ -77,19 +57,24 @@ class Endings:
             parts.gate.refused(job, fault)
             return
         self.left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
-        try:
-            refused = parts.resumption.keep(job, stages, int(parts.settings.output.kept_size))
-        finally:
-            self._forget(job.id)
-        parts.waits.refused(refused)
-        parts.wake()  # the next one need not wait for the end of a pause
-        parts.changed()
-        self._tidy_left()
+        parts.waits.end(job.id)
+        parts.away.ended(job.id)
+        in_use = parts.journal.jobs.outputs_in_use()
+        if parts.resumption.end(job, stages):
+            parts.waits.refused(parts.kept.take_over(job, stages, int(parts.settings.output.kept_size), in_use))
+        self._go_on()
 
-    def end_refused(self, job: JobRow) -> None:
-        """Clear away a job that ended at its start."""
+    def refuse_early(self, job: JobRow) -> bool:
+        """End a running job at its start where another ckptd has its run's folder: hours of work would end so. Says whether it did."""
+        parts = self._parts
+        if not refuse_early(job, parts.journal, parts.paths, parts.settings):
+            return False
         self.left[job.id] = job
         self._forget(job.id)
+        self._go_on()
+        return True
+
+    def _go_on(self) -> None:
         self._parts.wake()  # the next one need not wait for the end of a pause
         self._parts.changed()
         self._tidy_left()  # not in the next round: the daemon may be told to stop before that
@@ -111,36 +96,15 @@ class Endings:
                 state=job.state, reason=job.reason,
             )  # fmt: skip
             parts.changed()
+        # What has ended waits for nothing, also where it ended in a round that failed.
+        for ended in list(parts.waits.of.keys() - parts.journal.jobs.open_ids()) if parts.waits.of else ():
+            parts.waits.end(ended)
+            parts.away.ended(ended)
 
-    def end_waits(self) -> None:
-        """What has ended waits for nothing, also where it ended in a round that failed."""
-        waits = self._parts.waits
-        for job in list(waits.of.keys() - self._parts.journal.jobs.open_ids()) if len(waits) else ():
-            waits.end(job)
-            self._parts.away.ended(job)
-
-    def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
-        """Return the result of an attempt, with what follows where it met something that is away: a pause, in the end a failure."""
-        gate = self._parts.gate
-        if result.outcome == Outcome.SUCCEEDED:
-            self._parts.away.further(job.id)
-        fault = result.fault
-        if fault is None or not gate.is_away(fault):
-            return result
-        fault = fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})
-        said = gate.told(fault)
-        pause = gate.waits(job, key_of(job, fault.path or job.id, gate.toolchains), said)
-        if pause is None:
-            return result.model_copy(update={"outcome": Outcome.PERMANENT, "fault": gate.given_up(fault)})
-        return result.model_copy(update={"outcome": Outcome.RETRYABLE, "fault": said, "retry_after": pause})
-
-    def _inputs_vanished(self, running: Running) -> bool:
-        """Return whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
-        if inputs_are_there(self._parts.journal, running):
-            return False
-        log.warning("what the stage read was removed while it ran; it is made again", event_id=Event.STAGE_REPEATED, stage=running.stage)
-        self._parts.resumption.forget(running.job.id)
-        return True
+    def _forget(self, job: str) -> None:
+        self._parts.waits.end(job)
+        self._parts.resumption.forget(job)
+        self._parts.away.ended(job)
 
     def _tidy_left(self) -> None:
         """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
@@ -163,8 +127,119 @@ class Endings:
             self._stays.pop(job.id, None)
         return done
 
-    def _forget(self, job: str) -> None:
-        self._parts.waits.end(job)
-        self._parts.resumption.forget(job)
-        self._parts.starter.forget(job)
-        self._parts.away.ended(job)
+
+def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, paths: Paths, settings: Settings) -> Fault | None:
+    """Publish, record the end with its notification, prune. Gives what keeps the export from being published, if anything does.
+
+    Can be repeated after a crash anywhere in it. A job that was superseded or cancelled meanwhile stays as it is.
+    """
+    if job.id not in journal.jobs.open_ids():
+        return None
+    try:
+        access, select = access_of(job, settings.output), settings.select
+        by_quality = ByQuality(select.best_variant, published_of(journal, job)) if select.best_by == "quality" else None
+        published = publish_job(
+            job, journal.attempts.facts(job, stages), stages, paths, keep_rejected=settings.output.keep_rejected, access=access,
+            by_quality=by_quality,
+        )  # fmt: skip
+    except CkptdError as error:
+        if isinstance(error, Permanent) and error.fault.code == FaultCode.TARGET_TAKEN:
+            if (moved := move_elsewhere(job, journal, paths)) is not None:
+                return close_job(moved, stages, journal, paths, settings)
+            _end_refused(job, error.fault, journal, settings)
+            return None
+        return away.fault_of_whole(paths.output, error.fault.operation) or error.fault
+    except OSError as error:
+        operation = f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}"
+        gone = away.fault_of_whole(paths.output, operation) if away.is_away(error) else None
+        return gone or from_oserror(error, operation, str(paths.output)).fault
+    message = _message(job, stages, published) if settings.notify.wants(published.state) else None
+    if not journal.jobs.finish(job.id, published.state, message):
+        return None  # superseded or cancelled while it was published: the newer export replaces this one
+    (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
+        "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
+        artifacts={check.variant: str(check.verdict) for check in published.checks},
+    )  # fmt: skip
+    if access.why:
+        log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
+    rules = settings.retention
+    if rules.keep_last or rules.keep_best or rules.keep_days:
+        _prune(job, published.target, journal, paths, settings)
+    return None
+
+
+def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:
+    """End a job whose export can't be published before a person decides; `ckptd retry` goes on with what is finished."""
+    sentence = fault.sentence()
+    message = (f"{job.checkpoint.run} {job.checkpoint.label}: not published", sentence)
+    wanted = settings.notify.wants("failed")
+    if journal.jobs.finish(job.id, "failed", message if wanted else None, reason=sentence):
+        log.error(sentence, event_id=Event.EXPORT_REFUSED, code=fault.code, target=str(job.target))
+
+
+def refuse_early(job: JobRow, journal: Journal, paths: Paths, settings: Settings) -> bool:
+    """End a running job at its start where another ckptd has its run's folder: hours of work would end so. Says whether it did."""
+    folder, run = job.target.parent, job.checkpoint.run
+    owner = owner_of(folder, run)
+    if owner is None or not is_anothers(owner, paths, job.checkpoint) or move_elsewhere(job, journal, paths) is not None:
+        return False
+    fault = refusal(owner, folder / record_of(run)).fault
+    for stage in journal.stages.of(job.id).values():
+        if stage.state == "waiting":
+            journal.stages.end(job.id, stage.name, "skipped", fault)
+    _end_refused(job, fault, journal, settings)
+    return True
+
+
+def _message(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:
+    """Title and body of the notification."""
+    place = f"final (step {job.checkpoint.step})" if job.checkpoint.ending else f"step {job.checkpoint.step}"
+    title = f"{job.checkpoint.run} {place}: {published.state}"
+    lines = [f"{check.variant}: {check.verdict}" + (f" ({check.reasons[0]})" if check.reasons else "") for check in published.checks]
+    lines += [stage.fault.sentence() for stage in stages.values() if stage.fault and stage.state == "failed"]
+    return title, "\n".join([*lines, f"Export: {published.target}"])
+
+
+def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: Settings) -> None:
+    """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
+    folder, top = target.parent, top_of(target, paths)
+    try:
+        for gone in prune(
+            [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),
+            select=settings.select, owner=paths.owner, records=paths.published,
+        ):  # fmt: skip
+            log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
+    except OSError as error:
+        log.warning(from_oserror(error, "remove old exports").fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
+    except CkptdError as error:
+        log.warning(error.fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
+
+
+def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
+    """Remove what a finished job needs no more: staging, pin, temporary files.
+
+    The pin of a job that was put back in the queue since is a new one, and stays. Gives False where `ckptd retry` pins one just now:
+    the job's may be it, so its turn comes later.
+    """
+    with held(paths.pins_lock, patience=0) as mine:
+        if not mine:
+            return False
+        if job.id in journal.jobs.open_ids():
+            return True
+        remove_tree(job.pin)
+    clear_staging(paths.output, paths.staging / job.id)
+    for folder in (paths.jobs / job.id).glob("*/tmp"):
+        remove_tree(folder)
+    return True
+
+
+def clear_staging(output: Path, staging: Path) -> None:
+    """Remove the staging folder of a job that needs it no more. What a publication that was cut off left in it may be people's: that is
+    set aside first. Raises OSError, also where the whole output is away, Permanent where it is not ours."""
+    try:
+        with own(output, staging.parent) as around:
+            complete_swap(around / staging.name / PUBLISH)
+            remove_tree(around / staging.name)
+    except FileNotFoundError:
+        if not output.is_dir():  # what is in it comes back with it
+            raise

@@ -54,10 +54,13 @@ class Gate:
         return self._ask(job, key, lambda: outside.look_for_base(job, self._bases, whole=not self._at_once), patience=not self._at_once)
 
     def look(self, job: JobRow, stages: Mapping[str, StageRow], before: Sources | None) -> Seen | None:
-        """What the stages of a job that runs read, as it is now; None where it waits for that.
+        """What the stages of a job that runs read, as it is now; None where it waits for that. Where none is left to be made, only the
+        places that it is published to and cleared away from are looked at.
 
         `before`: what finished ones were made of.
         """
+        if before is not None and all(stage.state != "waiting" for stage in stages.values()):
+            return self._look_at_places(job, before)
         known, done_with = frozenset(self._known), self._done_with(job, stages)
 
         def required(value: str) -> bool:
@@ -71,11 +74,10 @@ class Gate:
 
         seen = self._ask(job, f"job {job.id}", question, patience=True)
         if seen is not None and seen.sources is not None:
-            found = texts_of(job, stages)
-            self._known |= {value for path, value in found.items() if (rows := seen.sources.get(path)) and rows[0][0] != ""}
+            self._known |= {value for path, value in texts_of(job, stages).items() if (rows := seen.sources.get(path)) and rows[0][0] != ""}
         return seen
 
-    def places(self, job: JobRow, sources: Sources) -> Seen | None:
+    def _look_at_places(self, job: JobRow, sources: Sources) -> Seen | None:
         """That the places of a job of which no stage is left are there, so that it can be published; None where it waits for that."""
 
         def question() -> Seen:
@@ -142,11 +144,11 @@ class Gate:
     def _absent(self, job: JobRow, key: str, fault: Fault, *, patience: bool) -> Seen | None:
         if not patience:
             return Seen(None, None, fault)
-        told = self.told(fault)
-        pause = self.waits(job, key, told)
+        said = self.explain_wait(fault)
+        pause = self.waits(job, key, said)
         if pause is None:
             return Seen(job.base, None, self.given_up(fault))
-        self._waits.add(job.id, told, pause, said=True)
+        self._waits.add(job.id, said, pause, said=True)
         return None
 
     def waits(self, job: JobRow, key: str, fault: Fault) -> float | None:
@@ -176,8 +178,8 @@ class Gate:
         missing = fault.code in (FaultCode.PROMPTS_NOT_FOUND, FaultCode.DATA_NOT_FOUND)
         return fault.code == FaultCode.SOURCE_AWAY or (missing and not self._at_once)
 
-    def told(self, fault: Fault) -> Fault:
-        """A fault of what is waited for, with how long that is."""
+    def explain_wait(self, fault: Fault) -> Fault:
+        """Return a fault of what is waited for, with how long that is."""
         if self._at_once:
             remedy = "put it back, or make it readable, and run the same command again"
         elif fault.code != FaultCode.BASE_NOT_FOUND:

@@ -16,10 +16,11 @@ from daemon.config.settings import Settings
 from daemon.contract.jobs.options import Work
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
+from daemon.publishing.kept import OutputCache
 from daemon.running.children import Children
 from daemon.running.gate import HOUR, Gate
 from daemon.running.installing import Installing
-from daemon.running.output_cache import OutputCache
+from daemon.running.outcomes import Outcomes
 from daemon.running.outside import Place
 from daemon.running.resumption import Resumption
 from daemon.running.starter import Starter
@@ -40,17 +41,19 @@ class Parts:
     """There may be new work."""
     changed: Callable[[], None]
     """Called after whatever people may want to see."""
+    kept: OutputCache = field(init=False)
     waits: Waits = field(init=False)
     away: Away = field(init=False)
     installing: Installing = field(init=False)
     bases: Bases = field(init=False)
     resumption: Resumption = field(init=False)
     gate: Gate = field(init=False)
+    outcomes: Outcomes = field(init=False)
     starter: Starter = field(init=False)
     _places: dict[Path, Place] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.waits = Waits(self.children)
+        self.kept, self.waits = OutputCache(self.paths.kept), Waits(self.children)
         self.away = Away(self.paths.away, 0.0)
         self.installing = Installing(self.settings.state_directory, self.wake)
 
@@ -59,7 +62,7 @@ class Parts:
         self.settings, paths = settings, self.paths
         self.bases = Bases(settings.base.search, settings.base.map)
         self.resumption = Resumption(
-            self.journal, OutputCache(paths.kept), paths.staging, lambda job: work_of(settings, job), settings.limits.device, self.wake
+            self.journal, self.kept, paths.staging, lambda job: work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
         self.away.patience = HOUR * settings.limits.away_hours
         folders = ((paths.output, "output.directory"), (pins_of(settings.pin, paths), "pin.directory"))
@@ -70,6 +73,10 @@ class Parts:
         self.gate = Gate(
             self.bases, places, self.away, self.waits, self.wake, Toolchains.home_of(settings.state_directory), at_once=at_once
         )
+        self.outcomes = Outcomes(
+            settings.limits, self.journal, self.children, self.waits, self.away, self.gate, self.resumption, self.wake, self.changed
+        )
         self.starter = Starter(
-            settings, self.journal, paths, self.children, self.waits, self.resumption, self.bases, self.installing, self.gate
+            settings, self.journal, paths, self.children, self.waits, self.resumption, self.kept, self.bases, self.installing, self.gate,
+            self.outcomes,
         )  # fmt: skip

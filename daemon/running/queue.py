@@ -16,7 +16,6 @@ from daemon.contract.events import Event
 from daemon.contract.jobs.plan import effective_variants, spec_of
 from daemon.contract.values import Json
 from daemon.journal.rows import JobRow
-from daemon.publishing.closing import refuse_early
 from daemon.running.gate import FOR_SOURCES
 from daemon.running.parts import Parts
 from daemon.running.rules.ready import next_lane
@@ -33,9 +32,9 @@ SPARE_JOBS = 3
 class Queue:
     """Pending jobs."""
 
-    def __init__(self, parts: Parts, refused: Callable[[JobRow], None]) -> None:
-        """`refused` is called with a job that ended at its start, and has to be cleared away."""
-        self._parts, self._refused = parts, refused
+    def __init__(self, parts: Parts, refuse_early: Callable[[JobRow], bool]) -> None:
+        """`refuse_early` ends a job at its start, where it can't be published; says whether it did."""
+        self._parts, self._refuse_early = parts, refuse_early
         self._looked = 0
         """Up to where in the journal the bases of pending jobs were looked for."""
         self._unsearched: set[str] = set()
@@ -50,7 +49,8 @@ class Queue:
         and none that waits."""
         journal, waits, limit = self._parts.journal, self._parts.waits, self._parts.settings.limits.jobs
         awake = [job for job in jobs if not job.paused]
-        if len([job for job in awake if not waits.leaves_room(job.id)]) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
+        busy = [job for job in awake if not (job.id in waits.of and waits.of[job.id].is_long)]
+        if len(busy) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
             return None
         but = tried | {job for job in waits.of if not waits.may_move(job)}
         preferred = journal.jobs.preferred(but)
@@ -88,8 +88,7 @@ class Queue:
         folder, fault = seen.base, seen.fault
         if not journal.jobs.start(job.id, folder):
             return None
-        if refuse_early(job, journal, parts.paths, parts.settings):
-            self._refused(job)
+        if self._refuse_early(job):
             return None
         log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
         stages = journal.stages.of(job.id)

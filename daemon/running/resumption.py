@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +17,16 @@ import structlog
 
 from daemon.contract import away
 from daemon.contract.answers import ask
-from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
-from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.plan import spec_of, stage_names
+from daemon.contract.jobs.plan import CHECK, spec_of, stage_names
+from daemon.contract.jobs.verdicts import way_down_of
 from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.publishing.kept import OutputCache, is_whole
 from daemon.publishing.lending import take_back
-from daemon.running.fallbacks import added_to
-from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
 from daemon.system.threads import Owner, ThreadDied
 
@@ -170,10 +168,10 @@ class Resumption:
 
     def reuse(self, job: JobRow, stage: str, key: str) -> bool | None:
         """Take an output with this key that an earlier job left: True when done, False without one, None while it is read."""
-        found = self._kept.find(key)
-        if found is None:
+        output = self._kept.find(key)
+        if output is None:
             return False
-        folder, result = found
+        folder, result = output
         whole = self._rechecks.ask(folder, result.files)
         if whole is None:
             return None
@@ -185,58 +183,43 @@ class Resumption:
         log.info("stage reused", event_id=Event.STAGE_REUSED, stage=stage, key=key[:12])
         return True
 
-    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
-        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone.
-
-        An artifact that its check found to be wrong, and that check, are not kept: what is to be done then is to make it again.
-        Gives what kept the latest of them from it.
-        """
-        refused: Fault | None = None
-        if self._are_others_now(job, stages):
-            return None
-        left = {"report", *_found_wrong(stages)}
-        for name, stage in stages.items():
-            if name not in left and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
-                try:
-                    self._kept.keep(stage.key, stage.folder, stage.result)
-                except (OSError, CkptdError) as error:
-                    log.warning(
-                        "an output could not be kept for later jobs", event_id=Event.KEPT_FAILED, job=job.id, stage=name, why=str(error)
-                    )
-                    known = error if isinstance(error, CkptdError) else from_oserror(error, f"keep the output of {name}", str(stage.folder))
-                    refused = known.fault
+    def end(self, job: JobRow, stages: Iterable[str]) -> bool:
+        """Forget a job that has ended; False where what it was made of changed in the end: nobody knows of which its outputs were made."""
         try:
-            self.trim(budget)
-        except (OSError, CkptdError) as error:
-            log.warning(
-                "kept outputs could not be trimmed; it is tried again after the next export",
-                event_id=Event.KEPT_FAILED,
-                job=job.id,
-                why=str(error),
-            )
-        return refused
-
-    def _are_others_now(self, job: JobRow, stages: Iterable[str]) -> bool:
-        """Whether what the job was made of changed in the end, so that nobody knows which of it an output was made of."""
-        try:
-            return self.changed(job, ask(f"sources {job.id}", lambda: sources_of(job, stages), KEEP_SECONDS)) is not None
+            same = self.changed(job, ask(f"sources {job.id}", lambda: sources_of(job, stages), KEEP_SECONDS)) is None
         except (OSError, ValueError):
-            return True
+            same = False
+        self.forget(job.id)
+        return same
 
-    def trim(self, budget: int) -> list[str]:
-        """Remove kept outputs beyond the budget, but for those that running jobs read."""
-        in_use = [
-            stage.folder for job in self._journal.jobs.running() for stage in self._journal.stages.of(job.id).values() if stage.folder
-        ]  # fmt: skip
-        gone = self._kept.trim(budget, in_use)
-        if gone:
-            log.info("removed kept outputs", event_id=Event.KEPT_REMOVED, keys=[key[:12] for key in gone])
-        return gone
+    def take_steps_down(self, job: JobRow, stages: Mapping[str, StageRow]) -> bool:
+        """Record the stages of the forms that now take the place of others, whose checks failed; True where there were any.
+
+        The rule is `daemon.contract.jobs.fallbacks`'s. Once the report has begun nothing is added: what it says is what was decided.
+        """
+        report = stages.get("report")
+        if report is not None and report.state != "waiting":
+            return False
+        down, checked = way_down_of(job.work, stages), _checked(stages)
+        new = [step for step in down.steps if step.taken in down.added and step.taken not in checked]
+        if not new:
+            return False
+        names = stage_names(job.work, job.checkpoint.layout, down.added)
+        if not self._journal.jobs.reconfigure(job.id, job.work, list(dict.fromkeys([*names, *stages]))):
+            return False
+        for step in new:
+            log.warning(
+                "fallback taken", event_id=Event.STAGE_FALLBACK, stage=f"{CHECK}{step.wanted}", wanted=step.wanted, taken=step.taken,
+                reason=step.reason,
+            )  # fmt: skip
+        return True
 
     def _adopt(self, job: JobRow) -> JobRow:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
         work, stages = self._work_of(job) or job.work, self._journal.stages.of(job.id)
-        names = stage_names(work, job.checkpoint.layout, added_to(work, stages))
+        checked = _checked(stages)
+        added = [name for name in way_down_of(work, stages).added if name in checked]
+        names = stage_names(work, job.checkpoint.layout, added)
         if work == job.work and names == list(stages):
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):
@@ -281,9 +264,5 @@ def _may_be_made(stages: Mapping[str, StageRow], name: str) -> bool:
     return all(stages[need].state not in ("failed", "skipped") for need in spec_of(name).needs if need in stages)
 
 
-def _found_wrong(stages: Mapping[str, StageRow]) -> Iterator[str]:
-    """The stages of artifacts that failed by more than their precision, and those of their checks."""
-    for name, stage in stages.items():
-        for check in stage.result.checks if stage.result else ():
-            if check.verdict is Verdict.FAILED and not check.of_precision:
-                yield from (name, check.variant)
+def _checked(stages: Iterable[str]) -> set[str]:
+    return {name.removeprefix(CHECK) for name in stages if name.startswith(CHECK)}

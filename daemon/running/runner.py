@@ -34,10 +34,7 @@ from daemon.journal.sqlite_errors import OF_ALL
 from daemon.running.children import Children
 from daemon.running.endings import Endings
 from daemon.running.executor import Attempt, Executor
-from daemon.running.fallbacks import take_steps_down
 from daemon.running.job_file import bounds_of
-from daemon.running.outcomes import settle
-from daemon.running.outside import Seen
 from daemon.running.parts import Parts
 from daemon.running.queue import Queue
 from daemon.running.recovery import end, left_open, tidy_up
@@ -88,10 +85,10 @@ class Runner:
         """The journal's state when there was nothing left to do; None while there may be something."""
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
-        self.parts = Parts(self.settings, self.journal, self.paths, self.children, self.wake, lambda: self.changed())
+        self.parts = Parts(self.settings, self.journal, self.paths, self.children, self._wake.set, lambda: self.changed())
         self.waits, self.away, self.installing = self.parts.waits, self.parts.away, self.parts.installing
         self.endings = Endings(self.parts)
-        self.queue = Queue(self.parts, self.endings.end_refused)
+        self.queue = Queue(self.parts, self.endings.refuse_early)
         self._configure()
 
     def _configure(self) -> None:
@@ -103,15 +100,15 @@ class Runner:
     def recover(self) -> None:
         """Settle or take over what a dead daemon left open; must be called before the first tick, in the thread of the ticks or before that
         thread begins. Where the journal can't be written now, `run` does the rest of it first."""
-        limits = self.settings.limits
-        mine = {running.id for running in self.children.running.values()}
-        for row, left in left_open(self.journal, self.executor, bounds_of(limits), mine):
+        mine = {running.row.id for running in self.children.running.values()}
+        for row, left in left_open(self.journal, self.executor, bounds_of(self.settings.limits), mine):
             if left is not None and not isinstance(left, StageResult):
                 if self._take_over(row, left):
                     continue
                 left = end(left)
             result = left or StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self.journal, limits, row.id, result, crashed=left is None and not self.full_before)
+            stage = self.journal.stages.of(row.job)[row.stage]
+            self.parts.outcomes.settle(row, stage, result, crashed=left is None and not self.full_before)
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", event_id=Event.STATE_CLEANED, path=path)
@@ -197,7 +194,7 @@ class Runner:
         while self.children.running and failures < JOURNAL_TRIES and time.monotonic() < patience:
             if self._hurry:
                 self.children.stop(hurry=True)
-            failures += not complaints.during(self.endings.reap)
+            failures += not complaints.during(self.parts.outcomes.reap)
             time.sleep(0.02)
 
     def is_of_another_base(self, job: JobRow) -> bool:
@@ -232,13 +229,11 @@ class Runner:
         )
 
     def tick(self) -> None:
-        """One round: take in what ended, then start what can be started."""
+        """One round: keep house, take in what ended, move the jobs that run, and start others where there is room."""
         self._adopt_settings()
         self._take_room()
-        self.endings.reap()
         self.endings.clear_ended()
         self.installing.look()
-        self.endings.end_waits()
         if not self.at_once:
             self.queue.look_at_new()
         self.children.relieve(int(self.settings.limits.memory_reserve))
@@ -246,7 +241,9 @@ class Runner:
             self.children.stop_heavy()
         may_start = self.journal.controls.paused_since() is None
         jobs = self.journal.jobs.running()
-        for job in jobs:
+        self.parts.starter.let_others_go([job.id for job in jobs if may_start and not job.paused])
+        self.parts.outcomes.reap()
+        for job in self.waits.due(jobs):
             self._try(job, may_start)
         tried: set[str] = set()
         while may_start and not self._stopping and (following := self.queue.next(jobs, tried)):
@@ -255,13 +252,10 @@ class Runner:
             now = self.journal.jobs.get(following.id)
             if now is None or now.state != "pending":  # else it could not be started, and the next one has its turn
                 jobs.append(following)
-        self.parts.starter.end_round()
 
     def _try(self, job: JobRow, may_start: bool) -> None:
         """Advance a job; one that can't be worked on never keeps the others from it."""
-        if not may_start or job.paused:
-            self.parts.starter.forget(job.id)  # also of one that waits, however short the pause is
-        if self._stopping or not self.waits.may_move(job.id):
+        if self._stopping:
             return
         with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
             try:
@@ -288,30 +282,23 @@ class Runner:
     def _advance(self, job: JobRow, may_start: bool) -> None:
         """Move a job by as much as needs no child, then start the stages that are ready."""
         started = self.queue.start(job) if job.state == "pending" else job
-        if started is None or self.endings.is_rewritten(started):
+        if started is None or self.parts.outcomes.is_rewritten(started):
             return
-        prepared = self.parts.resumption.adopt(started)
-        seen = self._look(prepared)
+        resumption = self.parts.resumption
+        prepared, known = resumption.adopt(started), resumption.known(job.id)
+        seen = self.parts.gate.look(prepared, self.journal.stages.of(job.id), known)
         if seen is None:
             return
-        if not self.parts.resumption.prepare(prepared, seen.sources):
+        if not resumption.prepare(prepared, seen.sources):
             self.waits.add(job.id, verifying(), 0.0)
             return
         moved = True
         while moved:
             stages = self.journal.stages.of(job.id)
-            if take_steps_down(self.journal, prepared, stages):
+            if resumption.take_steps_down(prepared, stages):
                 continue
             if all(stage.state in ENDED_STAGE for stage in stages.values()):
                 self.endings.finish(prepared, stages)
                 return
             moved = self.parts.starter.move(prepared, stages, seen, may_start=may_start and not prepared.paused)
             self.changed()
-
-    def _look(self, job: JobRow) -> Seen | None:
-        """What a job's stages read from outside; None where it waits for that. Where no stage is left to be made, only the places that it
-        is published to and cleared away from are looked at."""
-        stages, known = self.journal.stages.of(job.id), self.parts.resumption.known(job.id)
-        if known is not None and all(stage.state != "waiting" for stage in stages.values()):
-            return self.parts.gate.places(job, known)
-        return self.parts.gate.look(job, stages, known)

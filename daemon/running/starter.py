@@ -29,12 +29,13 @@ from daemon.contract.jobs.points import RunFigures
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
+from daemon.publishing.kept import OutputCache
 from daemon.publishing.run_figures import run_figures
 from daemon.running.children import Children, Grant
 from daemon.running.gate import FOR_SOURCES, Gate
 from daemon.running.installing import Installing
 from daemon.running.job_file import ReadyStage
-from daemon.running.outcomes import settle
+from daemon.running.outcomes import Outcomes
 from daemon.running.outside import Seen
 from daemon.running.resumption import Change, Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
@@ -77,12 +78,13 @@ class Starter:
     """Moves the stages of running jobs, by one configuration."""
 
     def __init__(
-        self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption, bases: Bases,
-        installing: Installing, gate: Gate,
+        self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption,
+        kept: OutputCache, bases: Bases, installing: Installing, gate: Gate, outcomes: Outcomes,
     ) -> None:  # fmt: skip
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
         self._toolchains, self._installing, self._gate = Toolchains(settings.state_directory), installing, gate
+        self._kept, self._outcomes = kept, outcomes
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], seen: Seen, *, may_start: bool) -> bool:
@@ -92,11 +94,11 @@ class Starter:
         """
         lost = [name for name, row in stages.items() if row.state == "running" and (job.id, name) not in self._children.running]
         for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
-            result = StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self._journal, self._settings.limits, AttemptId(job.id, name, stages[name].attempts), result)
+            attempt = self._journal.attempts.get(AttemptId(job.id, name, stages[name].attempts))
+            self._outcomes.settle(attempt, stages[name], StageResult(outcome=Outcome.INTERRUPTED))
         ready = ready_stages(stages)
         # Only what could start now waits to be alone: not what is to be tried again later, nor what builds on a stage that is made again.
-        self.forget(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
+        self._waits.forget_alone(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
         sources = seen.sources if seen.sources is not None else {"base": []}
         keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device, sources))
         # One answer for all of them: those after the first would start on the rows of before its outputs were given up.
@@ -138,19 +140,19 @@ class Starter:
 
     def _begin_again(self, job: JobRow, change: Change, sources: Sources) -> bool:
         """Make again what was made of a base or of texts that are others now; first what runs ends, and the base must have settled."""
-        running = self._children.of(job.id)
-        for one in running:
-            one.stop()
-        if running or not change.settled:
+        attempts = self._children.of(job.id)
+        for running in attempts:
+            running.stop()
+        if attempts or not change.settled:
             self._waits.add(job.id, base_changing(job.base, change.files) if change.files else verifying(), SETTLING_LOOK_SECONDS)
             return False
         self._resumption.begin_again(job, sources)
         self._waits.end(job.id)
         return True
 
-    def _admit_and_start(self, one: ReadyStage, ready: int) -> bool:
-        """Start the child of `one` of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""
-        job, spec = one.job, one.spec
+    def _admit_and_start(self, stage: ReadyStage, ready: int) -> bool:
+        """Start the child of one of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""
+        job, spec = stage.job, stage.spec
         known, lacking = self._gate.toolchain(job, spec, self._toolchains, self._paths.cache)
         if not known:
             return False
@@ -187,20 +189,19 @@ class Starter:
             return False
         limits = self._settings.limits
         grant = Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec))
-        if self._children.getting_ready(one, grant, limits):
+        if self._children.getting_ready(stage, grant, limits):
             self._waits.add(job.id, loading(spec), LOADING_LOOK_SECONDS)
             return False
         absent = self._gate.place_away()
-        fault, claimed = (absent, False) if absent is not None else self._children.start(one, grant, limits)
+        fault, claimed = (absent, None) if absent is not None else self._children.start(stage, grant, limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and not claimed:
             self._gate.refused(job, fault)  # since when, is known of the tries before
             return False
         self._waits.end(job.id)
-        if fault:
-            result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
-            settle(self._journal, limits, one.attempt, result)
+        if fault and claimed:
+            self._outcomes.settle(claimed, stage.row, StageResult(outcome=Outcome.RETRYABLE, fault=fault))
         return False
 
     def _way(self, job: JobRow, spec: StageSpec, size: ModelSize, whole: Estimate) -> Estimate:
@@ -254,27 +255,22 @@ class Starter:
         at_work = self._children.jobs()
         return job in at_work or len(at_work) < self._settings.limits.jobs
 
-    def end_round(self) -> None:
-        """Hold nothing back for jobs that have no turn: it could not start anyway."""
-        for job in {job for job, _ in self._waits.alone if not self._has_turn(job)}:
-            self.forget(job)
-
-    def forget(self, job: str, but: Collection[str] = ()) -> None:
-        """Hold nothing back for the sake of a job that has ended or waits for something else, `but` for these of its stages."""
-        for key in [key for key in self._waits.alone if key[0] == job and key[1] not in but]:
-            del self._waits.alone[key]
+    def let_others_go(self, going: Collection[str]) -> None:
+        """Hold nothing back for jobs that are not `going`, or have no turn: what waits to run alone could not start anyway."""
+        for job in {job for job, _ in self._waits.alone if job not in going or not self._has_turn(job)}:
+            self._waits.forget_alone(job)
 
     def _may_share(self, job: JobRow, spec: StageSpec) -> bool:
         """Whether a start disturbs nothing that measures time: neither what runs, nor what waits until nothing else of ours does."""
-        running = self._children.running.values()
-        if any(one.spec.alone for one in running):
+        attempts = self._children.running.values()
+        if any(running.spec.alone for running in attempts):
             return False
         waiting = (job.id, spec.name)
         if not spec.alone:
             return not spec.heavy or not any(
                 time.monotonic() - since < ALONE_SECONDS for key, since in self._waits.alone.items() if key != waiting
             )
-        if not running:
+        if not attempts:
             self._waits.alone.pop(waiting, None)
             return True
         return time.monotonic() - self._waits.alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
@@ -289,7 +285,7 @@ class Starter:
             return admit(spec, need, limits, self._paths, reserved, lambda allowed: self._that_fit(job, size, allowed))
 
         answer = ask()
-        if answer.fault and answer.fault.code == FaultCode.DISK_NOW and self._resumption.trim(0):
+        if answer.fault and answer.fault.code == FaultCode.DISK_NOW and self._kept.trim(0, self._journal.jobs.outputs_in_use()):
             answer = ask()
         return answer
 

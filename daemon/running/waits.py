@@ -6,7 +6,7 @@ A part of the runner; the live view copies `of` to show it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -14,6 +14,7 @@ import structlog
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
+from daemon.journal.rows import JobRow
 from daemon.running.children import Children
 from daemon.system.box import memory
 
@@ -40,8 +41,13 @@ class Waiting:
     """Bytes of memory that it waits for."""
     room: int = 0
     """Bytes of disk that must be free where its fault says, where it waits for them."""
-    told: tuple[str, float] | None = None
+    said_last: tuple[str, float] | None = None
     """Code of what was said last in the log, and since when the job has waited for that, with short waits in between."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it may take long, so that another job may be begun meanwhile."""
+        return self.fault.code not in SOON
 
 
 class Waits:
@@ -61,15 +67,16 @@ class Waits:
     def __len__(self) -> int:
         return len(self.of)
 
-    def leaves_room(self, job: str) -> bool:
-        """Whether a job waits for something that may take long, so that another one may be begun meanwhile."""
-        waiting = self.of.get(job)
-        return waiting is not None and waiting.fault.code not in SOON
-
     def may_move(self, job: str) -> bool:
         """Whether it is time to look at a job."""
         waiting = self.of.get(job)
         return waiting is None or time.monotonic() >= waiting.until
+
+    def due(self, jobs: Iterable[JobRow]) -> Iterator[JobRow]:
+        """Of these jobs those that it is time to look at, each as its turn comes."""
+        for job in jobs:
+            if self.may_move(job.id):
+                yield job
 
     def pause(self, most: float) -> float:
         """Seconds until a job is to be looked at again, at most `most`."""
@@ -81,20 +88,25 @@ class Waits:
         if self._children.of(job):
             return
         before, now = self.of.get(job), time.monotonic()
-        told = before.told if before else None
+        said_last = before.said_last if before else None
         if fault.code in SOON:
             since = before.since if before and before.fault.code == fault.code else now
         else:
-            if told is None or told[0] != fault.code:
+            if said_last is None or said_last[0] != fault.code:
                 if not said:
                     log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code)
-                told = (fault.code, now)
-            since = told[1]
-        self.of[job] = Waiting(fault, since, now + seconds, need, room, told)
+                said_last = (fault.code, now)
+            since = said_last[1]
+        self.of[job] = Waiting(fault, since, now + seconds, need, room, said_last)
 
     def end(self, job: str) -> None:
         """The job does not wait any more, or has ended."""
         self.of.pop(job, None)
+
+    def forget_alone(self, job: str, but: Collection[str] = ()) -> None:
+        """Hold nothing back for the sake of a job that has ended or waits for something else, `but` for these of its stages."""
+        for key in [key for key in self.alone if key[0] == job and key[1] not in but]:
+            del self.alone[key]
 
     def room_again(self) -> None:
         """There is room on the disks again: what waits for some is looked at at once."""

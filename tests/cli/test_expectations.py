@@ -158,10 +158,12 @@ def test_a_mere_wait_is_no_fault() -> None:
     spec = spec_of("merge")
     waits = [ready.waiting_for_turn(spec, "threads", ["a"]), ready.waiting_to_time(spec), ready.retrying(spec), ready.verifying()]
     for one in waits:
-        assert "waits: " in ready.told(one) and "Could not" not in ready.told(one) and "othing" not in ready.told(one)
-    assert ready.told(waits[0]).startswith("The stage merge waits: limits.threads allows no more stages together with a; it starts when")
+        assert "waits: " in ready.describe(one) and "Could not" not in ready.describe(one) and "othing" not in ready.describe(one)
+    assert ready.describe(waits[0]).startswith(
+        "The stage merge waits: limits.threads allows no more stages together with a; it starts when"
+    )
     real = Fault(code=FaultCode.DISK_NOW, operation="merge", cause="the disk was full", remedy="free some")
-    assert ready.told(real) == real.sentence()
+    assert ready.describe(real) == real.sentence()
 
 
 def test_files_with_several_names_take_room_once(tmp_path: Path) -> None:

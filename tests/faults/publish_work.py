@@ -7,10 +7,11 @@ from pathlib import Path
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.pins import PinRules, make_pin
 from daemon.contract.files import make_folders, seal, write_atomic
-from daemon.publishing.publication import assemble, link_to, swap_in
+from daemon.publishing.exchange.swap import start_afresh
+from daemon.publishing.publication import assemble
 from daemon.system.disks import probe
 from tests.faults.forks import tell
-from tests.publish.parts import parts
+from tests.publish.parts import link, parts, swap_in
 
 OLD, NEW = 1, 2
 
@@ -25,11 +26,12 @@ def publish(home: str, version: int) -> None:
     made = parts(folder / "sources", version)
     tell("sealed")
     staging = folder / "exports" / ".staging" / "job" / "publish"
+    start_afresh(staging)
     assemble(made, staging, {"version": version})
     tell("assembled")
     swap_in(staging, target_in(folder))
     tell("swapped")
-    link_to(target_in(folder).with_name("latest"), target_in(folder))
+    link(target_in(folder).with_name("latest"), target_in(folder))
     tell("linked")
 
 

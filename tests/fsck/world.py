@@ -19,7 +19,9 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.fsck import Findings, examine
-from daemon.publishing.publication import ExportPart, assemble, link_to, swap_in
+from daemon.publishing.exchange.swap import start_afresh
+from daemon.publishing.publication import ExportPart, assemble
+from tests.publish.parts import link, swap_in
 
 WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions(speed_tokens=0))
 STAGES = ("merge", "pytorch", "reference", "merged", "report")
@@ -94,9 +96,10 @@ class World:
                  for name, stage in stages.items() if name in ("pytorch", "report") and stage.folder and stage.result]  # fmt: skip
         folder = self.paths.staging / job / "publish"
         step = row.checkpoint.step
+        start_afresh(folder)
         assemble(parts, folder, {"export_id": job, "status": "succeeded", "run": "run", "step": step})
         swap_in(folder, row.target)
-        link_to(row.target.with_name("latest"), row.target)
+        link(row.target.with_name("latest"), row.target)
         return row.target
 
     def finish(self, job: str) -> Path:

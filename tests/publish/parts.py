@@ -8,7 +8,11 @@ from pathlib import Path
 
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.files import FileEntry, seal
-from daemon.publishing.publication import ExportPart, assemble, swap_in
+from daemon.publishing.exchange.beneath import Spot, held_below
+from daemon.publishing.exchange.ours import look
+from daemon.publishing.exchange.swap import start_afresh, swap
+from daemon.publishing.links import link_to
+from daemon.publishing.publication import ExportPart, assemble
 
 FILES = {"pytorch": ["config.json", "model.safetensors", "sub/extra.bin"], "": ["report.json", "README.md"]}
 
@@ -27,8 +31,21 @@ def parts(source: Path, version: int, files: dict[str, list[str]] = FILES) -> li
 
 def publish(home: Path, version: int, target: Path, files: dict[str, list[str]] = FILES, **facts: object) -> None:
     """The whole way, from sealed stage outputs to the target."""
+    start_afresh(home / "staging" / "publish")
     assemble(parts(home / "sources", version, files), home / "staging" / "publish", {"version": version, **facts})
     swap_in(home / "staging" / "publish", target)
+
+
+def swap_in(folder: Path, target: Path) -> None:
+    """Make `folder` the new `target`, which is looked at first."""
+    with held_below(target.parent, target.parent, make=True) as around:
+        spot = around.spot(target.name)
+        swap(folder, spot, target.parent, look(spot.at, target, None))
+
+
+def link(link: Path, target: Path) -> None:
+    """Point the symlink `link` at `target`."""
+    link_to(Spot(link, link), target)
 
 
 def listing(folder: Path) -> list[str]:

@@ -19,12 +19,13 @@ from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.rows import JobRow
 from daemon.publishing.access import Access, access_of, folder_mode, narrowed
 from daemon.publishing.exchange.beneath import held_below
-from daemon.publishing.publication import assemble, put_in, swap_in
+from daemon.publishing.exchange.swap import swap
+from daemon.publishing.publication import assemble
 from daemon.publishing.verification import verify
 from daemon.system.private import private_files
 from tests.detection.helpers import copy_of
 from tests.journal.conftest import WORK
-from tests.publish.parts import parts, publish
+from tests.publish.parts import parts, publish, swap_in
 
 BITS = st.integers(0, 0o777).map(lambda mode: mode | 0o400)
 MODES = st.sampled_from(["", "0644", "0640", "0660", "0600", "0604", "664"])
@@ -201,7 +202,7 @@ def test_another_user_can_verify_what_that_user_may_read_and_is_told_what_not(tm
             top.mkdir()
             top.chmod(0o755)
             with held_below(top, top / "run", make=True, access=Access(mode, around=0o755)) as around:
-                put_in(home / ".staging" / "publish", around.spot("step-1"), top, None)
+                swap(home / ".staging" / "publish", around.spot("step-1"), top, None)
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             os.setgroups([])

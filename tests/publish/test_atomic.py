@@ -14,8 +14,10 @@ import pytest
 
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.publishing.publication import assemble, same_files, swap_in
-from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, version_of
+from daemon.publishing.exchange.swap import start_afresh
+from daemon.publishing.lending import same_files
+from daemon.publishing.publication import assemble
+from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, swap_in, version_of
 
 
 def test_a_new_export_holds_exactly_its_files_and_a_manifest_that_fits(tmp_path: Path, target: Path) -> None:
@@ -181,6 +183,7 @@ def test_the_output_of_a_stage_that_lost_or_changed_a_file_is_not_the_same(tmp_p
 def test_the_sources_stay_for_another_try(tmp_path: Path, target: Path) -> None:
     made = parts(tmp_path / "sources", 1)
     for _ in range(2):
+        start_afresh(tmp_path / "staging" / "publish")
         assemble(made, tmp_path / "staging" / "publish", {"version": 1})
         swap_in(tmp_path / "staging" / "publish", target)
         assert version_of(target) == 1

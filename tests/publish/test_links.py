@@ -13,13 +13,13 @@ from daemon.config.settings import RetentionSettings
 from daemon.contract.files import FileEntry, files_below, remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing import export_folder
+from daemon.publishing import publication
 from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.exchange.ours import Looked
-from daemon.publishing.export_folder import publish_job
-from daemon.publishing.publication import link_to
+from daemon.publishing.publication import publish_job
 from daemon.publishing.retention import prune
 from tests.journal.conftest import WORK
+from tests.publish.parts import link as link_to
 
 
 def test_a_link_is_relative_and_moves_in_one_step(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_publication_that_can_not_be_renamed_gives_the_outputs_their_files_aga
 
     outputs = [press.paths.staging / "run-4" / name / "file" for name in ("pytorch", "onnx", "onnx-int8", "report")]
     with monkeypatch.context() as patched:
-        patched.setattr(export_folder, "put_in", refuse)
+        patched.setattr(publication, "swap", refuse)
         with pytest.raises(OSError, match="Input/output") as caught:
             press.publish(4)
         assert caught.value.filename == str(press.paths.output / "run" / "step-4"), "the name that people know"

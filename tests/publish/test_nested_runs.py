@@ -26,7 +26,7 @@ from daemon.contract.values import digest_of
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.export_folder import publish_job
+from daemon.publishing.publication import publish_job
 from daemon.publishing.verification import exports_below, verify
 from daemon.watching.places import Places, takings_of
 from tests.journal.conftest import WORK

@@ -19,10 +19,11 @@ from daemon.contract.files import FileEntry, files_below, seal, sha256_file
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.publishing import lending
 from daemon.publishing.exchange import swap
-from daemon.publishing.exchange.swap import complete_swaps
-from daemon.publishing.lending import is_as_lent, lend_others, lend_staged, take_all_back
-from daemon.publishing.publication import ExportPart, assemble, swap_in
-from daemon.running.output_cache import OutputCache, is_whole
+from daemon.publishing.exchange.swap import complete_swaps, start_afresh
+from daemon.publishing.kept import OutputCache, is_whole, lend_others
+from daemon.publishing.lending import is_as_lent, lend_staged, take_all_back
+from daemon.publishing.publication import ExportPart, assemble
+from tests.publish.parts import swap_in
 from tests.sampling import some
 
 KEY = "key-of-onnx"
@@ -69,9 +70,10 @@ class Job:
         return {name: is_whole(folder, self.files(name)) for name, folder in self.outputs.items()}
 
     def publish(self) -> None:
-        """As `daemon.publishing.export_folder` does it."""
+        """As `daemon.publishing.publication` does it."""
         places = {"pytorch": "pytorch", "onnx": "onnx", "report": ""}
         parts = [ExportPart(place, self.outputs[name], self.files(name)) for name, place in places.items()]
+        start_afresh(self.staging / "publish")
         assemble(parts, self.staging / "publish", {}, replaced=self.target)
         self.target.parent.mkdir(exist_ok=True)
         lend_staged(self.staging, self.target, (self.kept, self.pin))

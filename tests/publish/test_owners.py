@@ -18,12 +18,12 @@ from daemon.config.output_owners import RECORD, owner_of, record_of
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import manifest_of
 from daemon.operating.monitoring.status import snapshot
-from daemon.publishing.closing import refuse_early
+from daemon.publishing import publication
 from daemon.publishing.exchange import owners
 from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.exchange.owners import owned
-from daemon.publishing.tidying import tidy_job
 from daemon.publishing.verification import verify
+from daemon.running.endings import refuse_early, tidy_job
 from tests.publish.two import Daemon
 
 ROOT = "/runs"
@@ -119,7 +119,7 @@ def test_whoever_comes_between_look_and_exchange_is_never_replaced(
 ) -> None:
     """The claim is taken out of the way: what is left is the exchange that compares."""
     first, second = daemons("first", naming=naming), daemons("second", naming=naming)
-    monkeypatch.setattr(owners, "record_of", lambda run: f"{RECORD}{os.urandom(4).hex()}")
+    monkeypatch.setattr(publication, "record_of", lambda run: f"{RECORD}{os.urandom(4).hex()}")
     mine, theirs = first.take("run", 2, root=ROOT), second.take("run", 2, root="/other")
     for one, job in ((first, mine), (second, theirs)):
         one.make(job)
@@ -279,14 +279,18 @@ def test_two_publications_of_one_state_wait_for_each_other(
     first = daemons("first")
     job = first.take("run", 2, root=ROOT)
     folder = job.target.parent
+    name = record_of(job.checkpoint.run)
     with (
         held_below(first.paths.output, folder, make=True) as around,
-        owned(around, job.checkpoint, first.paths, tmp_path / "scratch"),
+        owned(around.spot(name), job.checkpoint, first.paths, tmp_path / "scratch"),
         pytest.raises(Retryable, match="another process is publishing"),
-        owned(around, job.checkpoint, first.paths, tmp_path / "x"),
+        owned(around.spot(name), job.checkpoint, first.paths, tmp_path / "x"),
     ):
         pass
-    with held_below(first.paths.output, folder) as around, owned(around, job.checkpoint, first.paths, tmp_path / "scratch"):
+    with (
+        held_below(first.paths.output, folder) as around,
+        owned(around.spot(name), job.checkpoint, first.paths, tmp_path / "scratch"),
+    ):
         assert os.listdir(folder) == [record_of("run")]
 
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from daemon.cli.main import maintenance
 from daemon.config.settings import RetentionSettings
 from daemon.contract.export_layout import MANIFEST
-from daemon.publishing.publication import link_to
 from daemon.publishing.retention import DAY, Export, plan_removal, prune, read_exports, scores_of
 from daemon.publishing.verification import verify
 from tests.faults.layer import Faults, Rule
+from tests.publish.parts import link as link_to
 from tests.publish.parts import publish
 from tests.sampling import some
 

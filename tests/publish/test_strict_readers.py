@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from daemon.contract.placing import place
-from daemon.running.output_cache import OutputCache
+from daemon.publishing.kept import OutputCache
 from tests.publish.test_one_link import KEY, Job, several_links
 
 WEIGHTS = np.arange(4096, dtype=np.float32).reshape(64, 64)

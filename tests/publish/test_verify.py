@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from daemon.cli.main import maintenance
 from daemon.contract.errors import UsageError
 from daemon.contract.export_layout import MANIFEST
-from daemon.publishing.publication import link_to
 from daemon.publishing.verification import exports_below, to_verify, verify
+from tests.publish.parts import link as link_to
 from tests.publish.parts import publish
 
 app = typer.Typer()

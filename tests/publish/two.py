@@ -14,7 +14,7 @@ from daemon.contract.values import digest_of
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.publishing.closing import close_job
+from daemon.running.endings import close_job
 from daemon.watching.places import Places, takings_of
 from tests.journal.conftest import WORK
 

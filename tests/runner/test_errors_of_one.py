@@ -14,9 +14,8 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.journal.rows import JobRow
-from daemon.publishing import tidying
-from daemon.running import recovery
-from daemon.running.output_cache import OutputCache
+from daemon.publishing.kept import OutputCache
+from daemon.running import endings, recovery
 from daemon.running.queue import Queue
 from daemon.system import episodes
 from tests.runner.desk import Desks, done
@@ -96,7 +95,7 @@ def test_what_can_not_be_cleared_away_is_said_once_and_keeps_nothing_from_its_tu
         remove_tree(path)
 
     with capture_logs() as logs, monkeypatch.context() as inner:
-        inner.setattr(tidying, "remove_tree", remove)
+        inner.setattr(endings, "remove_tree", remove)
         desk.tick(1)
         if state == "cancelled":
             desk.journal.controls.cancel(bad, "by hand")

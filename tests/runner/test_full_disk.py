@@ -25,8 +25,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
 from daemon.operating.engine import engine
 from daemon.operating.monitoring.live import LiveFile, write_live
-from daemon.publishing import export_folder, lending
-from daemon.running import output_cache
+from daemon.publishing import kept, lending, publication
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
 from daemon.running.workers.attempt_log import AttemptLog
@@ -174,7 +173,7 @@ def test_an_output_that_could_not_be_kept_for_want_of_room_is_noted_for_the_watc
     def full(*_: object) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(desk.home / "out" / ".kept" / "key"))
 
-    monkeypatch.setattr(output_cache, "keep_lent", full)
+    monkeypatch.setattr(kept, "_keep_lent", full)
     job = desk.add("run", 1)
     desk.tick(30)
     assert desk.state(job) == "succeeded"
@@ -209,7 +208,7 @@ def test_a_publication_that_a_full_disk_cut_off_costs_no_finished_stage_even_whe
     desk = make_desk()
     job = desk.add("run", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(export_folder, "put_in", full)
+        patched.setattr(publication, "swap", full)
         patched.setattr(lending.os, "link", full_when_taken_back)
         desk.tick(20)
         assert desk.state(job) == "running"

@@ -16,7 +16,7 @@ from daemon.contract.files import files_below
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.operating.integrity.fsck import examine
-from daemon.running import output_cache as kept
+from daemon.publishing import kept
 from tests.runner.conftest import ALL, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, read_json
 from tests.runner.desk import Desks, done
 from tests.service import Service

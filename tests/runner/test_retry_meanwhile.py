@@ -14,8 +14,8 @@ from daemon.cli import export
 from daemon.contract.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
-from daemon.publishing.tidying import tidy_job
 from daemon.running import recovery
+from daemon.running.endings import tidy_job
 from daemon.running.recovery import collect_orphans
 from tests.runner.desk import Desk, Desks
 

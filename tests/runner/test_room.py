@@ -196,7 +196,7 @@ def test_a_look_at_what_is_finished_does_not_begin_a_wait_anew(make_desk: Desks,
             waits.add("job", verifying(), 0)
             now[0] += 20
         waits.add("job", broken, 15)
-    assert waits.of["job"].since == 100.0 and waits.leaves_room("job")
+    assert waits.of["job"].since == 100.0 and waits.of["job"].is_long
     assert len(logs) == 1, "said once"
 
 

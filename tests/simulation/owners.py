@@ -18,8 +18,8 @@ from daemon.contract.errors import CkptdError
 from daemon.contract.export_layout import manifest_of
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.retention import prune
-from daemon.publishing.tidying import tidy_job
 from daemon.publishing.verification import exports_below, verify
+from daemon.running.endings import tidy_job
 from daemon.running.recovery import tidy_up
 from tests.publish.two import Daemon, bytes_below
 

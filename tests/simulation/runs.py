@@ -22,7 +22,7 @@ from daemon.contract.files import remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.export_folder import publish_job
+from daemon.publishing.publication import publish_job
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import open_jobs

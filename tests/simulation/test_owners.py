@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.publishing import export_folder
+from daemon.publishing import publication
 from daemon.publishing.exchange import ours, owners, swap
 from daemon.publishing.exchange.ours import Looked, marks_below
 from tests.simulation.owners import Output
@@ -63,7 +63,7 @@ def violations(first: int = 0, count: int = 6) -> str:
 
 
 def test_an_output_without_owners_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_folder, "owned", lambda *_: nullcontext())
+    monkeypatch.setattr(publication, "owned", lambda *_: nullcontext())
     assert "had published" in violations()
 
 
@@ -75,7 +75,7 @@ def test_a_publication_that_deletes_whatever_was_there_is_found_out(monkeypatch:
 
 @pytest.mark.slow
 def test_a_publication_that_takes_all_for_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_folder, "look", lambda place, name, records: _all_is_ours(place))
+    monkeypatch.setattr(publication, "look", lambda place, name, records: _all_is_ours(place))
     assert "notes are left" in violations()
 
 

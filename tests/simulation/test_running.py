@@ -30,9 +30,9 @@ from daemon.journal import attempts
 from daemon.journal import rows as journal_rows
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, StageRow
+from daemon.publishing.kept import is_whole
 from daemon.running import children, outcomes, resumption, starter, waits
 from daemon.running.executor import Order
-from daemon.running.output_cache import is_whole
 from daemon.running.runner import Runner
 from daemon.system import box
 from tests.runner.desk import Desk, Fake, FakeExecutor, done, failing

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.publishing import export_folder, links
+from daemon.publishing import links, publication
 from daemon.watching import places, tracker
 from daemon.watching.scan import ScanRules
 from tests.simulation.play import RAM
@@ -63,7 +63,7 @@ def test_a_final_adapter_that_takes_the_place_of_the_step_is_found_out(monkeypat
         places, "target_of", lambda s, p, reference, run="": plain(s, p, reference.model_copy(update={"ending": False}), run)
     )
     monkeypatch.setattr(places.Places, "_taken", lambda *_: None)
-    monkeypatch.setattr(export_folder, "_refuse_anothers", lambda *_: None)
+    monkeypatch.setattr(publication, "_refuse_anothers", lambda *_: None)
     assert "checkpoints share" in violations(range(3))
 
 

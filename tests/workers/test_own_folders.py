@@ -11,7 +11,7 @@ from daemon.config.paths import prepare
 from daemon.contract import own_folders
 from daemon.contract.errors import Permanent, Retryable, UsageError
 from daemon.contract.own_folders import is_still, own
-from daemon.running.output_cache import OutputCache
+from daemon.publishing.kept import OutputCache
 from daemon.running.result_file import examine
 from handlers.__main__ import _refuse_another_folder
 from tests.workers.helpers import make_context

@@ -21,7 +21,7 @@ from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
 from daemon.operating.wrapping import width_of
-from daemon.running.rules.ready import told
+from daemon.running.rules.ready import describe
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ExportView:
         self._begun = True
         if waiting is not None and waiting.code != self._waits_for:
             self._waits_for = waiting.code
-            self.say(told(waiting))
+            self.say(describe(waiting))
 
     def _bar(self, name: str, stage: StageRow, running: Running | None) -> None:
         if name not in self._bars:

@@ -19,9 +19,9 @@ from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
-from daemon.publishing.exchange.swap_record import GONE, NEW, OLD
-from daemon.publishing.export_folder import FAILED_SUFFIX
-from daemon.publishing.publication import is_export, same_files
+from daemon.publishing.exchange.ours import GONE, NEW, OLD, is_export
+from daemon.publishing.lending import same_files
+from daemon.publishing.publication import FAILED_SUFFIX
 from daemon.publishing.verification import verify
 
 LINKS = ("latest", "best")

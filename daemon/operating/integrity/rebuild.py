@@ -27,8 +27,8 @@ from daemon.contract.values import Json
 from daemon.journal.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find, holds_files
-from daemon.publishing.export_folder import FAILED_SUFFIX
-from daemon.publishing.publication import same_files
+from daemon.publishing.lending import same_files
+from daemon.publishing.publication import FAILED_SUFFIX
 
 log = structlog.get_logger("journal")
 

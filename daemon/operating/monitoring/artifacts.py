@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
-from daemon.journal.journal import facts_from
+from daemon.journal.attempts import facts_from
 from daemon.journal.overview import JobView
 
 JUDGED = ("succeeded", "partial", "failed")

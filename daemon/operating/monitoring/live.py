@@ -23,7 +23,7 @@ from daemon.contract.secrets import censored_values
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
-from daemon.running.rules.ready import told
+from daemon.running.rules.ready import describe
 from daemon.system.disks import Place, Shortage, write_padded
 from daemon.system.threads import Death
 
@@ -198,7 +198,7 @@ def live_file(
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress_of(runner),
-        waiting={job: told(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
+        waiting={job: describe(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
         jobs=settings.limits.jobs,
         in_order=in_order,
         stopping=stopping,
@@ -209,7 +209,7 @@ def live_file(
 
 def of_export(runner: Runner, started: str) -> LiveFile:
     """The content of the live file of an export in the foreground."""
-    waiting = {job: told(wait.fault) for job, wait in dict(runner.waits.of).items()}
+    waiting = {job: describe(wait.fault) for job, wait in dict(runner.waits.of).items()}
     progress, clock = progress_of(runner), time.monotonic()
     return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, clock=clock)
 
@@ -221,7 +221,7 @@ def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
         said, cpu = running.progress, running.cpu
         seconds = round(time.monotonic() - running.began, 1)
         progress.setdefault(job, {})[stage] = StageProgress(
-            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
+            running.row.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
             None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3),
         )  # fmt: skip
     return progress

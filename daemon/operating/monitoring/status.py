@@ -52,7 +52,7 @@ from daemon.operating.monitoring.live import (
     read_live,
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
-from daemon.publishing.export_folder import target_of
+from daemon.publishing.publication import target_of
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready
 from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
@@ -427,7 +427,7 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     if scene.paused:
         return "Everything is paused; `ckptd resume` continues the work."
     said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
-    if later is not None and said in (None, *(ready.told(ready.retrying(spec)) for spec in _specs(view))):
+    if later is not None and said in (None, *(ready.describe(ready.retrying(spec)) for spec in _specs(view))):
         return later
     if said is None and job.state == "pending" and scene.live.jobs and scene.at_work >= scene.live.jobs:
         return f"It waits for its turn: limits.jobs allows {scene.live.jobs} at a time."

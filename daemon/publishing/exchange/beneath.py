@@ -1,6 +1,6 @@
 """A folder of the output, reached from the top name by name without following a link, and held open while something is published in it.
 
-Called by `daemon.publishing.closing`, `.publication` and `.retention`. Whoever may write in the output could put a link in the place of one
+Called by `daemon.publishing.publication` and `.retention`. Whoever may write in the output could put a link in the place of one
 of its folders between a look and a rename; so the folder is opened once, and all that is done in it goes through that handle. A
 handle also has a path, `/proc/self/fd/N`, which leads to that very folder whatever its name stands for by now.
 """

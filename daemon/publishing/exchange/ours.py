@@ -1,7 +1,6 @@
 """What of a folder at an export's place is ours, and so may be removed: what we remember to have published, or what a true manifest says.
 
-Called by `daemon.publishing.publication`, `.swap` and `.retention`. A name, or a file that looks like a manifest, proves nothing: others
-may write in an output. Ours is a folder
+A name, or a file that looks like a manifest, proves nothing: others may write in an output. Ours is a folder
 - whose manifest is the very file that this state published there (inode, size and time of every file are remembered in the state), or
 - whose manifest is followed to the letter: each file that it names is there with its digest, and it names at least one.
 And of such a folder ours are these files alone. Whatever else lies in it stays, under a name beside the export's. To compare inodes costs
@@ -21,12 +20,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import structlog
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from daemon.contract import failpoints
+from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.events import Event
-from daemon.contract.export_layout import MANIFEST, read_manifest
-from daemon.contract.files import fsync_directory, make_folders, rename_new, write_atomic
+from daemon.contract.export_layout import MANIFEST, holds_exports, read_manifest
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import fsync_directory, make_folders, remove_tree, rename_new, write_atomic
 from daemon.contract.values import Frozen, digest_of
 from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.verification import verify
@@ -34,6 +35,11 @@ from daemon.publishing.verification import verify
 log = structlog.get_logger("publish")
 
 SET_ASIDE = ".before-ckptd-"
+NEW, OLD = ".ckptd-new", ".ckptd-old"
+"""Endings of the hidden names beside a target: what comes, and what goes. Before them are random letters, so that nobody else has them."""
+GONE = ".ckptd-gone"
+"""Ending of the hidden name of what is being removed where staging is on another file system."""
+RECORD = ".swap"
 BESIDE_OURS = frozenset({"extra", "symlink", "special", "inside"})
 """Differences from a manifest that leave all that it names as it is."""
 Mark: TypeAlias = tuple[int, int, int]
@@ -91,6 +97,18 @@ def known_files(place: Path, name: Path, records: Path | None) -> Known | None:
     manifest = read_manifest(place)
     rows = manifest["files"] if isinstance(manifest, dict) else []
     return {path: marks[path] for path in [MANIFEST, *(str(row["path"]) for row in rows)] if path in marks}
+
+
+def is_export(path: Path) -> bool:
+    """Whether a real folder with a manifest of ours lies there. A link to one is no export, but somebody's link.
+
+    Raises OSError where that can't be found out: what can't be read now is not for that reason somebody else's.
+    """
+    try:
+        manifest = read_manifest(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest
 
 
 def marks_below(folder: Path) -> dict[str, Mark]:
@@ -185,6 +203,34 @@ def _is_removed(name: str, handle: int) -> bool:
     return True
 
 
+def remove_any(path: Path) -> None:
+    """Remove a folder, a file or a link of ours, whichever is there."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def make_way(target: Spot, looked: Looked) -> None:
+    """Rename what is not ours at the place `target`, so that its name is free and its content stays.
+
+    Raises Permanent where it holds exports of others, Retryable where it is not what was `looked` at any more, OSError.
+    """
+    if not target.at.is_symlink() and holds_exports(target.at, itself=False):
+        raise Permanent(
+            FaultCode.TARGET_TAKEN, "publish the export", "the folder contains exports of another run, which would be moved with it",
+            "move that folder away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder",
+            path=target.path,
+        )  # fmt: skip
+    if os.lstat(target.at).st_ino != looked.inode:
+        raise Retryable(
+            FaultCode.TARGET_TAKEN, "publish the export", "something else was put into its place while it was being published",
+            "nothing; ckptd looks again and tries again", path=target.path,
+        )  # fmt: skip
+    set_aside(target.at, target, "what lay at the export's place is no export of this ckptd, or was changed; it was set aside")
+    failpoints.point("publish.set-aside")
+
+
 def set_aside(path: Path, target: Spot, why: str) -> Spot:
     """Give what lies at `path` a name beside the place `target` that nothing has, and say so; gives the new place. Raises OSError."""
     stem = f"{target.path.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
@@ -196,3 +242,52 @@ def set_aside(path: Path, target: Spot, why: str) -> Spot:
     fsync_directory(aside.at.parent)
     log.warning(why, event_id=Event.PUBLISH_SET_ASIDE, path=str(target.path), now=str(aside.path))
     return aside
+
+
+class SwapRecord(Frozen):
+    """What a start must know of a replacement that was cut off; without `new`, of a removal. It lies beside the staged folder."""
+
+    target: str
+    top: str
+    new: int = 0
+    """Inode of the folder that comes; 0 while it is copied."""
+    old: int = 0
+    """Inode of what goes; 0 where there was nothing."""
+    known: dict[str, Mark] = Field(default_factory=dict)
+    """What of that is ours."""
+    copy_name: str = ""
+    """Hidden name of a copy beside the target; "": the staged folder itself comes."""
+    away: str = ""
+    """Hidden name of what goes, where two renames are needed; "": it goes where the other one comes from."""
+
+    def write(self, staged: Path) -> None:
+        """Write the record of the folder `staged`, durable. Raises OSError."""
+        write_atomic(record_of(staged), self.model_dump_json())
+
+    @classmethod
+    def read(cls, staged: Path) -> SwapRecord | None:
+        """Return the record of a staged folder; None where there is none, or one of another version, which is removed. Raises OSError."""
+        path = record_of(staged)
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            log.warning(
+                "a record of a publication can't be read", event_id=Event.PUBLISH_REPAIRED, path=str(path), why="it is another version's"
+            )
+            path.unlink()
+            return None
+
+
+def inode_of(path: Path) -> int:
+    """The inode of what lies there; 0 for nothing."""
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def record_of(staged: Path) -> Path:
+    """Where the record of a staged folder lies."""
+    return staged.with_name(staged.name + RECORD)

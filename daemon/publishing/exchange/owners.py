@@ -1,6 +1,6 @@
 """Who publishes a run in a folder of the output: one ckptd at a time, also where several share the output over a network file system.
 
-Called by `daemon.publishing.closing`. `daemon.config.output_owners` reads the records.
+Called by `daemon.publishing.publication`. `daemon.config.output_owners` reads the records.
 
 The claim. The first ckptd that publishes a run in a folder leaves a record there, `.ckptd-owner-DIGEST` (of the run's name). It appears
 whole or not at all, and once: it is written under another name and then hard-linked (link(2) fails where the name exists, on every
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.output_owners import RECORD, Owner, may_take_over, origin_of, parsed, record_of
+from daemon.config.output_owners import RECORD, Owner, may_take_over, origin_of, parsed
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
 from daemon.contract.errors import Permanent, Retryable
@@ -38,7 +38,7 @@ from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.publishing.exchange.beneath import Held
+from daemon.publishing.exchange.beneath import Spot
 
 log = structlog.get_logger("publish")
 
@@ -61,72 +61,71 @@ def refusal(owner: Owner, record: Path) -> Permanent:
 
 
 @contextlib.contextmanager
-def owned(around: Held, seen: CheckpointRef, paths: Paths, scratch: Path) -> Iterator[None]:
-    """Be the one who publishes the run of a checkpoint in the folder `around`, and keep other publications of it waiting.
+def owned(record: Spot, seen: CheckpointRef, paths: Paths, scratch: Path) -> Iterator[None]:
+    """Be the one who publishes the run of a checkpoint in the folder of its `record`, and keep other publications of it waiting.
 
-    `scratch`: a folder of ours on the same file system, if possible, where the record is prepared. Raises Permanent where another ckptd has
-    the run, Retryable where another publication of this state has it now, OSError.
+    `record`: named by `output_owners.record_of`. `scratch`: a folder of ours on the same file system, if possible, where the record is
+    prepared. Raises Permanent where another ckptd has the run, Retryable where another publication of this state has it now, OSError.
     """
     mine = Owner(
         instance=paths.owner, host=socket.gethostname(), state=str(paths.outer), root=seen.root, run=seen.run,
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     ).model_copy(update=origin_of(paths.outer))  # fmt: skip
-    name = record_of(seen.run)
     make_folders(scratch)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        handle = _open(around, name, mine, scratch)
+        handle = _open(record, mine, scratch)
         try:
-            if _is_locked(handle, deadline, around.path / name):
-                if _is_still(handle, around.at / name) and _is_settled(handle, around, name, mine, seen):
+            if _is_locked(handle, deadline, record.path):
+                if _is_still(handle, record.at) and _is_settled(handle, record, mine, seen):
                     yield
                     return
-            elif _checked(handle, around.path / name, mine.instance):
+            elif _checked(handle, record.path, mine.instance):
                 yield  # no locks here: the claim alone keeps others out
                 return
         finally:
             os.close(handle)
 
 
-def _open(around: Held, name: str, mine: Owner, scratch: Path) -> int:
+def _open(record: Spot, mine: Owner, scratch: Path) -> int:
     """The record, open for a lock; made where there is none."""
     while True:
         try:
-            handle = os.open(around.at / name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(record.at, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            _claim(around, name, mine, scratch)
+            _claim(record, mine, scratch)
         except PermissionError:
-            raise _unreadable(around.path / name, f"belongs to another ckptd, of the user {_user(around.at / name)}") from None
+            raise _unreadable(record.path, f"belongs to another ckptd, of the user {_user(record.at)}") from None
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise
-            raise _unreadable(around.path / name, "is no plain file, and was not made by ckptd") from None
+            raise _unreadable(record.path, "is no plain file, and was not made by ckptd") from None
         else:
             return handle
 
 
-def _claim(around: Held, name: str, mine: Owner, scratch: Path) -> None:
+def _claim(record: Spot, mine: Owner, scratch: Path) -> None:
     """Leave the record, unless somebody else does so first."""
     data = mine.model_dump_json(indent=1) + "\n"
-    prepared = scratch / f"{name}.{secrets.token_hex(4)}"
+    prepared = scratch / f"{record.path.name}.{secrets.token_hex(4)}"
     write_atomic(prepared, data, mode=0o600)
     failpoints.point("owner.prepared")
     try:
-        os.link(prepared, around.at / name)
+        os.link(prepared, record.at)
     except FileExistsError:
         return  # or the answer to our own request was lost: whose it is, is read next
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
         with contextlib.suppress(FileExistsError):
-            handle = os.open(around.at / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            handle = os.open(record.at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(handle, "wb") as stream:
                 stream.write(data.encode())
                 stream.flush()
                 os.fsync(handle)
     finally:
         prepared.unlink(missing_ok=True)
-    fsync_directory(around.at)
+    fsync_directory(record.at.parent)
     failpoints.point("owner.claimed")
 
 
@@ -157,20 +156,20 @@ def _is_still(handle: int, record: Path) -> bool:
         return False
 
 
-def _is_settled(handle: int, around: Held, name: str, mine: Owner, seen: CheckpointRef) -> bool:
+def _is_settled(handle: int, record: Spot, mine: Owner, seen: CheckpointRef) -> bool:
     """Whether the locked record is ours. One of a ckptd that is gone is replaced by ours, and False: look again. Raises Permanent."""
-    owner = _content(handle, around.path / name)
+    owner = _content(handle, record.path)
     if owner.instance == mine.instance:
         return True
     if not may_take_over(owner, seen):
-        raise refusal(owner, around.path / name)
-    for left in dead_temporaries(around.at):
+        raise refusal(owner, record.path)
+    for left in dead_temporaries(record.at.parent):
         if left.name.startswith(f".{RECORD}"):
             left.unlink(missing_ok=True)
-    write_atomic(around.at / name, mine.model_dump_json(indent=1) + "\n", mode=0o600)
+    write_atomic(record.at, mine.model_dump_json(indent=1) + "\n", mode=0o600)
     log.warning(
         "the run's folder belonged to a ckptd whose state is gone; it is this one's now", event_id=Event.OWNER_REPLACED,
-        path=str(around.path), run=seen.run, former=owner.instance, state=owner.state,
+        path=str(record.path.parent), run=seen.run, former=owner.instance, state=owner.state,
     )  # fmt: skip
     return False
 

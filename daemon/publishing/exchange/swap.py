@@ -34,8 +34,20 @@ from daemon.contract.files import (
 )
 from daemon.contract.placing import copy_access, duplicate
 from daemon.publishing.exchange.beneath import Held, Spot, held_below
-from daemon.publishing.exchange.ours import Looked, retire, set_aside
-from daemon.publishing.exchange.swap_record import GONE, NEW, OLD, RECORD, SwapRecord, inode_of, read_record, record_of, write_record
+from daemon.publishing.exchange.ours import (
+    GONE,
+    NEW,
+    OLD,
+    RECORD,
+    Looked,
+    SwapRecord,
+    inode_of,
+    make_way,
+    record_of,
+    remove_any,
+    retire,
+    set_aside,
+)
 
 log = structlog.get_logger("publish")
 
@@ -46,31 +58,28 @@ _REMOVED = re.compile(r"removed-([0-9]+)-[0-9a-f]+")
 _SOMETHING_ELSE = "what lay at the export's place was another thing by the time that it was to be replaced; it was put back"
 
 
-def remove_any(path: Path) -> None:
-    """Remove a folder, a file or a link of ours, whichever is there."""
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)
+def swap(staged: Path, target: Spot, top: Path, looked: Looked | None) -> None:
+    """Give the staged folder the name `target`, below `top`, and remove the export of ours that had it; what is not ours is set aside.
 
-
-def swap(staged: Path, target: Spot, top: Path, looked: Looked | None = None) -> None:
-    """Give the staged folder the name `target`, below `top`, and remove what had it. Raises OSError, Retryable where something else came.
-
-    `looked`: what of ours is there, None for nothing or an empty folder. Where staging and target are on different file systems, a copy
-    beside the target takes its place.
+    A reader sees the old export or the new one, whole. `looked`: what is there, None for nothing or an empty folder. Where staging and
+    target are on different file systems, a copy beside the target takes its place. Raises Permanent where exports of others are there,
+    Retryable where something else came meanwhile, OSError.
     """
-    told = SwapRecord(
+    if looked is not None and looked.known is None:
+        make_way(target, looked)
+        looked = None
+    failpoints.point("publish.before-rename")
+    record = SwapRecord(
         target=str(target.path), top=str(top), new=os.lstat(staged).st_ino, old=looked.inode if looked else 0,
         known=dict(looked.known or {}) if looked else {},
     )  # fmt: skip
     try:
-        _replace(staged, target, staged, told)
+        _replace(staged, target, staged, record)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy, told = _bring_beside(staged, target, told)
-        _replace(copy, target, staged, told)
+        copy, record = _bring_beside(staged, target, record)
+        _replace(copy, target, staged, record)
     record_of(staged).unlink(missing_ok=True)
     remove_any(staged)
 
@@ -83,16 +92,16 @@ def leave(place: Spot, top: Path, looked: Looked, staging: Path) -> bool:
     folder = staging / f"removed-{os.getpid()}-{secrets.token_hex(6)}"
     make_folders(folder)
     gone = folder / "export"
-    told = SwapRecord(target=str(place.path), top=str(top), old=looked.inode, known=dict(looked.known or {}))
+    record = SwapRecord(target=str(place.path), top=str(top), old=looked.inode, known=dict(looked.known or {}))
     failpoints.point("retention.before-rename")
-    write_record(gone, told)
+    record.write(gone)
     try:
         os.rename(place.at, gone)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         hidden = place.hidden(f".{secrets.token_hex(4)}{GONE}")
-        write_record(gone, told.model_copy(update={"away": hidden.at.name}))
+        record.model_copy(update={"away": hidden.at.name}).write(gone)
         os.rename(place.at, hidden.at)
         gone = hidden.at
     failpoints.point("retention.renamed")
@@ -100,7 +109,7 @@ def leave(place: Spot, top: Path, looked: Looked, staging: Path) -> bool:
     failpoints.point("retention.durable")
     mine = inode_of(gone) == looked.inode
     if mine:
-        retire(gone, told.known, place)
+        retire(gone, record.known, place)
     else:
         _return(Spot(place.path.with_name(gone.name), gone), place)
     failpoints.point("retention.removed")
@@ -117,28 +126,28 @@ def complete_removals(staging: Path) -> None:
             remove_tree(folder)
 
 
-def _replace(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> None:
+def _replace(folder: Path, target: Spot, staged: Path, record: SwapRecord) -> None:
     try:
         os.rename(folder, target.at)
         old = None
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise
-        if not told.old:
+        if not record.old:
             raise _something_else(target) from None
-        old = _exchange(folder, target, staged, told)
+        old = _exchange(folder, target, staged, record)
     failpoints.point("publish.renamed")
     for parent in {target.at.parent, folder.parent}:
         fsync_directory(parent)
     failpoints.point("publish.parent-durable")
     if old is not None:  # not before the exchange is durable, or a power cut could take both
-        retire(old, told.known, target)
+        retire(old, record.known, target)
         failpoints.point("publish.old-removed")
 
 
-def _exchange(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> Path:
+def _exchange(folder: Path, target: Spot, staged: Path, record: SwapRecord) -> Path:
     """Swap the two; returns the path of the old one."""
-    write_record(staged, told)
+    record.write(staged)
     failpoints.point("publish.swap-recorded")
     try:
         exchange(folder, target.at)
@@ -152,22 +161,22 @@ def _exchange(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> Pat
             path=str(target.path),
             error=error.strerror,
         )
-        return _rename_twice(folder, target, staged, told)
-    if inode_of(folder) != told.old:
-        _put_back(folder, target, told)
+        return _rename_twice(folder, target, staged, record)
+    if inode_of(folder) != record.old:
+        _put_back(folder, target, record)
         record_of(staged).unlink()
         raise _something_else(target)
     return folder
 
 
-def _rename_twice(folder: Path, target: Spot, staged: Path, told: SwapRecord) -> Path:
+def _rename_twice(folder: Path, target: Spot, staged: Path, record: SwapRecord) -> Path:
     """As `_exchange`, without the system's help."""
     old = target.hidden(f".{secrets.token_hex(4)}{OLD}")
-    write_record(staged, told.model_copy(update={"away": old.at.name}))
+    record.model_copy(update={"away": old.at.name}).write(staged)
     os.rename(target.at, old.at)
     failpoints.point("publish.moved-away")
     try:
-        if inode_of(old.at) != told.old:
+        if inode_of(old.at) != record.old:
             raise FileExistsError
         os.rename(folder, target.at)
     except OSError as error:
@@ -178,10 +187,10 @@ def _rename_twice(folder: Path, target: Spot, staged: Path, told: SwapRecord) ->
     return old.at
 
 
-def _put_back(folder: Path, target: Spot, told: SwapRecord) -> None:
+def _put_back(folder: Path, target: Spot, record: SwapRecord) -> None:
     """Give what was taken from the target by mistake its place again; what came there meanwhile is set aside."""
     exchange(folder, target.at)
-    if inode_of(folder) != told.new:
+    if inode_of(folder) != record.new:
         set_aside(folder, target, _SOMETHING_ELSE)
     for parent in {target.at.parent, folder.parent}:
         fsync_directory(parent)
@@ -203,15 +212,21 @@ def _something_else(target: Spot) -> Retryable:
     )  # fmt: skip
 
 
+def start_afresh(staged: Path) -> None:
+    """Complete a swap that a crash cut off, and remove the folder: after a crash it may be what the exchange brought back."""
+    complete_swap(staged)
+    remove_any(staged)
+
+
 def complete_swap(staged: Path) -> None:
     """Complete or undo a swap that a crash interrupted; does nothing if there is no record of one. Raises OSError."""
-    told = read_record(staged)
-    if told is None:
+    record = SwapRecord.read(staged)
+    if record is None:
         return
-    target, top = Path(told.target), Path(told.top)
+    target, top = Path(record.target), Path(record.top)
     try:
         with held_below(top, target.parent) as folder:
-            _complete(folder, folder.spot(target.name), staged, told)
+            _complete(folder, folder.spot(target.name), staged, record)
     except (FileNotFoundError, CkptdError) as error:
         log.warning(
             "a publication that was cut off can't be completed: its folder is another one now",
@@ -219,32 +234,32 @@ def complete_swap(staged: Path) -> None:
             path=str(target),
             why=str(error),
         )
-        if not told.copy_name and inode_of(staged) not in (0, told.new):
-            retire(staged, told.known, Spot(top / target.name, top / target.name))
+        if not record.copy_name and inode_of(staged) not in (0, record.new):
+            retire(staged, record.known, Spot(top / target.name, top / target.name))
     record_of(staged).unlink(missing_ok=True)
 
 
-def _complete(around: Held, target: Spot, staged: Path, told: SwapRecord) -> None:
-    coming = around.at / told.copy_name if told.copy_name else staged
-    if told.away and inode_of(around.at / told.away):
-        _complete_renames(Spot(around.path / told.away, around.at / told.away), target, told)
+def _complete(around: Held, target: Spot, staged: Path, record: SwapRecord) -> None:
+    coming = around.at / record.copy_name if record.copy_name else staged
+    if record.away and inode_of(around.at / record.away):
+        _complete_renames(Spot(around.path / record.away, around.at / record.away), target, record)
     there = inode_of(coming)
-    if there and there not in (told.new, told.old) and told.new:
-        if inode_of(target.at) == told.new:
-            _put_back(coming, target, told)
+    if there and there not in (record.new, record.old) and record.new:
+        if inode_of(target.at) == record.new:
+            _put_back(coming, target, record)
         else:
             set_aside(coming, target, _SOMETHING_ELSE)
-    elif there and there == told.old:
-        retire(coming, told.known, target)
-    if told.copy_name:
+    elif there and there == record.old:
+        retire(coming, record.known, target)
+    if record.copy_name:
         remove_any(coming)
     fsync_directory(target.at.parent)
     failpoints.point("publish.swap-completed")
 
 
-def _complete_renames(old: Spot, target: Spot, told: SwapRecord) -> None:
-    if inode_of(old.at) == told.old and told.new in (0, inode_of(target.at)):
-        retire(old.at, told.known, target)
+def _complete_renames(old: Spot, target: Spot, record: SwapRecord) -> None:
+    if inode_of(old.at) == record.old and record.new in (0, inode_of(target.at)):
+        retire(old.at, record.known, target)
         return
     _return(old, target)
     log.warning("a publication that was cut off between two renames was undone", event_id=Event.PUBLISH_REPAIRED, path=str(target.path))
@@ -256,11 +271,11 @@ def complete_swaps(staging: Path) -> None:
         complete_swap(record.with_name(record.name.removesuffix(RECORD)))
 
 
-def _bring_beside(folder: Path, target: Spot, told: SwapRecord) -> tuple[Path, SwapRecord]:
+def _bring_beside(folder: Path, target: Spot, record: SwapRecord) -> tuple[Path, SwapRecord]:
     """Copy a staged folder to a hidden name beside a target on another file system, durable; gives the copy."""
     copy = target.hidden(f".{secrets.token_hex(4)}{NEW}").at
-    told = told.model_copy(update={"copy_name": copy.name, "new": 0})
-    write_record(folder, told)
+    record = record.model_copy(update={"copy_name": copy.name, "new": 0})
+    record.write(folder)
     copy.mkdir()
     log.warning(
         "staging and target are on different file systems; the export is copied", event_id=Event.PUBLISH_COPIED, path=str(target.path)
@@ -277,4 +292,4 @@ def _bring_beside(folder: Path, target: Spot, told: SwapRecord) -> tuple[Path, S
             remove_tree(copy)
         raise
     failpoints.point("publish.copied")
-    return copy, told.model_copy(update={"new": inode_of(copy)})
+    return copy, record.model_copy(update={"new": inode_of(copy)})

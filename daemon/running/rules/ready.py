@@ -101,8 +101,8 @@ def verifying() -> Fault:
 _MERE_WAITS = frozenset({FaultCode.RETRY, FaultCode.TIMING, FaultCode.TURN, FaultCode.VERIFYING})
 
 
-def told(fault: Fault) -> str:
-    """Why a job waits, as a sentence: what only takes time, and asks nothing of a person, is no fault in it."""
+def describe(fault: Fault) -> str:
+    """Say why a job waits, in a sentence: what only takes time, and asks nothing of a person, is no fault in it."""
     if fault.code not in _MERE_WAITS:
         return fault.sentence()
     what = fault.operation.partition(" ")[2]
