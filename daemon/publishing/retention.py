@@ -147,11 +147,11 @@ def ranked_by_quality(exports: Sequence[Export], variant: str) -> list[Export]:
     left = {export.export: (export, export.point) for export in exports if export.point is not None and is_measured(export.point)}
     ranked = list[Export]()
     while left:
-        found = standing([point for _, point in left.values()], variant)
-        if isinstance(found, Standing):
-            ranked += [left.pop(point.export)[0] for point in found.ranked]
+        ranking = standing([point for _, point in left.values()], variant)
+        if isinstance(ranking, Standing):
+            ranked += [left.pop(point.export)[0] for point in ranking.ranked]
         else:  # the variant did not pass in those that were made last: the others are still compared
-            del left[max(left.values(), key=lambda one: (one[1].finished, one[1].place))[1].export]
+            del left[max(left.values(), key=lambda entry: (entry[1].finished, entry[1].place))[1].export]
     return ranked
 
 
@@ -193,16 +193,16 @@ def _compared_by(exports: Sequence[Export]) -> str | None:
 
 def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (), owner: str = "") -> list[Export]:
     """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs; `owner`: what names this ckptd's state."""
-    found, linked = [], set()
+    exports, linked = [], set()
     for entry in folder.iterdir():
         if entry.is_symlink():
             linked.add(os.path.realpath(entry))  # not Path.resolve, which raises for a link that leads to itself
         elif not entry.name.startswith(".") and is_export(entry):
             with contextlib.suppress(OSError):
-                found += _read(entry, run, busy)
-    owners = {name: owner_of(folder, name) for name in {export.run for export in found}} if owner else {}
-    anothers = {name for name, one in owners.items() if one is not None and one.instance != owner}
-    return [replace(export, linked=os.path.realpath(export.path) in linked, anothers=export.run in anothers) for export in found]
+                exports += _read(entry, run, busy)
+    owners = {name: owner_of(folder, name) for name in {export.run for export in exports}} if owner else {}
+    anothers = {name for name, publisher in owners.items() if publisher is not None and publisher.instance != owner}
+    return [replace(export, linked=os.path.realpath(export.path) in linked, anothers=export.run in anothers) for export in exports]
 
 
 def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
@@ -249,7 +249,7 @@ def _remove(export: Export, held: Held, top: Path, staging: Path, records: Path 
     """Take the export away and delete it; False where it is another one by now, or not ours, or a link came to point to it."""
     place = held.spot(export.path.name)
     looked = look(place.at, place.path, records)
-    again = [one for one in read_exports(export.path.parent, export.run) if one.path == export.path]
+    again = [present for present in read_exports(export.path.parent, export.run) if present.path == export.path]
     if looked is None or not again:
         return False
     if again[0].export != export.export or again[0].published != export.published or again[0].linked:

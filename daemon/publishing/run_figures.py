@@ -74,8 +74,8 @@ def remembered(folder: Path) -> tuple[StepPoint, ...]:
     except (OSError, ValueError, RecursionError):
         return ()
     so_far = report.get("run_so_far") if isinstance(report, dict) else None
-    told = so_far.get("points") if isinstance(so_far, dict) else None
-    return tuple(_points(told if isinstance(told, list) else ()))
+    rows = so_far.get("points") if isinstance(so_far, dict) else None
+    return tuple(_points(rows if isinstance(rows, list) else ()))
 
 
 def _points(rows: Iterable[Any]) -> Iterable[StepPoint]:
@@ -88,8 +88,8 @@ def _points(rows: Iterable[Any]) -> Iterable[StepPoint]:
 
 def of_run(folders: Iterable[Path], root: str, run: str, but: str = "") -> tuple[ReportRead, ...]:
     """The reports of a run's exports in these folders, in the order of training, without that of the job `but`."""
-    found = [read for folder in dict.fromkeys(folders) if (read := read_report(folder)) is not None]
-    mine = [read for read in found if (read.root, read.run) == (root, run) and read.point.export != but]
+    reports = [read for folder in dict.fromkeys(folders) if (read := read_report(folder)) is not None]
+    mine = [read for read in reports if (read.root, read.run) == (root, run) and read.point.export != but]
     return tuple(sorted(mine, key=lambda read: read.point.place))
 
 
@@ -105,10 +105,12 @@ def beside(target: Path) -> list[Path]:
     """The exports in the folder of `target`, the last ones that were published."""
     try:
         with os.scandir(target.parent) as entries:
-            found = [(one.stat(follow_symlinks=False).st_mtime_ns, one.path) for one in entries if one.is_dir(follow_symlinks=False)]
+            folders = [
+                (entry.stat(follow_symlinks=False).st_mtime_ns, entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return []
-    return [Path(path) for _, path in sorted(found, reverse=True)[:_MOST_BESIDE]]
+    return [Path(path) for _, path in sorted(folders, reverse=True)[:_MOST_BESIDE]]
 
 
 def figures_of_run(reports: Sequence[ReportRead], training: Sequence[Mapping[str, Any]], best_variant: str) -> RunFigures:
@@ -118,7 +120,7 @@ def figures_of_run(reports: Sequence[ReportRead], training: Sequence[Mapping[str
     """
     newest = max(reports, key=lambda read: read.point.finished, default=None)
     points = latest([*(read.point for read in reports), *(remembered(newest.path) if newest else ())])
-    named = [step for one in training if (step := best_step(one)) is not None]
+    named = [step for state in training if (step := best_step(state)) is not None]
     return RunFigures(points=points, trainers_best=named[-1] if named else None, best_variant=best_variant)
 
 
@@ -126,5 +128,5 @@ def run_figures(journal: Journal, job: JobRow, best_variant: str) -> RunFigures:
     """What the report of a job is told of its run."""
     reports = published_of(journal, job)
     known = [(read.point.step, read.metadata) for read in reports] + [(job.checkpoint.step, job.checkpoint.metadata)]
-    known.sort(key=lambda one: one[0])
+    known.sort(key=lambda row: row[0])
     return figures_of_run(reports, [metadata for _, metadata in known], best_variant)

@@ -115,20 +115,20 @@ def _is_still(root: int, folder: Path) -> bool:
 
 
 def _compare(look: _Look) -> Json:
-    found = _walk(look)
-    manifest = _manifest(look, found)
+    names = _walk(look)
+    manifest = _manifest(look, names)
     entries = _entries(look, manifest)
     if entries is None:
         return manifest
-    others = _exports_inside(look, found - entries.keys() - {MANIFEST})
-    for path in sorted(found - entries.keys() - {MANIFEST}):
+    others = _exports_inside(look, names - entries.keys() - {MANIFEST})
+    for path in sorted(names - entries.keys() - {MANIFEST}):
         if _is_inside(look, path) and not any(path.startswith(f"{other}/") for other in others):
             look.add("extra", path, "exists, but the manifest does not name it")
     for path, entry in entries.items():
         if _is_inside(look, path):
             look.files += 1
             look.bytes += entry.size
-            if path in found:
+            if path in names:
                 _compare_file(look, entry)
             elif not any(problem.path == path for problem in look.problems):
                 look.add("missing", path, "the manifest names it, but it does not exist")
@@ -140,21 +140,21 @@ def _exports_inside(look: _Look, unnamed: set[str]) -> list[str]:
 
     Links that lead to them, the ones of their run, are a part of that problem.
     """
-    found: list[str] = []
+    names: list[str] = []
     for path in sorted((path for path in unnamed if path.endswith(f"/{MANIFEST}")), key=len):
         inner = path.removesuffix(f"/{MANIFEST}")
-        if not any(inner.startswith(f"{other}/") for other in found):
-            found.append(inner)
-    for inner in filter(lambda inner: _is_inside(look, inner), found):
+        if not any(inner.startswith(f"{other}/") for other in names):
+            names.append(inner)
+    for inner in filter(lambda inner: _is_inside(look, inner), names):
         there = look.folder.with_name(f"{look.folder.name}-{inner.replace('/', '-')}")
         move = f"`mv {shlex.quote(str(look.folder / inner))} {shlex.quote(str(there))}`, after which both can be verified"
         look.add("inside", inner, "is another export, complete or not, that was put into this one", move)
-    links = {problem.path for problem in look.problems if problem.code == _LINK and _leads_to(look, problem.path) in found}
+    links = {problem.path for problem in look.problems if problem.code == _LINK and _leads_to(look, problem.path) in names}
     look.problems = [
         replace(problem, text="is a link to an export inside this one", remedy=f"`rm {shlex.quote(str(look.folder / problem.path))}`")
         if problem.path in links else problem for problem in look.problems
     ]  # fmt: skip
-    return found
+    return names
 
 
 def _leads_to(look: _Look, link: str) -> str:
@@ -171,7 +171,7 @@ def _is_inside(look: _Look, path: str) -> bool:
 
 def _walk(look: _Look) -> set[str]:
     """The regular files below the folder; links and special files are problems."""
-    found = set()
+    files = set[str]()
 
     def unreadable(error: OSError) -> None:
         look.add("unreadable", str(error.filename or "."), error.strerror or str(error))
@@ -185,12 +185,12 @@ def _walk(look: _Look) -> set[str]:
                 look.add("unreadable", path, error.strerror or str(error))
                 continue
             if stat.S_ISREG(mode):
-                found.add(path)
+                files.add(path)
             elif _is_inside(look, path) and stat.S_ISLNK(mode):
                 look.add(_LINK, path, "is a symbolic link, which an export never contains")
             elif _is_inside(look, path) and not stat.S_ISDIR(mode):
                 look.add("special", path, "is neither a file nor a folder")
-    return found
+    return files
 
 
 @contextlib.contextmanager
@@ -202,9 +202,9 @@ def _opened(look: _Look, path: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _manifest(look: _Look, found: set[str]) -> Json:
+def _manifest(look: _Look, names: set[str]) -> Json:
     """The manifest as an object; {} with the problem where it is none."""
-    if MANIFEST not in found:
+    if MANIFEST not in names:
         if not any(problem.path == MANIFEST for problem in look.problems):
             look.add("no-manifest", MANIFEST, "is missing: this is not an export, or not a complete one")
         return {}
@@ -307,8 +307,8 @@ def to_verify(path: Path) -> list[tuple[Path, str]]:
         raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such path", "check the path", path=path)
     if not path.is_dir():
         raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, "it is a file", "give the folder of an export", path=path)
-    if found := list(exports_below(path)):
-        return [(export, "") for export in found]
+    if exports := list(exports_below(path)):
+        return [(export, "") for export in exports]
     whole = Path(os.path.realpath(path))
     for parent in whole.parents:
         if os.path.lexists(parent / MANIFEST):

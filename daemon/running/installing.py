@@ -155,11 +155,11 @@ class Installing:
         """Remember a failure, and say it, with what brings the stages to their end."""
         busy = fault.code == FaultCode.TOOLCHAIN_BUSY
         remedy = f"{fault.remedy}; then run `ckptd toolchain install {name}` and `ckptd retry JOB`"
-        told = fault if busy else fault.model_copy(update={"remedy": remedy})
-        self._failures[name] = _Failure(told, time.monotonic() + (BUSY_SECONDS if busy else REMEMBERED_SECONDS))
+        explained = fault if busy else fault.model_copy(update={"remedy": remedy})
+        self._failures[name] = _Failure(explained, time.monotonic() + (BUSY_SECONDS if busy else REMEMBERED_SECONDS))
         if not busy:
-            log.error(told.sentence(), event_id=Event.TOOLCHAIN_FAILED, toolchain=name, code=told.code)
-        return told
+            log.error(explained.sentence(), event_id=Event.TOOLCHAIN_FAILED, toolchain=name, code=explained.code)
+        return explained
 
 
 def _coming(stage: str, cause: str) -> Fault:

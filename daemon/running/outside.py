@@ -171,7 +171,7 @@ def _names_in(index: str, size: int, modified: int) -> tuple[str, ...]:
     except (OSError, ValueError, RecursionError):
         return ()
     table = value.get("weight_map") if isinstance(value, dict) else None
-    names = set(table.values()) if isinstance(table, dict) and all(isinstance(one, str) for one in table.values()) else set()
+    names = set(table.values()) if isinstance(table, dict) and all(isinstance(file, str) for file in table.values()) else set()
     return tuple(sorted(name for name in names if "/" not in name and _READ.fullmatch(name)))
 
 

@@ -41,7 +41,7 @@ def left_open(
 
     `mine`: attempts that were taken over already.
     """
-    found = []
+    rows = []
     for row in journal.attempts.open():
         if row.id in mine:
             continue
@@ -56,8 +56,8 @@ def left_open(
                 )
             else:
                 log.info("still running", event_id=Event.ATTEMPT_ADOPTED, attempt=row.number, id=left.id)
-        found.append((row, left))
-    return found
+        rows.append((row, left))
+    return rows
 
 
 def end(attempt: Attempt) -> StageResult:

@@ -113,7 +113,7 @@ def is_export(path: Path) -> bool:
 
 def marks_below(folder: Path) -> dict[str, Mark]:
     """The mark of every regular file below a folder; links are not followed. Raises OSError."""
-    found = {}
+    marks = {}
 
     def fail(error: OSError) -> None:
         raise error
@@ -122,8 +122,8 @@ def marks_below(folder: Path) -> dict[str, Mark]:
         for name in names:
             status = os.stat(name, dir_fd=handle, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                found[os.path.relpath(os.path.join(directory, name), folder)] = mark_of(status)
-    return found
+                marks[os.path.relpath(os.path.join(directory, name), folder)] = mark_of(status)
+    return marks
 
 
 def mark_of(status: os.stat_result) -> Mark:
@@ -150,10 +150,10 @@ def _record(records: Path, target: Path) -> Path:
 
 def _read(records: Path, target: Path) -> Known | None:
     try:
-        found = _Remembered.model_validate_json(_record(records, target).read_bytes())
+        remembered = _Remembered.model_validate_json(_record(records, target).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-    return found.files if found.target == str(target) else None
+    return remembered.files if remembered.target == str(target) else None
 
 
 def retire(folder: Path, known: Known, target: Spot) -> None:

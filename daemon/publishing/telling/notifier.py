@@ -114,7 +114,7 @@ class Notifier:
 
     def tell(self, kind: str, title: str, body: str) -> None:
         """Send this without the journal, which can't be written now; it is tried until it arrives or the daemon ends. From any thread."""
-        self._untold.add(kind, title, body, {one.place: one.url for one in self._settings.receivers})
+        self._untold.add(kind, title, body, {receiver.place: receiver.url for receiver in self._settings.receivers})
         self.wake()
 
     def _run(self) -> None:
@@ -166,17 +166,17 @@ class Notifier:
         settings, outbox = self._settings, self._journal.outbox
         if self._adopted is settings and not outbox.unaddressed():
             return
-        found: dict[str, tuple[Target, SecretUrl]] = {}
+        targets: dict[str, tuple[Target, SecretUrl]] = {}
         salt = outbox.salt() if settings.receivers else b""
-        for one in settings.receivers:
-            digest = hashlib.pbkdf2_hmac("sha256", one.url.get_secret_value().encode(), salt, _ROUNDS).hex()
-            found.setdefault(digest, (Target(digest, one.place), one.url))
-        for gone in outbox.adopt([target for target, _ in found.values()]):
+        for receiver in settings.receivers:
+            digest = hashlib.pbkdf2_hmac("sha256", receiver.url.get_secret_value().encode(), salt, _ROUNDS).hex()
+            targets.setdefault(digest, (Target(digest, receiver.place), receiver.url))
+        for gone in outbox.adopt([target for target, _ in targets.values()]):
             log.warning("notifications are dropped: those whom they were for are no longer in notify.urls", event_id=Event.NOTIFY_DROPPED,
                         target=gone.place, messages=gone.messages)  # fmt: skip
-        for digest in self._flights.keys() - found.keys():
+        for digest in self._flights.keys() - targets.keys():
             self._flights.pop(digest).attempt.end()
-        self._adopted, self._targets, self._unknown = settings, found, {}
+        self._adopted, self._targets, self._unknown = settings, targets, {}
 
     def _pause(self) -> float:
         """Seconds until there is something to do, unless somebody says so earlier."""

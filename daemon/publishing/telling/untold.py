@@ -60,33 +60,33 @@ class Untold:
 
     def end(self) -> None:
         """End what is being sent."""
-        for one in self._held:
-            for attempt in one.sending.values():
+        for held in self._held:
+            for attempt in held.sending.values():
                 attempt.end()
 
-    def _go_on(self, one: _Untold, place: str, url: SecretUrl) -> None:
-        if place in one.sending:
-            outcome = one.sending[place].poll()
+    def _go_on(self, held: _Untold, place: str, url: SecretUrl) -> None:
+        if place in held.sending:
+            outcome = held.sending[place].poll()
             if outcome is not None:
-                del one.sending[place]
-                self._note(one, place, outcome)
-        elif time.monotonic() >= one.at.get(place, 0.0):
+                del held.sending[place]
+                self._note(held, place, outcome)
+        elif time.monotonic() >= held.at.get(place, 0.0):
             try:
-                one.sending[place] = self._begin(url, one.message)
+                held.sending[place] = self._begin(url, held.message)
             except OSError as error:
-                self._note(one, place, Outcome(f"no process could be started to send it: {error.strerror}"))
+                self._note(held, place, Outcome(f"no process could be started to send it: {error.strerror}"))
 
-    def _note(self, one: _Untold, place: str, outcome: Outcome) -> None:
-        about: dict[str, Any] = {"title": one.message.title, "target": place}
+    def _note(self, held: _Untold, place: str, outcome: Outcome) -> None:
+        about: dict[str, Any] = {"title": held.message.title, "target": place}
         remedy = f"check {place.split()[0]} and the service"
         if outcome.error is None:
             log.info("notified", event_id=Event.NOTIFY_SENT, **about)
         elif outcome.unknown or outcome.rejected:
             log.error("notifications are given up", event_id=Event.NOTIFY_GIVEN_UP, error=outcome.error, remedy=remedy, **about)
         else:
-            one.at[place] = time.monotonic() + PAUSE
+            held.at[place] = time.monotonic() + PAUSE
             log.warning(
                 "a notification did not arrive", event_id=Event.NOTIFY_FAILED, error=outcome.error, retry_in=PAUSE, remedy=remedy, **about
             )
             return
-        del one.left[place]
+        del held.left[place]

@@ -43,12 +43,12 @@ def estimate(spec: StageSpec, size: ModelSize, measured: Sequence[Measured], dty
     among similar sizes scales the formula. Disk always comes from the formula: what is written follows from the weights.
     """
     memory, disk = spec.memory(size), spec.disk(size.written_in(dtype))
-    same = [one.peak for one in measured if one.size == size][:LATEST]
+    same = [sample.peak for sample in measured if sample.size == size][:LATEST]
     if same:
         return Estimate(int(MARGIN * max(same)), disk, "same size")
-    similar = [one for one in measured if _is_near(one.size, size)][:LATEST]
+    similar = [sample for sample in measured if _is_near(sample.size, size)][:LATEST]
     if len(similar) >= FEWEST:
-        ratio = max(one.peak / max(1, spec.memory(one.size)) for one in similar)
+        ratio = max(sample.peak / max(1, spec.memory(sample.size)) for sample in similar)
         return Estimate(int(MARGIN * ratio * memory), disk, "similar sizes")
     return Estimate(memory, disk, "formula")
 
@@ -76,6 +76,6 @@ def without_twin(spec: StageSpec, whole: Estimate, size: ModelSize) -> Estimate:
     return Estimate(short.memory(size), whole.disk, "formula", WITHOUT_TWIN)
 
 
-def _is_near(one: ModelSize, other: ModelSize) -> bool:
-    low, high = sorted((one.parameters, other.parameters))
+def _is_near(size: ModelSize, other: ModelSize) -> bool:
+    low, high = sorted((size.parameters, other.parameters))
     return low > 0 and high <= NEAR * low

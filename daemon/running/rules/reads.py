@@ -102,7 +102,7 @@ TABLE = (
 def render() -> str:
     """The table in Markdown."""
     head = ["read from outside", "named by", *Moment, "changed", "does not answer"]
-    rows = [[one.name, one.named_by, one.intake, one.before, one.during, one.changed, one.slow] for one in TABLE]
+    rows = [[path.name, path.named_by, path.intake, path.before, path.during, path.changed, path.slow] for path in TABLE]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join(lines) + "\n"
 

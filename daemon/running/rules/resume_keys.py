@@ -66,7 +66,7 @@ def texts_of(job: JobRow, stages: Iterable[str]) -> dict[str, str]:
 def sources_of(job: JobRow, stages: Iterable[str], stamp_of: Stamp = data_files.stamp) -> Sources:
     """Of a job's base, and of the files that settings of its `stages` name. Raises OSError where the base can't be looked at."""
     texts = {path: stamp_of(value) for path, value in texts_of(job, stages).items()}
-    return {"base": stamp(job.base), **{path: found for path, found in texts.items() if found}}
+    return {"base": stamp(job.base), **{path: stamps for path, stamps in texts.items() if stamps}}
 
 
 def stage_key(
@@ -98,7 +98,7 @@ def _stamps_of_texts(spec: StageSpec, job: JobRow, stamp_of: Stamp) -> dict[str,
 
 def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str, sources: Sources) -> dict[str, str]:
     """Stage → key, for the stages of a job as they stand. `sources`: of these stages."""
-    texts = {job.work.setting(path): found for path, found in sources.items() if path in TEXTS}
+    texts = {job.work.setting(path): stamps for path, stamps in sources.items() if path in TEXTS}
     keys: dict[str, str] = {}
     for name in stages:
         spec = spec_of(name)

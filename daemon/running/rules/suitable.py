@@ -14,7 +14,7 @@ from daemon.contract.values import Json
 def unsuited(specs: Iterable[StageSpec], config: Json, asked_by: str) -> dict[str, Fault]:
     """Stage → why it can't be made of a model with this configuration. `asked_by`: the key or option that names variants."""
     nested = config.get("text_config")
-    types = {kind for one in (config, nested) if isinstance(one, Mapping) and isinstance(kind := one.get("model_type"), str)}
+    types = {kind for part in (config, nested) if isinstance(part, Mapping) and isinstance(kind := part.get("model_type"), str)}
     return {
         spec.name: Fault(
             code=FaultCode.FORM_NOT_POSSIBLE, operation=f"make the variant {spec.name}",

@@ -26,11 +26,11 @@ class Group:
 
     def processes(self) -> set[int]:
         """Ids of all processes in it and in groups that they made below it."""
-        found: set[int] = set()
+        pids: set[int] = set()
         for folder, _, _ in os.walk(self.path):
             with contextlib.suppress(OSError):
-                found |= {int(row) for row in Path(folder, "cgroup.procs").read_text(encoding="utf-8").split()}
-        return found
+                pids |= {int(row) for row in Path(folder, "cgroup.procs").read_text(encoding="utf-8").split()}
+        return pids
 
     def limit(self, memory: int, tasks: int) -> bool:
         """Bound its memory (bytes, 0 none) and its tasks, threads included; whether the memory is bounded by the kernel now."""

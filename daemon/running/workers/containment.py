@@ -142,15 +142,15 @@ class Enclosure:
         if self._group is not None:
             self._group.kill()
         deadline = time.monotonic() + seconds
-        while found := self.members() | living(self._killed):
+        while alive := self.members() | living(self._killed):
             for _ in range(_ROUNDS):
-                send(found, signal.SIGSTOP)
-                more = self.members() - found
+                send(alive, signal.SIGSTOP)
+                more = self.members() - alive
                 if not more:
                     break
-                found |= more
-            self._killed.update(name(found))
-            send(found, signal.SIGKILL)
+                alive |= more
+            self._killed.update(name(alive))
+            send(alive, signal.SIGKILL)
             time.sleep(0.002)
             if time.monotonic() > deadline:
                 return False
@@ -222,11 +222,11 @@ def kill_marked(mark: str, seconds: float = 10.0) -> int:
     killed: dict[int, float] = {}
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = {pid for pid, known in procfs.snapshot().items() if not known.dead and procfs.variable(pid, MARK) == mark}
-        killed.update(name(found))
-        if not found and not living(killed):
+        pids = {pid for pid, known in procfs.snapshot().items() if not known.dead and procfs.variable(pid, MARK) == mark}
+        killed.update(name(pids))
+        if not pids and not living(killed):
             break
-        send(found, signal.SIGKILL)
+        send(pids, signal.SIGKILL)
         time.sleep(0.005)
     return len(killed)
 

@@ -68,15 +68,15 @@ class LocalExecutor:
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """Live processes with the command line of a child, `-m handlers JOBS/…`, or forked from one of ours, in an attempt's folder."""
         prefix = f"{jobs.absolute()}/"
-        found = {}
+        attempts = {}
         for process in psutil.process_iter():
             try:
                 folder, known = _attempt_of(process, prefix), procfs.entry(process.pid)
                 if folder is not None and known is not None and not known.dead:
-                    found[local_id(process.pid, known.started)] = folder
+                    attempts[local_id(process.pid, known.started)] = folder
             except (psutil.Error, OSError):
                 continue
-        return found
+        return attempts
 
 
 def _attempt_of(process: psutil.Process, prefix: str) -> Path | None:

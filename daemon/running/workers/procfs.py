@@ -58,8 +58,8 @@ def exit_code(pid: int) -> int | None:
 
 def snapshot() -> dict[int, ProcessInfo]:
     """All processes by id."""
-    found = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())
-    return {pid: known for pid, known in found if known is not None}
+    entries = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())
+    return {pid: known for pid, known in entries if known is not None}
 
 
 def below(roots: Iterable[int], table: Mapping[int, ProcessInfo]) -> set[int]:
@@ -67,14 +67,14 @@ def below(roots: Iterable[int], table: Mapping[int, ProcessInfo]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, known in table.items():
         children.setdefault(known.parent, []).append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     queue = [root for root in roots if root in table]
     while queue:
         pid = queue.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             queue.extend(children.get(pid, ()))
-    return found
+    return pids
 
 
 def variable(pid: int, name: str) -> str | None:
@@ -124,7 +124,7 @@ def cpu_times(pids: Iterable[int]) -> dict[int, tuple[float, float, bool]]:
 
     Threads of all these processes. {} where the kernel does not count that.
     """
-    found: dict[int, tuple[float, float, bool]] = {}
+    times: dict[int, tuple[float, float, bool]] = {}
     for pid in pids:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
@@ -134,5 +134,5 @@ def cpu_times(pids: Iterable[int]) -> dict[int, tuple[float, float, bool]]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 ran, waited, _ = Path(f"/proc/{pid}/task/{name}/schedstat").read_bytes().split()
                 stat = Path(f"/proc/{pid}/task/{name}/stat").read_bytes()
-                found[int(name)] = int(ran) / 1e9, int(waited) / 1e9, stat[stat.rfind(b")") + 2 :][:1] == b"R"
-    return found
+                times[int(name)] = int(ran) / 1e9, int(waited) / 1e9, stat[stat.rfind(b")") + 2 :][:1] == b"R"
+    return times

@@ -64,11 +64,13 @@ def _installed() -> frozenset[tuple[str, int]]:
 
     A child is started with `-P`: the first folder of our path, in which this program was started or lies, is not on its path.
     """
-    found = set[tuple[str, int]]()
+    distributions = set[tuple[str, int]]()
     for folder in sys.path[not sys.flags.safe_path :]:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            found |= {(one.path, one.stat().st_mtime_ns) for one in entries if one.name.endswith((".dist-info", ".egg-info", ".egg-link"))}
-    return frozenset(found)
+            distributions |= {
+                (entry.path, entry.stat().st_mtime_ns) for entry in entries if entry.name.endswith((".dist-info", ".egg-info", ".egg-link"))
+            }
+    return frozenset(distributions)
 
 
 def kind_of(libraries: Libraries, limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
@@ -215,12 +217,12 @@ class Loaded:
         if self.process.poll() is not None:  # without the process that it was forked from it is killed
             return -signal.SIGKILL
         since = self._unheard.setdefault(pid, time.monotonic())
-        found = procfs.exit_code(pid)
-        if not self._ready and found is not None:  # the process that should tell is loading a library
-            return found
+        code = procfs.exit_code(pid)
+        if not self._ready and code is not None:  # the process that should tell is loading a library
+            return code
         if time.monotonic() - since < UNHEARD_SECONDS:  # it stands still
             return None
-        return -signal.SIGKILL if found is None else found
+        return -signal.SIGKILL if code is None else code
 
     def forget(self, pid: int) -> None:
         """An attempt that has ended is not needed as a zombie any more; nothing happens at a second call."""
@@ -272,18 +274,18 @@ _all: list[Loaded] = []
 
 def take(kind: Kind, library: str = "") -> Loaded | None:
     """A process of this kind to fork an attempt from for which `library` is `enough`, if there is one."""
-    return next((one for one in _all if one.kind == kind and one.lasts and one.has(library)), None)
+    return next((source for source in _all if source.kind == kind and source.lasts and source.has(library)), None)
 
 
 def get_ready(kind: Kind, idle: float, reserve: int, first: str = "") -> None:
     """Have a process of this kind for the attempts to come, if the box has the memory for it. `first`: see Loaded."""
-    for one in [one for one in _all if not one.attempts and not one.lasts]:
-        drop(one)
+    for source in [source for source in _all if not source.attempts and not source.lasts]:
+        drop(source)
     # What took seconds to load makes no room for what takes a moment.
-    free = sorted((one for one in _all if not one.attempts), key=lambda one: one.kind.libraries == "torch")
+    free = sorted((source for source in _all if not source.attempts), key=lambda source: source.kind.libraries == "torch")
     if kind.libraries == "light":
-        free = [one for one in free if one.kind.libraries == "light"]
-    if any(one.kind == kind and one.lasts for one in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
+        free = [source for source in free if source.kind.libraries == "light"]
+    if any(source.kind == kind and source.lasts for source in _all) or memory()[1] < reserve + NEEDS_BYTES[kind.libraries]:
         return
     if len(_all) >= MOST:
         if not free:
@@ -295,25 +297,25 @@ def get_ready(kind: Kind, idle: float, reserve: int, first: str = "") -> None:
 
 def is_known(kind: Kind) -> bool:
     """Whether one of this kind was started, whatever became of it."""
-    return any(one.kind == kind for one in _all)
+    return any(source.kind == kind for source in _all)
 
 
 def is_loading(kind: Kind, library: str = "") -> bool:
     """Whether one of this kind will have loaded `library` within seconds, or all that it loads."""
     now = time.monotonic()
-    return any(one.kind == kind and now - one.born < LOADING_SECONDS and one.lasts and not one.has(library) for one in _all)
+    return any(source.kind == kind and now - source.born < LOADING_SECONDS and source.lasts and not source.has(library) for source in _all)
 
 
-def drop(one: Loaded) -> None:
+def drop(source: Loaded) -> None:
     """End one, and what was forked from it."""
-    _all.remove(one)
-    one.end()
+    _all.remove(source)
+    source.end()
 
 
 def end_all() -> None:
     """End all of them; their attempts have ended before."""
-    for one in list(_all):
-        drop(one)
+    for source in list(_all):
+        drop(source)
 
 
 def order_of(job: Path, folder: Path, stage: str, environment: Mapping[str, str], group: Path | None) -> Json:

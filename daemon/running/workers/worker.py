@@ -120,13 +120,13 @@ class Worker:
                 warm.get_ready(replace(kind, libraries=libraries), self.bounds.warm, self.bounds.memory_reserve)
 
     def _forked_from(self, source: warm.Loaded, order: Order) -> warm.Forked | None:
-        told = warm.order_of(
+        request = warm.order_of(
             _job_file(order, source.process.pid), self.folder, self.context.stage, self._enclosure.environment, self._enclosure.group
         )
         ours, theirs = os.pipe()
         try:
             with open(self._log.path, "ab") as stderr:
-                return source.fork(told, [theirs, stderr.fileno()], ours)
+                return source.fork(request, [theirs, stderr.fileno()], ours)
         except OSError:
             os.close(ours)
             return None
@@ -195,10 +195,10 @@ class Worker:
         if self.process.returncode is not None:
             return self.process.returncode
         try:
-            found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return 0  # somebody else has waited for it
-        return None if found is None else found.si_status
+        return None if status is None else status.si_status
 
     def _look(self, now: float) -> None:
         pids = self._enclosure.inside()
@@ -316,8 +316,8 @@ def local_id(pid: int, started: float) -> str:
 
 def process_of(id: str | None) -> tuple[int, float] | None:
     """Pid and start that `local_id` put into an id; None for one that names no process of ours."""
-    found = _ID.fullmatch(id or "")
-    return (int(found[1]), float(found[2])) if found else None
+    match = _ID.fullmatch(id or "")
+    return (int(match[1]), float(match[2])) if match else None
 
 
 def kill_stray(process: tuple[int, float] | None, folder: Path) -> bool:
