@@ -11,7 +11,6 @@ import pytest
 from daemon.config.run_overrides import SIZE_LIMIT, effective
 from daemon.config.settings import Settings
 from daemon.contract.data_files import DataPlace
-from daemon.journal.journal import facts_of
 from daemon.watching.intake import job_id
 from tests.selection.conftest import Desks
 
@@ -127,7 +126,7 @@ def test_the_warning_is_logged_once_and_stays_with_the_job_its_status_and_its_re
     (record,) = here.told("Could not use the run's own configuration")
     for job in here.jobs():
         assert job.work == here.settings.work
-        assert facts_of(here.journal, job).warnings == (record["event"],)
+        assert here.journal.attempts.facts(job, here.journal.stages.of(job.id)).warnings == (record["event"],)
     assert [job.warnings for job in here.status().jobs] == [(record["event"],)] * 2
 
 

@@ -26,7 +26,6 @@ from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import LiveFigures
 from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import spec_of
-from daemon.journal.journal import facts_of
 from daemon.operating.diagnosis.doctor import examine, formats_here
 from daemon.toolchains.overview import costs
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains, definitions
@@ -282,7 +281,7 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
     assert desk.state("run-1") == "partial"
     job = desk.journal.jobs.get("run-1")
     assert job is not None
-    checks = {check.variant: check for check in verdicts.judge(facts_of(desk.journal, job))}
+    checks = {check.variant: check for check in verdicts.judge(desk.journal.attempts.facts(job, desk.journal.stages.of(job.id)))}
     assert checks["pytorch"].verdict is Verdict.PASSED
     assert checks["onnx"].verdict is Verdict.UNVERIFIED
     assert checks["onnx"].reasons == ("it could not be checked: the toolchain optimum is not installed",)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from daemon.contract import away
 from daemon.contract.errors import Fault
-from daemon.publishing import closing
 from daemon.running import outside
 from daemon.running.resumption import Resumption
 from daemon.system.episodes import Away
@@ -47,7 +47,7 @@ def found(words: str, worlds: int = 60) -> bool:
     [
         (Outside, "fault", lambda self, error: None, "at most"),
         (Resumption, "changed", lambda self, job, now: None, "beside each other"),
-        (closing, "_away", lambda error, output, operation: None, "as if something were wrong"),
+        (away, "fault_of_whole", lambda *_: None, "as if something were wrong"),
         (outside.Place, "check", lambda self: None, "written into the empty mount point"),
         (Away, "_put_off", lambda self, job, keys: [self.episodes[key].jobs.pop(job, None) for key in keys], "that was told"),
         (tracker, "problem_of_whole", lambda path: None, "was called lost"),
