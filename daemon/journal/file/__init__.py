@@ -1,0 +1,1 @@
+"""The SQLite file under the journal: its connection, checks, backups, upgrades and errors."""
