@@ -26,33 +26,6 @@ SHARE = 0.02
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Where the weights beside an adapter are found: `pin` keeps them or tells how they were, `checkpoint` is where they lay."""
-
-    pin: Path
-    checkpoint: Path
-
-    def files(self) -> dict[str, Path | None]:
-        """Name → where it can be read as it was when the adapter was taken, None where it can't any more."""
-        try:
-            states = json.loads((self.pin / BESIDE / BESIDE_STATES).read_bytes())
-        except FileNotFoundError:
-            return {}
-        return {name: self._place(name, state) for name, *state in states}
-
-    def _place(self, name: str, state: list[int]) -> Path | None:
-        for place in (self.pin / BESIDE / name, self.checkpoint / name):
-            try:
-                status = os.lstat(place)
-            except OSError:
-                continue
-            own = place.parent != self.checkpoint and status.st_ino != state[0]  # a reflink: nobody else writes to it
-            if own or [status.st_ino, status.st_size, status.st_mtime_ns] == state:
-                return place
-        return None
-
-
-@dataclass(frozen=True)
 class _Difference:
     """How one weight differs."""
 
@@ -66,13 +39,14 @@ class _Difference:
     """The worst element's difference over what is allowed."""
 
 
-def compare(beside: Beside, base: Path, merged: Path, report: Callable[[str], object]) -> list[str]:
+def compare(pin: Path, checkpoint: Path, base: Path, merged: Path, report: Callable[[str], object]) -> list[str]:
     """Compare the merged model in the folder `merged` with the weights beside the adapter, by samples of every weight that it changes.
 
-    `report` is called with each weight's name. Gives a warning where there are such weights and none could be compared. Permanent when they
-    are another model. A model that is the base itself, unchanged, says nothing and is passed over.
+    `pin` keeps these weights or tells how they were, `checkpoint` is where they lay; `report` is called with each weight's name. Gives a
+    warning where there are such weights and none could be compared. Permanent when they are another model. A model that is the base itself,
+    unchanged, says nothing and is passed over.
     """
-    files = beside.files()
+    files = _files(pin, checkpoint)
     if not files:
         return []
     theirs, why = _headers(files)
@@ -80,13 +54,34 @@ def compare(beside: Beside, base: Path, merged: Path, report: Callable[[str], ob
     if before.pickled or before.setting("quantization_config"):
         why = "the base is quantized or pickled, so the adapter's changes can't be distinguished from rounding"
     if not why:
-        compared, equal_to_base, different = _compare(theirs, before, after, _adapter_dtypes(beside.pin), report)
+        compared, equal_to_base, different = _compare(theirs, before, after, _adapter_dtypes(pin), report)
         if different and len(equal_to_base) < compared:
-            raise _refusal(beside.checkpoint, different, compared)
+            raise _refusal(checkpoint, different, compared)
         if compared:
             return []
         why = "it has none of the weights that the adapter changes, with the same name and shape"
-    return [f"{beside.checkpoint} also holds a whole model ({_some(list(files))}). Base + adapter was not compared with it: {why}"]
+    return [f"{checkpoint} also holds a whole model ({_some(list(files))}). Base + adapter was not compared with it: {why}"]
+
+
+def _files(pin: Path, checkpoint: Path) -> dict[str, Path | None]:
+    """Name → where it can be read as it was when the adapter was taken, None where it can't any more."""
+    try:
+        states = json.loads((pin / BESIDE / BESIDE_STATES).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {name: _place(pin / BESIDE / name, checkpoint / name, state) for name, *state in states}
+
+
+def _place(kept: Path, original: Path, state: list[int]) -> Path | None:
+    for place in (kept, original):
+        try:
+            status = os.lstat(place)
+        except OSError:
+            continue
+        own = place is kept and status.st_ino != state[0]  # a reflink: nobody else writes to it
+        if own or [status.st_ino, status.st_size, status.st_mtime_ns] == state:
+            return place
+    return None
 
 
 def _headers(files: dict[str, Path | None]) -> tuple[dict[str, tuple[Path, TensorInfo]], str]:

@@ -55,8 +55,8 @@ def _merged(context: StageContext, reporter: Reporter) -> StageOutput:
         except Permanent as error:
             raise _of_addition(context, error) from error
         if not context.additions and context.checkpoint.weight == 1:
-            kept = beside.Beside(pin, Path(context.checkpoint.path))
-            warnings = beside.compare(kept, Path(context.base), staging, lambda name: reporter.progress(1.0, f"comparing {name}"))
+            checkpoint, base = Path(context.checkpoint.path), Path(context.base)
+            warnings = beside.compare(pin, checkpoint, base, staging, lambda name: reporter.progress(1.0, f"comparing {name}"))
     figures, module_warnings = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
     return StageOutput(
         strategy=report.strategy,

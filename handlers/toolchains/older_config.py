@@ -1,7 +1,7 @@
 """A model folder for transformers 4 inside a toolchain: the weights of another one, and a config.json that it can read.
 
-What the names are: `handlers.models.older_readers`, which published folders are written with too. Imports the standard library and light
-modules of ours alone.
+What the names are: `handlers.models.older_readers`, which published folders are written with too. Imports the standard
+library and light modules of ours alone.
 """
 
 from __future__ import annotations

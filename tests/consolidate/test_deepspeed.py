@@ -53,7 +53,7 @@ def test_a_model_of_any_stage_is_the_file_that_save_pretrained_writes(pico_base:
     assert not {path.name for path in folder.iterdir()} & {"latest", "global_step4"}, "the pieces are not carried along"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=6),
     frozen=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), max_size=3),

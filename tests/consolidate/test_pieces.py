@@ -138,48 +138,21 @@ def _place(metadata: Any) -> Any:
     return next(place for index, place in metadata.storage_data.items() if index.fqn == "model.model.embed_tokens.weight")
 
 
-def _gap(metadata: Any) -> None:
-    import torch
-
-    _first(metadata).chunks[0].sizes = torch.Size([319, 64])
-
-
-def _overlap(metadata: Any) -> None:
-    _first(metadata).chunks.append(_first(metadata).chunks[0])
-
-
-def _outside(metadata: Any) -> None:
-    import torch
-
-    _first(metadata).size = torch.Size([300, 64])
-
-
-def _beyond(metadata: Any) -> None:
-    _place(metadata).offset += 1 << 40
-
-
-def _elsewhere(metadata: Any) -> None:
-    _place(metadata).relative_path = "../../secret"
-
-
-def _gone(metadata: Any) -> None:
-    _place(metadata).relative_path = "__9_0.distcp"
-
-
-def _nowhere(metadata: Any) -> None:
-    metadata.storage_data = {}
-
-
-def _through_an_extension(metadata: Any) -> None:
-    _place(metadata).transform_descriptors = ["stream.zstd"]
+def _set(holder: Any, **values: Any) -> None:
+    vars(holder).update(values)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_gap, "leave a gap"), (_overlap, "overlap"), (_outside, "is outside the tensor"), (_beyond, "ends at byte"),
-        (_elsewhere, "not the name of a file"),
-        (_gone, "is not there"), (_nowhere, "does not say where"), (_through_an_extension, "extension"),
+        (lambda metadata: _set(_first(metadata).chunks[0], sizes=(319, 64)), "leave a gap"),
+        (lambda metadata: _first(metadata).chunks.append(_first(metadata).chunks[0]), "overlap"),
+        (lambda metadata: _set(_first(metadata), size=(300, 64)), "is outside the tensor"),
+        (lambda metadata: _set(_place(metadata), offset=1 << 40), "ends at byte"),
+        (lambda metadata: _set(_place(metadata), relative_path="../../secret"), "not the name of a file"),
+        (lambda metadata: _set(_place(metadata), relative_path="__9_0.distcp"), "is not there"),
+        (lambda metadata: _set(metadata, storage_data={}), "does not say where"),
+        (lambda metadata: _set(_place(metadata), transform_descriptors=["stream.zstd"]), "extension"),
     ],
 )  # fmt: skip
 def test_a_description_that_does_not_fit_is_not_complete_and_says_why(

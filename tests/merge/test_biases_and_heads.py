@@ -63,7 +63,7 @@ CASES = [
     for task in HEADS
     for bias in ("none", "lora_only", "all")
     for headed in (True, False)
-    # The pooler of a new sentence classifier is random, and an adapter that does not save it is refused (tests/merge/test_odd_adapters.py).
+    # The pooler of a new sentence classifier is random, and an adapter that does not save it is refused: `test_odd_adapters`.
     if headed or (family, task) != ("Bert", "SEQ_CLS")
 ]
 

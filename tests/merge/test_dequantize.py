@@ -101,7 +101,7 @@ def test_a_packed_checkpoint_reads_as_transformers_dequantizes_it(packed: Callab
         assert torch.equal(read(source), wanted[name]), name
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64, 1000])
+@pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("form", ["nf4-double", "int8"])
 def test_the_size_of_the_blocks_changes_nothing(packed: Callable[[str], Path], form: str, rows: int) -> None:
     source = opened(packed(form)).sources["model.layers.1.mlp.down_proj.weight"]

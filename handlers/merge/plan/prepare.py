@@ -43,25 +43,15 @@ def refuse_peft(adapter: Path, options: MergeOptions, reason: str, *, several: b
     """Permanent when a merge that PEFT has to do for `reason` is asked for what only streaming can do. `several`: adapters are added up, or
     one is weighed.
     """
-    changed = (options.dtype, options.max_shard_size, options.base) != ("base", None, "original")
-    if several or changed:
-        what = (
-            "only plain LoRA adapters can be combined or used with a factor"
-            if several
-            else "a merge by PEFT writes the base's own values, dtype and files"
-        )
-        remedy = (
-            "leave merge.add and merge.weight out"
-            if several
-            else "leave merge.dtype, merge.max_shard_size and merge.base at their defaults"
-        )
-        raise Permanent(
-            FaultCode.ADAPTERS_NOT_ADDITIVE if several else FaultCode.NEEDS_PEFT,
-            "merge the adapter",
-            f"{what}, and {reason}",
-            remedy,
-            path=adapter,
-        )
+    if several:
+        code, what = FaultCode.ADAPTERS_NOT_ADDITIVE, "only plain LoRA adapters can be combined or used with a factor"
+        remedy = "leave merge.add and merge.weight out"
+    elif (options.dtype, options.max_shard_size, options.base) != ("base", None, "original"):
+        code, what = FaultCode.NEEDS_PEFT, "a merge by PEFT writes the base's own values, dtype and files"
+        remedy = "leave merge.dtype, merge.max_shard_size and merge.base at their defaults"
+    else:
+        return
+    raise Permanent(code, "merge the adapter", f"{what}, and {reason}", remedy, path=adapter)
 
 
 def _unpacked(base: ModelFolder, values: str) -> UnpackedBase:
