@@ -140,7 +140,7 @@ def _take_over(projector: ir.Graph, head: _Head) -> dict[str, ir.Value]:
     outputs = {str(value.name): value for value in projector.outputs}
     projector.outputs.clear()
     nodes = list(projector)
-    weights = list(projector.initializers.values())
+    weights = sorted(projector.initializers.values(), key=lambda value: str(value.name))  # extract() has them in the order of a set
     projector.remove(nodes)
     projector.initializers.clear()
     for value in (*weights, *(value for node in nodes for value in node.outputs)):
