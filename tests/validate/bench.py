@@ -145,13 +145,15 @@ def measured(
     return Bench(reference, subject, scratch, merged)
 
 
-def beside_live(spec: EngineSpec, merged: Path, scratch: Path, *, live_on: str = "original") -> tuple[ArtifactCheck, Reference]:
-    """The verdict about a merged folder beside the live model that `spec` loads and puts on the base `live_on`; and what that one said."""
+def beside_live(
+    spec: EngineSpec, merged: Path, scratch: Path, *, live_on: str = "original", prompts: int = 3, tokens: int = 8
+) -> tuple[ArtifactCheck, Reference]:
+    """The verdict about a merged folder beside the live model that `spec` loads and puts on the base `live_on`; and what that said."""
     scratch.mkdir()
     subject = subject_of(merged)
     live = cast(EngineWorker, Direct("live", spec.model_copy(update={"task": subject.task})))
-    options = ValidateOptions(samples=3, new_tokens=8, speed_tokens=0)
-    reference = measure(LiveModel(live, subject, live_on), models.TEXTS[:3], options, scratch, quiet)
+    options = ValidateOptions(samples=prompts, new_tokens=tokens, speed_tokens=0)
+    reference = measure(LiveModel(live, subject, live_on), models.TEXTS[:prompts], options, scratch, quiet)
     artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
     examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, exact=True, progress=quiet)
     return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"]), reference

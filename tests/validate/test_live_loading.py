@@ -47,7 +47,7 @@ def refused(pin: Path, base: Path) -> str:
 
 def checked(base: Path, pin: Path, merged: Path, scratch: Path) -> ArtifactCheck:
     """The verdict about a merged folder."""
-    return beside_live(EngineSpec(engine="live", folder=str(pin), base=str(base)), merged, scratch)[0]
+    return beside_live(EngineSpec(engine="live", folder=str(pin), base=str(base)), merged, scratch, prompts=2, tokens=4)[0]
 
 
 def scale_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
