@@ -1,0 +1,1 @@
+"""The log: its lines for people and for programs, and reading it back."""
