@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from daemon.operating.monitoring.status import snapshot
+from tests.verbs import run_verb
 
 QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
 ENDED = ("succeeded", "partial", "failed", "superseded", "cancelled")
@@ -97,10 +98,7 @@ class Service:
 
     def run_verb(self, *words: str) -> int:
         """`ckptd VERB …` on this service's configuration; gives the exit code, what it said is in `said`."""
-        answer = subprocess.run(
-            [sys.executable, "-m", "daemon", *words, "--config", str(self.config)],
-            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "NO_COLOR": "1"},
-        )  # fmt: skip
+        answer = run_verb([*words, "--config", str(self.config)], Path.cwd(), {**os.environ, "NO_COLOR": "1"}, timeout=60)
         self.said = answer.stdout + answer.stderr
         return answer.returncode
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests import models
 from tests.detection.helpers import plain_adapter
 from tests.sampling import some
 from tests.service import Service, listing
+from tests.verbs import COMMAND, run_verb
 
 
 def ckptd(
@@ -31,17 +31,12 @@ def ckptd(
         "CKPTD_LIMITS__PRIORITY": "normal",
         **environment,
     }
+    if not prefix:
+        return run_verb([*map(str, arguments)], folder, names, timeout=240, stdin=stdin)
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape" if stdin else "replace",
-        cwd=folder,
-        env=names,
-        timeout=240,
+        [*prefix, *COMMAND, *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=folder, env=names, timeout=240,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def export(folder: Path, checkpoint: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,167 @@
+"""Runs verbs of the command line in processes that are forked from one which has loaded it: most of a verb's time is its imports.
+
+Called by the tests that type a verb (`tests.cli`, `tests.service`). What depends on how the interpreter starts, a wrapper around the
+command or a variable that Python or a library reads at its start, gets an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "daemon")
+READ_LATE = re.compile(
+    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|STATE_DIRECTORY|RUNTIME_DIRECTORY|PYTEST_.*|TOY_.*|HF_HUB_OFFLINE"
+)
+"""Variables that the command reads while it works, so that they may differ from those of the process that it is forked from."""
+
+
+def run_verb(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], *, timeout: float, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `ckptd WORDS` comes to in a folder. Raises subprocess.TimeoutExpired."""
+    loaded = _loaded()
+    if loaded.fits(environment) and loaded.free.acquire(blocking=False):
+        try:
+            return loaded.run(words, folder, environment, timeout, stdin)
+        finally:
+            loaded.free.release()
+    return subprocess.run(
+        [*COMMAND, *words], input=stdin, capture_output=True, text=True, errors=_errors(stdin), cwd=folder, env=dict(environment),
+        timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def _errors(stdin: str | None) -> str:
+    return "surrogateescape" if stdin else "replace"
+
+
+class _Loaded:
+    """The process that has loaded the command. `free`: held while it runs a verb, since it runs one at a time."""
+
+    def __init__(self) -> None:
+        self.free = threading.Lock()
+        self._environment = dict(os.environ)
+        self._process = subprocess.Popen([sys.executable, "-m", "tests.verbs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a verb may run in this environment without an interpreter of its own."""
+        ours = self._environment
+        return all(READ_LATE.fullmatch(name) or ours.get(name) == environment.get(name) for name in {*ours, *environment})
+
+    def run(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float, stdin: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """As `run_verb`."""
+        with tempfile.TemporaryDirectory() as place:
+            streams = [Path(place, name) for name in ("in", "out", "err")]
+            streams[0].write_text(stdin or "", encoding="utf-8", errors="surrogateescape")
+            os.umask(mask := os.umask(0))
+            order = {"words": [*words], "folder": str(folder), "environment": dict(environment), "mask": mask,
+                     "streams": [str(path) for path in streams]}  # fmt: skip
+            pid, code = self._ask(order, timeout), None
+            end = time.monotonic() + timeout
+            while code is None:
+                code = self._answer(end - time.monotonic())
+                if code is None:
+                    os.kill(pid, signal.SIGKILL)
+                    self._answer(timeout)
+                    raise subprocess.TimeoutExpired([*COMMAND, *words], timeout)
+            out, err = (path.read_text(encoding="utf-8", errors=_errors(stdin)) for path in streams[1:])
+            return subprocess.CompletedProcess([*COMMAND, *words], code, out, err)
+
+    def _ask(self, order: Mapping[str, object], timeout: float) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        pid = self._answer(timeout)
+        assert pid is not None, "the process that has loaded the command does not answer"
+        return pid
+
+    def _answer(self, timeout: float) -> int | None:
+        """The next number that it says; None where none comes in time."""
+        stream = self._process.stdout
+        assert stream is not None
+        return int(stream.readline()) if select.select([stream], [], [], max(0.0, timeout))[0] else None
+
+
+@functools.cache
+def _loaded() -> _Loaded:
+    return _Loaded()
+
+
+# In the process that has loaded the command
+
+
+def _serve() -> None:
+    """Fork a process for each order on stdin; say its id, then its exit code."""
+    import daemon.cli.export
+    import daemon.cli.main
+    import daemon.operating.diagnosis.doctor
+    import daemon.operating.monitoring.status
+
+    del daemon
+    orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
+    while line := orders.readline():
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            os.close(answers)
+            _become(json.loads(line))
+        os.write(answers, f"{pid}\n".encode())
+        status = os.waitpid(pid, 0)[1]
+        os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _become(order: dict[str, object]) -> None:
+    """Be the command from here on, with the streams, the folder and the environment of an order."""
+    from daemon.cli.main import main
+
+    streams, words, environment = order["streams"], order["words"], order["environment"]
+    assert isinstance(streams, list) and isinstance(words, list) and isinstance(environment, dict)
+    for number, path in enumerate(streams):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.umask(int(str(order["mask"])))
+    os.chdir(str(order["folder"]))
+    sys.argv = ["ckptd", *words]
+    code: object = 1
+    try:
+        code = main()
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    _serve()
