@@ -242,7 +242,6 @@ def install_service(
     acls: Annotated[
         bool, typer.Option("--acls/--no-acls", help="Give the service's user read access by ACLs where it has none, or not.")
     ] = True,
-    gpu: Annotated[bool, typer.Option("--gpu", help='Allow the service to use NVIDIA GPUs, as limits.device = "cuda" does.')] = False,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="Memory limit for the daemon and its exports, for example 16G.")
     ] = "",
@@ -276,7 +275,7 @@ def install_service(
             "create one with `ckptd init`, or give one with --config",
         )  # fmt: skip
     _refuse_odd(memory, slice_)
-    wishes = service.Wishes(run_as, tuple(group or ()), acls, gpu, memory, slice_, start, force)
+    wishes = service.Wishes(run_as, tuple(group or ()), acls, memory, slice_, start, force)
     path = Path("/", file.absolute().relative_to(box.root)) if file.absolute().is_relative_to(box.root) else file.absolute()
     if user:
         plan = service.for_user(box, path, wishes)

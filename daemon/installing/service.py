@@ -41,7 +41,6 @@ class Wishes:
     groups: tuple[str, ...] = ()
     """Groups that the service's own user joins."""
     acls: bool = True
-    gpu: bool = False
     memory: str = ""
     slice: str = ""
     start: bool = True
@@ -285,7 +284,7 @@ def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: st
     if settings.notify.receivers or settings.notify.urls_file:
         given = {"LoadCredential": unit_texts.credential(CREDENTIAL, secret)} if secret else {}
         texts["notifications"] = unit_texts.drop_in("notifications", **given)
-    if wishes.gpu or settings.limits.device == "cuda":
+    if settings.limits.device == "cuda":
         texts["gpu"] = unit_texts.drop_in("gpu")
     if wishes.memory:
         texts["memory"] = unit_texts.drop_in("memory", MemoryMax=wishes.memory)

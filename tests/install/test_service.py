@@ -76,8 +76,9 @@ def tree(root: Path) -> Tree:
 
 @needs_root
 def test_it_makes_user_folders_units_and_drop_ins_and_again_does_nothing_and_undoes_all_of_it(box: Path) -> None:
+    configure(box, '[limits]\ndevice = "cuda"\n')
     before = tree(box)
-    done = install(box, "--gpu", "--memory", "16G")
+    done = install(box, "--memory", "16G")
     assert done.returncode == 0, done.stderr
     made = tree(box)
     row = next(row.split(":") for row in made["etc/passwd"][3].splitlines() if row.startswith("ckptd:"))
@@ -93,10 +94,10 @@ def test_it_makes_user_folders_units_and_drop_ins_and_again_does_nothing_and_und
     assert "MemoryMax=16G\n" in drop_ins[f"{UNITS}/ckptd.service.d/memory.conf"]
     assert f"{UNITS}/multi-user.target.wants/ckptd.service" in made and f"{UNITS}/ckptd.slice" in made
     assert "ckptd install" in made["usr/local/share/man/man1/ckptd.1"][3].replace("\\-", "-")
-    again = install(box, "--gpu", "--memory", "16G")
+    again = install(box, "--memory", "16G")
     assert again.stdout.startswith("Nothing to do") and tree(box) == made
     # A drop-in that is not asked for any more goes.
-    assert install(box, "--gpu").stdout.startswith(f"rm {box}/{UNITS}/ckptd.service.d/memory.conf\n")
+    assert install(box).stdout.startswith(f"rm {box}/{UNITS}/ckptd.service.d/memory.conf\n")
     assert install(box, "--undo").returncode == 0
     assert tree(box) == before and not (box / "etc/ckptd/install-service.json").exists()
     assert "has installed nothing here" in install(box, "--undo").stdout
