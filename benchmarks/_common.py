@@ -32,6 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [one for one in sys.path if Path(one).resolve() != ROOT / "benchmarks"]
 
 
+_BEGUN: dict[str, Any] = {}
+"""The machine before the work began."""
+
+
 def machine() -> dict[str, Any]:
     """Processor with its instruction sets, cores this process may use, memory in bytes, kernel, and the load average of the last minute."""
     processor = cpu.here()
@@ -140,6 +144,35 @@ def settled_memory(needed: int) -> Iterator[bool]:
         child.communicate()
 
 
+@contextlib.contextmanager
+def control_group(places: Iterable[tuple[str, str, object]]) -> Iterator[Path | None]:
+    """A control group below the first of `places` (folder, control, its value) that has that control; None where none can be made."""
+    made = None
+    for parent, control, value in places:
+        path = Path(parent, f"ckptd-bench-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            if (path / control).exists():
+                (path / control).write_text(str(value))
+                made = path
+                break
+            path.rmdir()
+    try:
+        yield made
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                if made is not None:
+                    made.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def within(group: Path | None, command: list[str]) -> list[str]:
+    """The command, run in a control group."""
+    return command if group is None else ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+
+
 def table(title: str, rows: Iterable[tuple[str, Any]]) -> None:
     """Print two columns; a value that is a mapping itself is a row for each of its entries."""
     flat = ((f"{name} {key}", one) for name, value in rows for key, one in (value.items() if isinstance(value, Mapping) else [("", value)]))
@@ -156,15 +189,14 @@ def write(
     path: Path | None,
     *,
     libraries: Iterable[str] = ("torch", "transformers", "peft", "safetensors"),
-    taken_on: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the figures; with `path`, also write `{"name", "machine", "versions", "figures"}` there as JSON.
 
-    `taken_on` is `machine()` as it was before the work began; without it the machine is looked at now.
+    The machine is that of the moment at which the work began (`parser`).
     """
     table(name, figures.items())
     if path is not None:
-        value = {"name": name, "machine": dict(taken_on or machine()), "versions": versions(*libraries), "figures": dict(figures)}
+        value = {"name": name, "machine": _BEGUN or machine(), "versions": versions(*libraries), "figures": dict(figures)}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=2) + "\n")
 
@@ -176,6 +208,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     """
     for name in ("daemon", "handlers"):
         compileall.compile_dir(ROOT / name, quiet=2)
+    _BEGUN.update(machine())
     made = argparse.ArgumentParser(description=about)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     return made

@@ -87,7 +87,6 @@ def main() -> None:
     )
     parser.add_argument("--odd-models", action="store_true", help="exports of sound models of odd kinds too")
     options = parser.parse_args()
-    taken_on = _common.machine()
     with _common.scratch("artifacts") as folder:
         checkpoint = train(folder, options.seconds, options.steps)
         report = export(folder, checkpoint, options.variants)
@@ -106,7 +105,7 @@ def main() -> None:
         with _common.scratch("odd") as folder:
             figures |= _damages.odd_models(folder)
     libraries = ("torch", "transformers", "peft", "onnxruntime", "onnxruntime-genai")
-    _common.write("artifacts", figures, options.json, libraries=libraries, taken_on=taken_on)
+    _common.write("artifacts", figures, options.json, libraries=libraries)
 
 
 if __name__ == "__main__":

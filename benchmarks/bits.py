@@ -96,7 +96,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of the base")
     parser.add_argument("--steps", type=int, default=60, help="training steps of the adapter")
     options = parser.parse_args()
-    taken_on = _common.machine()
     with _common.scratch("bits") as folder:
         checkpoint = artifacts.train(folder, options.seconds, options.steps)
         artifacts.export(folder, checkpoint, ["pytorch", "onnx"])
@@ -109,7 +108,7 @@ def main() -> None:
         "search_exports": searched["exports"], "grid_exports": gridded["exports"], "search_trials": searched["trials"],
         "size_over_grid": searched["graph_bytes"] / gridded["graph_bytes"],
     }  # fmt: skip
-    _common.write("bits", figures, options.json, libraries=("onnxruntime", "onnx-ir"), taken_on=taken_on)
+    _common.write("bits", figures, options.json, libraries=("onnxruntime", "onnx-ir"))
     print(json.dumps(searched["bits"]))
 
 

@@ -129,8 +129,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--level", type=int, default=4)
     options = parser.parse_args()
-    taken_on, figures = _common.machine(), measure(options)
-    _common.write("decoding", figures, options.json, libraries=("torch", "onnxruntime", "onnxruntime-genai"), taken_on=taken_on)
+    figures = measure(options)
+    _common.write("decoding", figures, options.json, libraries=("torch", "onnxruntime", "onnxruntime-genai"))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def main() -> None:
         return plant(Path(options.plant[0]), int(options.plant[1]))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     warnings.filterwarnings("ignore", "Callback with id")  # watchdog says so when it registers a new directory twice
-    machine, figures = _common.machine(), dict[str, Any]()
+    figures = dict[str, Any]()
     with _common.scratch("detection") as folder:
         if options.only in (None, "latency"):
             figures |= latencies(folder / "latency")
@@ -280,7 +280,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="ckptd-bench-", dir=RAM if RAM.is_dir() else None) as tree:
                 figures |= foreign(Path(tree), 1_000_000)
             figures["scan_100k_over_10k"] = round(figures["scan_100k_s"] / figures["scan_10k_s"], 1)
-    _common.write("detection", figures, options.json, libraries=("watchdog", "watchfiles", "pydantic", "psutil"), taken_on=machine)
+    _common.write("detection", figures, options.json, libraries=("watchdog", "watchfiles", "pydantic", "psutil"))
 
 
 if __name__ == "__main__":

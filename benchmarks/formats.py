@@ -197,7 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     state = (options.state or Settings().state_directory).absolute()
     options.variants = options.variants or available(state)
-    taken_on, figures = _common.machine(), dict[str, Any]()
+    figures = dict[str, Any]()
     with _common.scratch("formats") as folder:
         if options.only != "peers":
             (folder / "made").mkdir()
@@ -208,7 +208,7 @@ def main() -> None:
     for name, part in figures.items():
         _common.table(name, part.items())
     if options.json is not None:
-        _common.write("formats", figures, options.json, libraries=("torch", "transformers", "safetensors"), taken_on=taken_on)
+        _common.write("formats", figures, options.json, libraries=("torch", "transformers", "safetensors"))
 
 
 if __name__ == "__main__":

@@ -208,7 +208,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs in the large journal")
     parser.add_argument("--many", type=int, default=10_000, help="jobs that are worked through to see whether memory grows")
     options = parser.parse_args()
-    taken_on = _common.machine()
     with _common.scratch("journal") as folder:
         small, _ = restart_ms(folder / "small", OPEN_JOBS, 5)
         large, size = restart_ms(folder / "large", options.jobs, 5)
@@ -222,7 +221,7 @@ def main() -> None:
         "json_file_commits_per_s": round(rates["file"]), "commits_over_json_file": round(rates["ours"] / rates["file"], 2),
         "rss_mb_after_a_tenth": round(early, 1), "rss_mb_after_all": round(late, 1), "many_jobs": options.many,
     }  # fmt: skip
-    _common.write("journal", figures, options.json, libraries=("pydantic",), taken_on=taken_on)
+    _common.write("journal", figures, options.json, libraries=("pydantic",))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,30 +146,11 @@ def make_adapter(folder: Path, base: Path) -> Path:
     return folder
 
 
-@contextmanager
-def group(limit: int) -> Iterator[Path | None]:
+def group(limit: int) -> AbstractContextManager[Path | None]:
     """A control group whose processes get `limit` bytes; None where none can be made."""
     own = {row.split(":")[1]: row.split(":", 2)[2] for row in Path("/proc/self/cgroup").read_text().splitlines()}
-    places = [(Path("/sys/fs/cgroup/memory" + own.get("memory", "")), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max")]
-    made = None
-    for parent, control in places:
-        path = parent / f"ckptd-bench-{os.getpid()}"
-        with suppress(OSError):
-            path.mkdir()
-            if (path / control).exists():
-                (path / control).write_text(str(limit))
-                made = path
-                break
-            path.rmdir()
-    try:
-        yield made
-    finally:
-        for _ in range(50):
-            with suppress(OSError):
-                if made is not None:
-                    made.rmdir()
-                break
-            time.sleep(0.1)
+    first = f"/sys/fs/cgroup/memory{own.get('memory', '')}"
+    return _common.control_group([(first, "memory.limit_in_bytes", limit), ("/sys/fs/cgroup", "memory.max", limit)])
 
 
 def counted(path: Path | None) -> dict[str, int]:
@@ -206,10 +186,10 @@ memory_fraction = {limit / box.memory()[0]:.6f}
         "-m", "daemon", "export", str(checkpoint), "--base", str(base), "-c", str(configuration), "-o", str(output), "--json"
     )
     with group(limit) as inside:
-        if inside is not None:
-            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(inside / "cgroup.procs"), *command]
         environment = {**os.environ, "PYTHONPATH": str(_common.ROOT), "XDG_STATE_HOME": str(folder / "state")}
-        done = subprocess.run(command, cwd=_common.ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            _common.within(inside, command), cwd=_common.ROOT, env=environment, capture_output=True, text=True, check=False
+        )
         told = counted(inside)
     reports = sorted(output.rglob("report.json"))
     if not reports:
@@ -247,7 +227,7 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=8)
     arguments.add_argument("--folder", type=Path, metavar="FOLDER", help="where it works, and keeps what it made")
     given = arguments.parse_args()
-    machine, limit = _common.machine(), int(given.memory_gb * GB)
+    limit = int(given.memory_gb * GB)
 
     def measure(folder: Path) -> dict[str, Any]:
         base, checkpoint = folder / "bases" / "large", folder / "runs" / "bench" / "checkpoint-1"
@@ -276,7 +256,7 @@ def main() -> None:
     else:
         with _common.scratch("large") as folder:
             figures = measure(folder)
-    _common.write("large", figures, given.json, taken_on=machine)
+    _common.write("large", figures, given.json)
 
 
 if __name__ == "__main__":

@@ -280,12 +280,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.axolotl is not None:
         os.environ[AXOLOTL] = str(options.axolotl.resolve())
-    taken_on = _common.machine()
     with _common.scratch("merge") as folder:
         # In a child too: a process's peak counts from its parent's size at the fork, so this one stays small.
         _common.run_child(_common.python(str(Path(__file__).resolve()), "--make", str(folder), options.size))
         figures = {"size": options.size, **measure(folder, options.rounds, options.threads)}
-    _common.write("merge", figures, options.json, taken_on=taken_on)
+    _common.write("merge", figures, options.json)
 
 
 if __name__ == "__main__":

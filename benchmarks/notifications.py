@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--beside", type=int, default=300, help="messages beside a service that never answers; 0: leave that out")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    machine, figures = _common.machine(), dict[str, Any]()
+    figures = dict[str, Any]()
     with _common.scratch("notifications") as folder:
         slow = Service(options.answer)
         (seconds,) = deliver(folder / "slow", [slow], [options.messages])
@@ -153,7 +153,7 @@ def main() -> None:
             figures |= {f"{name}_beside_hanging": round(hung[name] / alone[name], 2) for name in ("quick", "slow")}
             figures |= {f"{name}_alone_s": round(alone[name], 1) for name in ("quick", "slow")}
             figures["hanging_asked"] = int(hung["asked"])
-    _common.write("notifications", figures, options.json, libraries=("apprise", "requests"), taken_on=machine)
+    _common.write("notifications", figures, options.json, libraries=("apprise", "requests"))
 
 
 if __name__ == "__main__":

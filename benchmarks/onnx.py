@@ -264,7 +264,6 @@ def main() -> None:
     parser.add_argument("--wide", type=int, nargs=2, default=WIDE, metavar=("LAYERS", "HIDDEN"))
     parser.add_argument("--toolchains", type=Path, help="state directory in which toolchains are installed")
     options = parser.parse_args()
-    taken_on = _common.machine()
     figures: dict[str, Any] = {"imports_peak_mb": round(_common.run_child(_common.python("-c", IMPORTS))[1] / 1e6)}
     middle = sorted(options.layers)[len(options.layers) // 2]
     installed = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
@@ -307,7 +306,7 @@ def main() -> None:
             f"{name}_tokens_per_second": round(speed, 1), f"{name}_speed_over_eager": round(speed / speeds["eager"][1], 2),
             f"{name}_prefill_over_eager": round(speeds["eager"][0] / prefill, 2),
         }  # fmt: skip
-    _common.write("onnx", figures, options.json, libraries=("torch", "transformers", "onnxruntime", "onnxruntime-genai"), taken_on=taken_on)
+    _common.write("onnx", figures, options.json, libraries=("torch", "transformers", "onnxruntime", "onnxruntime-genai"))
 
 
 if __name__ == "__main__":

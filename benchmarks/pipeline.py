@@ -198,7 +198,6 @@ def main() -> None:
     options = parser.parse_args()
     threads = options.threads
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    machine = _common.machine()
     found = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
     if options.toolchains and found is None:
         sys.exit(f"{options.toolchains} holds no toolchain optimum; `ckptd toolchain install optimum` installs it")
@@ -239,7 +238,7 @@ def main() -> None:
         figures["speedup_over_peers"] = figures["commands_over_later"]["seconds"]
         figures["small_speedup_over_peers"] = ratios(small_commands, small)["seconds"]
         figures["speedup_over_peers_with_checks"] = figures["commands_with_checks_over_later"]["seconds"]
-    _common.write("pipeline", figures, options.json, libraries=("torch", "transformers", "peft", "onnxruntime"), taken_on=machine)
+    _common.write("pipeline", figures, options.json, libraries=("torch", "transformers", "peft", "onnxruntime"))
 
 
 if __name__ == "__main__":

@@ -169,10 +169,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of the model whose quality is measured")
     parser.add_argument("--texts", type=int, default=24)
     options = parser.parse_args()
-    taken_on = _common.machine()
     with _common.scratch("processors") as folder:
         figures = speeds(folder, options.rounds) | quality(folder, options.seconds, options.texts)
-    _common.write("processors", figures, options.json, libraries=("onnxruntime", "numpy", "torch"), taken_on=taken_on)
+    _common.write("processors", figures, options.json, libraries=("onnxruntime", "numpy", "torch"))
 
 
 if __name__ == "__main__":

@@ -326,7 +326,6 @@ def main() -> None:
     parser.add_argument("--damages", nargs="*", metavar="NAME", help="damages by their names; without a name none; default: all")
     parser.add_argument("--only-read", action="store_true", help="measure nothing, read --records")
     options = parser.parse_args()
-    taken_on = _common.machine()
     with _common.scratch("records") as folder:
         path = options.records or folder / "records.jsonl"
         if not options.only_read:
@@ -345,7 +344,7 @@ def main() -> None:
         found = read(path)
     figures = _limits.figures(found, declared())
     libraries = ("torch", "transformers", "peft", "onnxruntime", "bitsandbytes", "compressed-tensors")
-    _common.write("thresholds", figures, options.json, libraries=libraries, taken_on=taken_on)
+    _common.write("thresholds", figures, options.json, libraries=libraries)
 
 
 if __name__ == "__main__":

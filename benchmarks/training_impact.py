@@ -8,7 +8,6 @@ normal priority. Between its phases an export is stopped by signal, so neighbour
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -28,10 +27,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
-from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
-from daemon.contract.jobs.plan import spec_of
+from daemon.contract.jobs.messages import ChildLimits
 
 SETTLE_SECONDS = 0.4
 """Of the beginning of a phase that do not count: the step in which the phases changed."""
@@ -76,36 +72,11 @@ for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, 0, 0.01)
 model.save_pretrained(sys.argv[2])
 """
-BASE = """
-import json, sys
-from pathlib import Path
-from tests.models import make_base
-make_base(Path(sys.argv[1]), **json.loads(sys.argv[2]))
-"""
-
-
-def job_file(folder: Path, base: Path, checkpoint: Path, stage: str, limits: ChildLimits, inputs: dict[str, str]) -> Path:
-    """A job file as the daemon writes it."""
-    folder.mkdir(parents=True)
-    reference = CheckpointRef(
-        root=str(folder), run="bench", step=1, path=str(checkpoint), layout="adapter", digest="0", method="LORA", base_name=str(base)
-    )  # fmt: skip
-    context = StageContext(
-        job="bench", stage=stage, entry=spec_of(stage).entry, formats=catalog().entries, attempt=1,
-        checkpoint=reference, pin=str(checkpoint), base=str(base), inputs=inputs,
-        staging=str(folder / "staging"), result=str(folder / "result.json"), temporary=str(folder / "tmp"), cache=str(folder / "cache"),
-        work=Work(export=ExportOptions(), validation=ValidateOptions()), limits=limits,
-    )  # fmt: skip
-    path = folder / "job.json"
-    path.write_text(context.model_dump_json())
-    return path
 
 
 def start_stage(job: Path, group: Path | None = None) -> subprocess.Popen[bytes]:
     """A child as the daemon starts it; its own session, so that all of it can be ended; in this control group if one is given."""
-    command = _common.python("-m", "handlers", str(job))
-    if group is not None:
-        command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+    command = _common.within(group, _common.python("-m", "handlers", str(job)))
     with open(job.with_name("log.txt"), "wb") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, cwd=_common.ROOT,
@@ -113,26 +84,8 @@ def start_stage(job: Path, group: Path | None = None) -> subprocess.Popen[bytes]
         )  # fmt: skip
 
 
-@contextmanager
-def light_group() -> Iterator[Path | None]:
-    """A control group of the weight that ckptd.slice has, beside the one that the training is in; None where none can be made."""
-    made = None
-    for parent, control, weight in ((Path("/sys/fs/cgroup/cpu"), "cpu.shares", "10"), (Path("/sys/fs/cgroup"), "cpu.weight", "1")):
-        group = parent / f"ckptd-bench-{os.getpid()}"
-        with suppress(OSError):
-            group.mkdir()
-            if (group / control).exists():
-                (group / control).write_text(weight)
-                made = group
-                break
-            group.rmdir()
-    yield made
-    for _ in range(100):
-        with suppress(OSError):
-            if made is not None:
-                made.rmdir()
-            break
-        time.sleep(0.1)
+WEIGHTS = (("/sys/fs/cgroup/cpu", "cpu.shares", 10), ("/sys/fs/cgroup", "cpu.weight", 1))
+"""Where a control group of the weight that ckptd.slice has is made, beside the one that the training is in."""
 
 
 class Exports:
@@ -187,12 +140,12 @@ class Exports:
         number = 0
         while not self._over:
             number += 1
-            home, inputs = self._folder / str(number), {}
+            home, inputs = self._folder / str(number), dict[str, Path]()
             for stage in ("merge", "onnx"):
                 self._may_run.wait()
                 if self._over:
                     return
-                job = job_file(home / stage, self._base, self._checkpoint, stage, self._limits, inputs)
+                job = _stages.job_file(home / stage, stage, inputs, self._checkpoint, base=self._base, limits=self._limits)
                 self._child = start_stage(job, self._group if self._name == "slice" else None)
                 _, status, usage = os.wait4(self._child.pid, 0)
                 self._child.returncode = os.waitstatus_to_exitcode(status)
@@ -201,7 +154,7 @@ class Exports:
                 if code and not self._over:
                     self.fault = job.with_name("log.txt").read_text()[-2000:]
                     return
-                inputs[stage] = str(home / stage / "staging")
+                inputs[stage] = home / stage / "staging"
             shutil.rmtree(home)
 
 
@@ -264,12 +217,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of an export")
     options = parser.parse_args()
     cores = len(psutil.Process().cpu_affinity() or [0])
-    taken_on = _common.machine()
     with _common.scratch("impact") as folder:
         base, checkpoint = folder / "base", folder / "checkpoint"
-        _common.run_child(_common.python("-c", BASE, str(base), json.dumps(SIZE)))
+        _stages.make_base(base, **SIZE)
         _common.run_child(_common.python("-c", CHECKPOINT, str(base), str(checkpoint)))
-        with light_group() as group, training(folder, base, cores, options.device) as steps, ExitStack() as stack:
+        with _common.control_group(WEIGHTS) as group, training(folder, base, cores, options.device) as steps, ExitStack() as stack:
             ways = {
                 name: Exports(name, folder / name, base, checkpoint, group, options.threads)
                 for name in PRIORITIES
@@ -300,7 +252,7 @@ def main() -> None:
         figures[f"slowdown_percent{key}"] = round(statistics.median(slow[name]), 2)
         figures[f"slowdown_percent{key}_quartiles"] = [round(one, 2) for one in statistics.quantiles(slow[name], n=4)[::2]]
         figures[f"export_core_share{key}"] = round(shares[name], 3)
-    _common.write("training_impact", figures, options.json, libraries=("torch", "transformers", "peft"), taken_on=taken_on)
+    _common.write("training_impact", figures, options.json, libraries=("torch", "transformers", "peft"))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="training steps of the adapter")
     parser.add_argument("--texts", type=int, default=16, help="texts to calibrate with beside the default ones")
     options = parser.parse_args()
-    taken_on = _common.machine()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,7 +106,7 @@ def main() -> None:
                 figures[f"calibration_tokens_{name}"] = said["calibration_tokens"]
         figures["kl_gptq_over_rtn"] = figures["kl_gptq"] / figures["kl_rtn"]
         figures["kl_gptq_texts_over_rtn"] = figures["kl_gptq_texts"] / figures["kl_rtn"]
-    _common.write("weights_4bit", figures, options.json, libraries=("torch", "transformers", "compressed-tensors"), taken_on=taken_on)
+    _common.write("weights_4bit", figures, options.json, libraries=("torch", "transformers", "compressed-tensors"))
 
 
 if __name__ == "__main__":

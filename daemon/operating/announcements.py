@@ -42,20 +42,12 @@ class Announcements:
         """Notify that an episode without room began or is over."""
         if not self._settings().notify.wants("disk_low"):
             return
-        occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
-        if over:
-            self._announce(
-                occasion,
-                "disk_low",
-                f"ckptd: there is enough disk space again on {shortage.folder}",
-                "The work that waited continues automatically.",
-            )
-        else:
-            body = (
-                f"{shortage.sentence()}. Work waits, nothing is lost, and it continues automatically when there is enough space."
-                f" {shortage.delete}"
-            )
-            self._announce(occasion, "disk_low", f"ckptd: not enough disk space on {shortage.folder}", body)
+        title, body = f"there is enough disk space again on {shortage.folder}", "The work that waited continues automatically."
+        if not over:
+            title = f"not enough disk space on {shortage.folder}"
+            body = f"{shortage.sentence()}. Work waits, nothing is lost, and it continues automatically when there is enough space."
+            body += f" {shortage.delete}"
+        self._announce(f"disk {shortage.folder} {now()} {'over' if over else 'low'}", "disk_low", f"ckptd: {title}", body)
 
     def _announce(self, occasion: str, kind: str, title: str, body: str) -> None:
         """Notify once for each occasion; while the journal can't be written the message goes out without it."""

@@ -25,7 +25,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.journal.rows import now
 from daemon.system.box import human
-from daemon.system.disks import Place, Refusals, Shortage, nearest_existing, places, probe, short_of_room, unwritable
+from daemon.system.disks import LEAST_BYTES, Place, Refusals, Shortage, nearest_existing, probe, short_of_room, unwritable
 
 log = structlog.get_logger("daemon")
 
@@ -194,7 +194,9 @@ def _is_certain(fault: Fault) -> bool:
 
 def places_of(settings: Settings, paths: StatePaths) -> tuple[Place, ...]:
     """The folders of a configuration that are written to."""
-    return places(paths.state, settings.output.directory, settings.pin.directory, int(settings.limits.disk_reserve))
+    folders = {"state.directory": paths.state, "output.directory": settings.output.directory, "pin.directory": settings.pin.directory}
+    needed = max(int(settings.limits.disk_reserve), LEAST_BYTES)
+    return tuple(Place(key, str(folder), needed) for key, folder in folders.items() if folder)
 
 
 def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:

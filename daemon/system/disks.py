@@ -62,12 +62,6 @@ class Shortage:
         return f"{where} has {human(self.free)} free, but {human(self.needed)} are needed"
 
 
-def places(state: Path, output: Path, pins: Path | None, reserve: int) -> tuple[Place, ...]:
-    """All that ckptd writes into. `pins`: pin.directory, where it is set; `reserve`: limits.disk_reserve."""
-    folders = [("state.directory", state), ("output.directory", output), *([("pin.directory", pins)] if pins else [])]
-    return tuple(Place(key, str(folder), max(reserve, LEAST_BYTES)) for key, folder in folders)
-
-
 def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists. Raises OSError where that can't be found out."""
     while not os.path.lexists(folder) and folder != folder.parent:

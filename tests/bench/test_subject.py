@@ -85,7 +85,7 @@ def test_a_merged_model_that_is_damaged_is_compared_with_nothing(tmp_path: Path,
     ("words", "cause", "remedy"),
     [
         (("nowhere/at-all",), "there is no such path", "check the path"),
-        (("gone-4-1234",), "'gone-4-1234': there is no such folder, and no job has such an id", "or an id from `ckptd list`"),
+        (("gone-4-1234",), "'gone-4-1234': there is no such folder, and no job id begins with this", "or an id from `ckptd list`"),
         (("model",), "there is no MANIFEST.json in it or above it", "give the folder of an export"),
         (
             ("exports/run",),

@@ -1,6 +1,6 @@
 """Mutated files of trainers, and what becomes of each at the border: taken, refused in a sentence, or incomplete; never anything else.
 
-`mutated_inputs(seed, count)` is called by tests and by benchmarks. Each input is a real checkpoint in which one file was changed: a field
+`mutated_inputs(seed, count)` is called by tests. Each input is a real checkpoint in which one file was changed: a field
 of a JSON file got another kind or an absurd value, or bytes were flipped, cut or put in. It is looked at as the daemon does, put into the
 reference that the journal keeps, and where it is taken, planned as the merge's stage does. All by one seed: an input can be made again.
 """

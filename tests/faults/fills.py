@@ -1,6 +1,6 @@
 """The fill sweep: one real daemon, whose disk is full at chosen writes, for one call or until there is room again.
 
-Used by `tests/faults/test_filled_anywhere.py` and `benchmarks/faults.py`. Stages are toys; daemon, journal, child entry, pins and
+Used by `tests/faults/test_filled_anywhere.py`. Stages are toys; daemon, journal, child entry, pins and
 publication are the real ones. Each export has a checkpoint of its own content and meets several points at which its disk is full
 (`tests.faults.fill_places`); afterwards it must be there once, whole, with the artifacts that an undisturbed one has, and with no attempt
 counted. While a disk stays full, `status` and a notification must say so. The draws follow from the seed, the moments do not.

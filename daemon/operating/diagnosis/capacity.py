@@ -5,8 +5,10 @@ The estimates are those by which the runner admits a stage. Nothing is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from sqlite3 import Connection
+from typing import TypeVar
 
 from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
@@ -19,6 +21,8 @@ from daemon.journal.overview import bases_used, measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
 from daemon.system.box import free_disk, human, memory
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,7 +39,8 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
     """Compare what exports of these models need with the box's memory and the room at the output."""
     answer = Capacity()
     missing = [model for model in models if model.missing]
-    used = _used(settings) if missing and settings.limits.away_hours else set()
+    # A base that earlier exports had and that is missing is away, and no mistake of the configuration.
+    used = (_ask_journal(settings, bases_used) or set()) if missing and settings.limits.away_hours else set()
     for model in missing:
         sentence = f"base: {_checkpoints(model)} the base model {model.name or 'that they do not name'}: {model.missing}"
         if model.name in used:
@@ -45,7 +50,7 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
             (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
     known = [model for model in models if not model.missing]
     stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
-    measured = _measured(settings)
+    measured = _ask_journal(settings, measured_by_stage) or {}
     total, _ = memory()
     allowed = int(total * settings.limits.memory_fraction)
     needs = {model.name: _needs(model, stages, measured, settings.merge.dtype, allowed) for model in known}
@@ -68,22 +73,13 @@ def _checkpoints(model: ModelFound) -> str:
     return f"{model.checkpoints} checkpoints need" if model.checkpoints != 1 else "1 checkpoint needs"
 
 
-def _measured(settings: Settings) -> Mapping[str, Sequence[Measured]]:
-    """What stages took before; nothing where there is no journal, or none that this user may read."""
+def _ask_journal(settings: Settings, look: Callable[[Connection], T]) -> T | None:
+    """Return what `look` finds in the journal; None where there is none, or none that this user may read."""
     try:
         with reading(StatePaths(settings.state_directory).journal) as connection:
-            return measured_by_stage(connection)
+            return look(connection)
     except (FileNotFoundError, PermissionError, CkptdError):
-        return {}
-
-
-def _used(settings: Settings) -> set[str]:
-    """The bases that earlier exports had: one of them that is missing is away, and no mistake of the configuration."""
-    try:
-        with reading(StatePaths(settings.state_directory).journal) as connection:
-            return bases_used(connection)
-    except (FileNotFoundError, PermissionError, CkptdError):
-        return set()
+        return None
 
 
 def _needs(

@@ -98,17 +98,10 @@ def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
 
 
 def _check_link(scene: Scene, link: Path) -> None:
-    if not link.exists():
-        scene.find(
-            "link-broken",
-            f"it points to {os.readlink(link)}, which does not exist",
-            "remove it; the next export creates it again",
-            path=link,
-        )
-    elif not is_export(Path(os.path.realpath(link))):
-        scene.find("link-astray", f"it points to {os.readlink(link)}, which is not an export",
-                       "remove it; the next export creates it again",
-                   path=link)  # fmt: skip
+    code, what = ("link-astray", "is not an export") if link.exists() else ("link-broken", "does not exist")
+    if not is_export(Path(os.path.realpath(link))):
+        remedy = "remove it; the next export creates it again"
+        scene.find(code, f"it points to {os.readlink(link)}, which {what}", remedy, path=link)
 
 
 def check_temporaries(scene: Scene, folder: Path) -> None:

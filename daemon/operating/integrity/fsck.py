@@ -19,15 +19,16 @@ from daemon.contract.errors import Permanent
 from daemon.journal.database import reading, reading_as_it_is
 from daemon.journal.integrity import misshapen
 from daemon.journal.sqlite_errors import damaged
-from daemon.operating.integrity.attempt_rules import check_attempts
 from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
 from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows
 from daemon.running.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
+from daemon.system.lock import is_locked
 
 PAUSES = (0.3, 1.0, 2.0)
 """Seconds between the looks at a working daemon. A child that ended is settled within them."""
+_STRAY = "end it; the next start of the daemon also does this"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _look(scene: Scene, executor: Executor) -> None:
         believed = False
     if believed:
         check_disk(scene)
-        check_attempts(scene, executor)
+        _check_attempts(scene, executor)
 
 
 def _look_at_journal(scene: Scene) -> bool:
@@ -97,3 +98,20 @@ def _look_at_journal(scene: Scene) -> bool:
         check_plans(scene)
         check_verdicts(connection, scene)
     return True
+
+
+def _check_attempts(scene: Scene, executor: Executor) -> None:
+    """Nothing is at work without an open attempt and a daemon, and no open attempt of a living daemon without something at work."""
+    at_work = executor.at_work(scene.paths.jobs)
+    attempts = {row["folder"]: row for row in scene.attempts}
+    alive = not scene.quiescent and is_locked(scene.paths.lock)
+    for name, folder in at_work.items():
+        if not alive or str(folder) not in attempts:
+            scene.find("stray-child", f"{name} works on an attempt that no job waits for", _STRAY, path=folder)
+    if not alive:
+        return
+    for path, row in attempts.items():
+        if path not in map(str, at_work.values()):
+            what = f"attempt {row['number']} of {row['stage']} is open, but the process that ran it ({row['executor_id']}) is gone"
+            remedy = "check the daemon's log; a restart closes the attempt"
+            scene.find("attempt-without-child", what, remedy, path=path, job=row["job"])

@@ -14,7 +14,7 @@ from daemon.contract.export_layout import MANIFEST, holds_exports, read_manifest
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.journal.rows import told_state
-from daemon.operating.monitoring.status import find, ids
+from daemon.operating.monitoring.status import job_meant
 from daemon.publishing.verification import exports_below
 
 OPERATION = "measure"
@@ -55,11 +55,7 @@ def locate(state: Path, wanted: str) -> tuple[Export, str | None]:
 
 
 def _of_job(state: Path, wanted: str) -> Path:
-    jobs = find(state, wanted)
-    if len(jobs) != 1:
-        several = f"{len(ids(state, wanted))} job ids match it" if jobs else "there is no such folder, and no job has such an id"
-        raise UsageError(FaultCode.NO_SUCH_JOB, OPERATION, f"{wanted!r}: {several}", _GIVE)
-    (job,) = jobs
+    job = job_meant(state, wanted, OPERATION, _GIVE)
     if not os.path.lexists(Path(job.target) / MANIFEST):
         remedy = "wait until it has finished (`ckptd status`), or export the checkpoint again"
         cause = f"the export is not published: {told_state(job.activity)}"

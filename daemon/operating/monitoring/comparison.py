@@ -18,7 +18,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.journal.rows import told_state
-from daemon.operating.monitoring.status import find, ids
+from daemon.operating.monitoring.status import job_meant
 
 REPORT = "report.json"
 MOST_BYTES = 64 << 20
@@ -115,15 +115,7 @@ def _report_of(state: Path, wanted: str) -> Path:
         raise UsageError(FaultCode.NO_REPORT, "compare", f"it has no {REPORT}", "give the folder of an export", path=path)
     if path.is_file():
         return path
-    jobs = find(state, wanted) if "/" not in wanted else []
-    if len(jobs) != 1:
-        several = (
-            f"{len(ids(state, wanted))} job ids begin with this" if jobs else "there is no such folder, and no job id begins with this"
-        )
-        raise UsageError(
-            FaultCode.NO_SUCH_JOB, "compare", f"{wanted!r}: {several}", "give the folder of an export, or an id from `ckptd list`"
-        )  # fmt: skip
-    (job,) = jobs
+    job = job_meant(state, wanted, "compare", "give the folder of an export, or an id from `ckptd list`")
     if job.report_file is None:
         raise UsageError(
             FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: {told_state(job.activity)}",

@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection
+from typing import TypeVar
 
 from daemon.config.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
 from daemon.contract.answers import ask
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.plan import find_spec
@@ -58,6 +61,8 @@ from daemon.running.rules import ready
 from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
 from daemon.system.threads import Death
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -235,13 +240,13 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
     last = read_live(paths.live)
     live = last.aged() if running else LiveFile()
     still = _standing_still(paths, live) if running else None
-    try:
-        with reading(paths.journal) as connection:
-            seen = overview(connection, limit)
-            scene = _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
-            jobs = tuple(_job(view, scene) for view in seen.jobs)
-    except FileNotFoundError:
-        seen, jobs = Overview(), ()
+
+    def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
+        seen = overview(connection, limit)
+        scene = _scene(connection, seen, live, running)
+        return seen, tuple(_job(view, scene) for view in seen.jobs)
+
+    seen, jobs = _ask_journal(state, look) or (Overview(), ())
     disks = _short(state, live)
     verdict = "unwell" if still else live.verdict if not running or not disks else "full"
     return Snapshot(
@@ -319,6 +324,19 @@ class _Scene:
     earlier: Callable[[JobRow], Earlier]
 
 
+def _scene(connection: Connection, seen: Overview, live: LiveFile, running: bool) -> _Scene:
+    return _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
+
+
+def _ask_journal(state: Path, look: Callable[[Connection], T]) -> T | None:
+    """Return what `look` finds in the journal of a state directory; None where there is none."""
+    try:
+        with reading(StatePaths(state).journal) as connection:
+            return look(connection)
+    except FileNotFoundError:
+        return None
+
+
 def _earlier(connection: Connection) -> Callable[[JobRow], Earlier]:
     """Return what looks up the times of earlier exports like a job; those of one run and base are looked for once."""
     known: dict[tuple[object, ...], Earlier] = {}
@@ -348,20 +366,12 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
 
 def ids(state: Path, wanted: str) -> list[str]:
     """The jobs that `wanted` may mean: the one of that id, else all whose id begins with it, or whose id's last part does."""
-    try:
-        with reading(StatePaths(state).journal) as connection:
-            return ids_named(connection, wanted)
-    except FileNotFoundError:
-        return []
+    return _ask_journal(state, lambda connection: ids_named(connection, wanted)) or []
 
 
 def failed_ids(state: Path) -> list[str]:
     """The exports that failed, in the order in which they were taken."""
-    try:
-        with reading(StatePaths(state).journal) as connection:
-            return ids_failed(connection)
-    except FileNotFoundError:
-        return []
+    return _ask_journal(state, ids_failed) or []
 
 
 def find(state: Path, wanted: str) -> list[JobDetails]:
@@ -369,17 +379,24 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
     paths = StatePaths(state)
     running = is_locked(paths.lock)
     live = read_live(paths.live).aged() if running else LiveFile()
-    try:
-        with reading(paths.journal) as connection:
-            seen = overview(connection, 0)
-            scene = _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
-            views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
-            return [
-                JobDetails(**vars(_job(view, scene)), attempts=tuple(_attempt(attempt) for attempt in attempts_of(connection, view.job.id)))
-                for view in views
-            ]
-    except FileNotFoundError:
-        return []
+
+    def look(connection: Connection) -> list[JobDetails]:
+        scene = _scene(connection, overview(connection, 0), live, running)
+        views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
+        return [
+            JobDetails(**vars(_job(view, scene)), attempts=tuple(map(_attempt, attempts_of(connection, view.job.id)))) for view in views
+        ]
+
+    return _ask_journal(state, look) or []
+
+
+def job_meant(state: Path, wanted: str, operation: str, remedy: str) -> JobDetails:
+    """The one job that a person means by `wanted`, where no path of that name is there. Raises UsageError unless it is exactly one."""
+    jobs = find(state, wanted) if "/" not in wanted else []
+    if len(jobs) == 1:
+        return jobs[0]
+    several = f"{len(ids(state, wanted))} job ids begin with this" if jobs else "there is no such folder, and no job id begins with this"
+    raise UsageError(FaultCode.NO_SUCH_JOB, operation, f"{wanted!r}: {several}", remedy)
 
 
 def _attempt(row: AttemptRow) -> AttemptStatus:
