@@ -124,7 +124,7 @@ def judged(
 ) -> capacity.Capacity:
     monkeypatch.setattr(capacity, "memory", lambda: (10 << 30, 9 << 30))
     monkeypatch.setattr(capacity, "free_disk", lambda folder: 1 << 40)
-    monkeypatch.setattr(capacity, "_measured", lambda settings: measured)
+    monkeypatch.setattr(capacity, "_ask_journal", lambda settings, look: measured)
     settings = {"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}, "export": {"variants": ["pytorch", "onnx"]}}
     return capacity.capacity_of(Settings.model_validate(settings), models)
 
