@@ -1,7 +1,7 @@
 """Copies of the journal: taken while work goes on, checked before they count, the newest few kept.
 
-Called by `daemon.journal.database` and `daemon.operating.integrity.maintenance`. A backup is a journal of its own; nothing but the name
-tells it apart.
+Called by `daemon.journal.database` and `daemon.operating.integrity.maintenance`. A backup is a journal of its own; nothing but
+the name tells it apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks a journal: SQLite's own checks, the shape of its schema, the rows of its open jobs.
 
-Functions of a connection, called by `daemon.journal.database` when it opens a file and by `daemon.operating.integrity.maintenance` on a
-schedule. SQLite keeps no checksums: a byte that changed inside a text is found only if the text becomes invalid.
+Functions of a connection, called by `daemon.journal.database` when it opens a file and by `daemon.operating.integrity.maintenance` on
+a schedule. SQLite keeps no checksums: a byte that changed inside a text is found only if the text becomes invalid.
 """
 
 from __future__ import annotations

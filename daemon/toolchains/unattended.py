@@ -1,7 +1,7 @@
 """`python -m daemon.toolchains.unattended ORDER`: installs one toolchain for stages that wait for it, as a process of its own.
 
-Started by `daemon.running.installing` with a JSON order; writes what it is doing now, and in the end how it ended, into files that the
-order names. It ends in order, and what it runs with it, when it is told to or when its parent is gone.
+Started by `daemon.running.installing` with a JSON order; writes what it is doing now, and in the end how it ended, into files that
+the order names. It ends in order, and what it runs with it, when it is told to or when its parent is gone.
 """
 
 from __future__ import annotations

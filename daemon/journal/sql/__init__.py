@@ -1,6 +1,7 @@
 """The journal's schema: `1.sql` makes the first, each of MIGRATIONS the next one of the one before it.
 
-Called by `daemon.journal.upgrades`, which runs them, and by `daemon.journal.integrity`, which compares a file with what they make.
+Called by `daemon.journal.upgrades`, which runs them, and by `daemon.journal.integrity`, which compares a file
+with what they make.
 """
 
 from __future__ import annotations
