@@ -59,8 +59,11 @@ class Endings:
         self.left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
         parts.waits.end(job.id)
         parts.away.ended(job.id)
-        in_use = parts.journal.jobs.outputs_in_use()
-        if parts.resumption.end(job, stages):
+        try:
+            in_use = parts.journal.jobs.outputs_in_use()
+        finally:  # or a retry of the job would trust what is remembered of it
+            is_known = parts.resumption.end(job, stages)
+        if is_known:
             parts.waits.refused(parts.kept.take_over(job, stages, int(parts.settings.output.kept_size), in_use))
         self._go_on()
 
