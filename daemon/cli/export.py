@@ -197,7 +197,7 @@ def _added(text: str) -> AddedAdapter:
         return AddedAdapter.model_validate({"path": Path(path).absolute(), "weight": weight})
     except ValidationError:
         raise UsageError(
-            FaultCode.BAD_WEIGHT,
+            FaultCode.BAD_OPTION,
             "use --add",
             f"its weight {weight!r} is not a number, or is 0, or is beyond {LARGEST_FACTOR:g}, so that nothing of the base would remain",
             "write PATH=WEIGHT, for example style=0.5",

@@ -165,7 +165,7 @@ def export(
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
         raise UsageError(
-            FaultCode.NO_CHECKPOINT, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
+            FaultCode.BAD_OPTION, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
         )
     configuration.make_only(to or (), deploy or ())
     for path in (checkpoint, output, base, *map(Path, add or ())):

@@ -119,7 +119,7 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, *_why_no_text(content, error), path=path) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {said_of_syntax(error)}", _remedy_of_syntax(error), path=path
+            FaultCode.CONFIG_INVALID, operation, f"it is not TOML: {said_of_syntax(error)}", _remedy_of_syntax(error), path=path
         ) from None
 
 

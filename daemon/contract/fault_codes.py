@@ -27,14 +27,9 @@ class FaultCode(StrEnum):
     To do: Stop the other ckptd. A second daemon needs a `state.directory` of its own.
     """
     BAD_OPTION = "bad-option"
-    """A command-line option has an invalid value, or contradicts another option.
+    """A command-line option is missing or has an invalid value, or contradicts another option.
 
-    To do: Correct the option; the message says which values are valid.
-    """
-    BAD_WEIGHT = "bad-weight"
-    """The factor of an adapter to add is not a number, or is 0, or is so large that nothing of the base would remain.
-
-    To do: Write `--add PATH=WEIGHT`, for example `--add style=0.5`.
+    To do: Correct the option; the message says which values are valid, for example `--add style=0.5`.
     """
     CHECKPOINT_GONE = "checkpoint-gone"
     """The checkpoint to retry was deleted, is damaged, or its content has changed.
@@ -48,21 +43,16 @@ class FaultCode(StrEnum):
     To do: Keep that file, choose another file name, or use --force to replace it.
     """
     CONFIG_INVALID = "config-invalid"
-    """The configuration has unknown keys, wrong values or values that contradict each other.
+    """The configuration file is not TOML, or has unknown keys, wrong values or values that contradict each other.
 
-    To do: Change each key that the message names; `ckptd check` lists all problems at once. Values that may hold secrets are not shown;
-    addresses of services belong into `notify.urls` or the file of `notify.urls_file`.
+    To do: Correct the line, or each key, that the message names; `ckptd check` lists all problems at once. Values that may hold
+    secrets are not shown; addresses of services belong into `notify.urls` or the file of `notify.urls_file`.
     """
     CONFIG_MISSING = "config-missing"
     """The given configuration file does not exist, none was given or found, or there is nothing to make one of.
 
     To do: Correct the path of `--config` or of the variable CKPTD_CONFIG, or write a file with `ckptd init`, with `--root` where no
     checkpoint is there yet.
-    """
-    CONFIG_SYNTAX = "config-syntax"
-    """The configuration file is not TOML.
-
-    To do: Correct the line that the message names.
     """
     CONFIG_UNREADABLE = "config-unreadable"
     """The configuration file can't be read, or is not UTF-8.
@@ -78,11 +68,6 @@ class FaultCode(StrEnum):
     """The running daemon did not answer a reload request in time.
 
     To do: Look at the daemon's log with `ckptd logs`, then try again.
-    """
-    NO_CHECKPOINT = "no-checkpoint"
-    """`ckptd export` was given no checkpoint.
-
-    To do: Give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH.
     """
     NO_EXPORT = "no-export"
     """There is no published export in, below or above the path to verify.
@@ -702,11 +687,6 @@ class FaultCode(StrEnum):
 
     To do: Copy or download the base again, or use its 16-bit original.
     """
-    DORA_MISMATCH = "dora-mismatch"
-    """DoRA's magnitudes and adapter_config.json contradict each other.
-
-    To do: Use weights and adapter_config.json from the same save.
-    """
     DTYPE_OVERFLOW = "dtype-overflow"
     """A weight is too large for its data type in the output.
 
@@ -718,7 +698,7 @@ class FaultCode(StrEnum):
     To do: Take another checkpoint; this one is truncated, or was saved while its parameters were sharded.
     """
     HEAD_INCOMPLETE = "head-incomplete"
-    """The adapter has a task head, but some of the head's weights are missing.
+    """Weights of the head that the task needs are missing in the adapter and in the base.
 
     To do: Train with the head named in modules_to_save; the values from the training are lost.
     """
@@ -756,11 +736,6 @@ class FaultCode(StrEnum):
     To do: Look at the training's loss and take an earlier checkpoint; if the message names the base as the cause, copy the base again; give
     adapters that are added smaller weights (`merge.weight`, `merge.add`).
     """
-    OUTPUT_NOT_EMPTY = "output-not-empty"
-    """The output folder of the merge is not empty.
-
-    To do: Give an empty folder.
-    """
     PATTERNS_TOO_SLOW = "patterns-too-slow"
     """Matching the patterns of adapter_config.json takes more work than any adapter needs.
 
@@ -777,7 +752,7 @@ class FaultCode(StrEnum):
     To do: Set `merge.dtype` to "base".
     """
     RANK_MISMATCH = "rank-mismatch"
-    """The adapter's shapes and the rank in adapter_config.json contradict each other.
+    """The adapter's weights (their shapes, or DoRA's magnitudes) and adapter_config.json contradict each other.
 
     To do: Use weights and adapter_config.json from the same save.
     """
@@ -841,11 +816,6 @@ class FaultCode(StrEnum):
 
     To do: Leave the variant out of `export.variants`, and read the attempt's log.
     """
-    LIBRARY_MISSING = "library-missing"
-    """onnxruntime-genai can't be imported.
-
-    To do: Install it: `pip install onnxruntime-genai`.
-    """
     NO_ACTIVATIONS = "no-activations"
     """The settings name no activation, or the model or its graph can't return those that they name.
 
@@ -882,11 +852,6 @@ class FaultCode(StrEnum):
     """None of the texts for calibration or measurement has two tokens or more.
 
     To do: Put longer lines into the file that `validate.prompts` names.
-    """
-    UNKNOWN_STRATEGY = "unknown-strategy"
-    """The given export strategy does not exist.
-
-    To do: Use one of the strategies that the message lists.
     """
     UNSUPPORTED_ARCHITECTURE = "unsupported-architecture"
     """The format does not support this architecture.
@@ -950,11 +915,6 @@ class FaultCode(StrEnum):
 
     To do: Copy the model's files again; after a merge, read the log of the stage `merge`.
     """
-    NO_HEAD = "no-head"
-    """The base has no head for the task, and neither has the adapter.
-
-    To do: Train with the head named in modules_to_save.
-    """
     NO_JOB_FACTS = "no-job-facts"
     """The report stage was started without its data from the journal.
 
@@ -971,7 +931,7 @@ class FaultCode(StrEnum):
     To do: Set decoder_start_token_id in the model's config.json.
     """
     PACKAGE_MISSING = "package-missing"
-    """A package that the tokenizer needs is not installed.
+    """A package that the model's tokenizer or the format needs is not installed.
 
     To do: Install the package that the message names with pip.
     """
@@ -1089,11 +1049,6 @@ class FaultCode(StrEnum):
 
     # The demo and its trainings
 
-    BAD_TRAINING = "bad-training"
-    """The numbers given for a training of the demo are too small, or contradict each other.
-
-    To do: Give `--seconds` above 0, `--threads` 1 or more, and 1 ≤ `--save-steps` ≤ `--steps`.
-    """
     DEMO_PROCESS = "demo-process"
     """A process of the demo ended before its work was done.
 

@@ -27,7 +27,7 @@ def prepare_libraries(threads: int) -> None:
     """
     if threads < 1:
         raise UsageError(
-            FaultCode.BAD_TRAINING, "start the training", f"it needs at least one thread, not {threads}", "give --threads 1 or more"
+            FaultCode.BAD_OPTION, "start the training", f"it needs at least one thread, not {threads}", "give --threads 1 or more"
         )
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = str(threads)
     # Threads that spin while they wait for each other come to a standstill when others want the cores too: with two threads

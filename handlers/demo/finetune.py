@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_libraries(options.threads)
         if not 1 <= options.save_steps <= options.steps:
             raise UsageError(
-                FaultCode.BAD_TRAINING, "start the training", (
+                FaultCode.BAD_OPTION, "start the training", (
                     f"a checkpoint every {options.save_steps} steps does not fit into {options.steps} steps"
                 ),
                 "give 1 ≤ --save-steps ≤ --steps",

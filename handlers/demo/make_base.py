@@ -180,11 +180,11 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_libraries(options.threads)
         if options.seconds <= 0:
             raise UsageError(
-                FaultCode.BAD_TRAINING, "train the base", f"{options.seconds} seconds is not a positive time", "give --seconds above 0"
+                FaultCode.BAD_OPTION, "train the base", f"{options.seconds} seconds is not a positive time", "give --seconds above 0"
             )
         if options.steps < 0:
             raise UsageError(
-                FaultCode.BAD_TRAINING,
+                FaultCode.BAD_OPTION,
                 "train the base",
                 f"{options.steps} is not a positive number of steps",
                 "give --steps of 1 or more, or leave it out",

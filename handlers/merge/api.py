@@ -177,4 +177,4 @@ def _refuse_leftovers(output: Path) -> None:
     leftovers = sorted(path.name for path in output.iterdir())
     if leftovers:
         cause = f"the output folder is not empty: it holds {leftovers[0]}" + (f" and {len(leftovers) - 1} more" if leftovers[1:] else "")
-        raise Permanent(FaultCode.OUTPUT_NOT_EMPTY, "merge the adapter", cause, "give an empty folder", path=output)
+        raise Permanent(FaultCode.NOT_EMPTY, "merge the adapter", cause, "give an empty folder", path=output)

@@ -162,7 +162,7 @@ def test_an_export_that_a_person_waits_for_runs_at_normal_priority_unless_one_is
 
     def export_now(settings: Settings, *_: Any, **__: Any) -> None:
         asked.append(settings)
-        raise UsageError(FaultCode.NO_CHECKPOINT, "export", "it is enough", "stop here")
+        raise UsageError(FaultCode.BAD_OPTION, "export", "it is enough", "stop here")
 
     monkeypatch.setattr("daemon.cli.export.export_now", export_now)
     file = write(text)

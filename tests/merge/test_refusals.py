@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[dict[str, Any
         {}, {"target_parameters": ["mlp.experts.down_proj"]}, None,
         ("base-weight-unchanged", "target_parameters names mlp.experts.down_proj"),
     ),
-    "a magnitude without DoRA": ({"use_dora": True}, {"use_dora": False}, None, ("dora-mismatch", "has a magnitude")),
+    "a magnitude without DoRA": ({"use_dora": True}, {"use_dora": False}, None, ("rank-mismatch", "has a magnitude")),
     "a saved module of another shape": (
         {"modules_to_save": ["norm"]}, {}, widen_the_norm,
         ("adapter-for-another-base", "model.norm is 64 in the base, but the adapter saved it as 65"),

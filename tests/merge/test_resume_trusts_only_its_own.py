@@ -175,7 +175,7 @@ def test_without_resume_a_folder_that_is_not_empty_is_refused_and_left_alone(cas
     before = digests(output)
     with pytest.raises(Permanent, match="the output folder is not empty") as caught:
         merge_adapter(case.adapter, case.base, output)
-    assert caught.value.fault.code == "output-not-empty"
+    assert caught.value.fault.code == "not-empty"
     assert digests(output) == before
 
 

@@ -84,7 +84,7 @@ def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | 
     if bool(config.get("use_dora")) != (magnitude is not None):
         has = "has" if magnitude else "lacks"
         raise Permanent(
-            FaultCode.DORA_MISMATCH,
+            FaultCode.RANK_MISMATCH,
             OPERATION,
             f"{change.module} {has} a magnitude, but adapter_config.json says use_dora={bool(config.get('use_dora'))}",
             "use weights and adapter_config.json from the same save",

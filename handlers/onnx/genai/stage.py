@@ -104,7 +104,7 @@ def load_builder() -> Any:
         return importlib.import_module("onnxruntime_genai.models.builder")
     except ImportError as error:
         cause = f"onnxruntime-genai can't be imported: {error}"
-        raise Permanent(FaultCode.LIBRARY_MISSING, OPERATION, cause, f"install it: pip install {LIBRARY}") from error
+        raise Permanent(FaultCode.PACKAGE_MISSING, OPERATION, cause, f"install it: pip install {LIBRARY}") from error
 
 
 def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: BuilderRequest) -> list[str]:

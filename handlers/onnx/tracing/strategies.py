@@ -116,7 +116,7 @@ def named(strategies: Sequence[Strategy], name: str) -> Strategy:
     row = next((strategy for strategy in strategies if strategy.name == name), None)
     if row is None:
         names = ", ".join(strategy.name for strategy in strategies)
-        raise Permanent(FaultCode.UNKNOWN_STRATEGY, "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
+        raise Permanent(FaultCode.BAD_OPTION, "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
     return row
 
 

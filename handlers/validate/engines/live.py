@@ -177,5 +177,5 @@ def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
     heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
     if not heads:
         cause = f"the base is not a model for {task}, and the adapter brings no head for it"
-        raise Permanent(FaultCode.NO_HEAD, "load the live model", cause, "train with modules_to_save naming the head", path=base)
+        raise Permanent(FaultCode.HEAD_INCOMPLETE, "load the live model", cause, "train with modules_to_save naming the head", path=base)
     return min(heads)
