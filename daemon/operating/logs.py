@@ -72,8 +72,18 @@ def _formatter(renderer: Any) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
 
 
+class _Stream(logging.StreamHandler[Any]):
+    """Writes to stderr. Says nothing where that can't be written: the library would print a traceback there."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Handle an error of `emit`: there is no other place to name it, and the work goes on."""
+
+
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """Says once on stderr that the file can't be written; the library would print a traceback for each record."""
+    """Says once on stderr that the file can't be written; the library would print a traceback for each record.
+
+    Both may lie on the disk that is full: whoever logs never sees an error of that.
+    """
 
     said = False
 
@@ -81,7 +91,8 @@ class _Rotating(logging.handlers.RotatingFileHandler):
         """Handle an error of `emit`."""
         if not self.said:
             error = sys.exc_info()[1]
-            print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. Fix: free space there or give access; "
+            with contextlib.suppress(OSError):
+                print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. Fix: free space there or give access; "
                       "all lines are also in stderr.", file=sys.stderr)  # fmt: skip
         self.said = True
 
@@ -98,7 +109,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
     handler: logging.Handler
     as_json = _formatter(structlog.processors.JSONRenderer(ensure_ascii=True))
     if stderr:
-        handler = JournalHandler(sys.stderr) if isinstance(sys.stderr, JournalStream) else logging.StreamHandler(sys.stderr)
+        handler = JournalHandler(sys.stderr) if isinstance(sys.stderr, JournalStream) else _Stream(sys.stderr)
         console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
         handler.setFormatter(_formatter(Readable(colors=sys.stderr.isatty())) if console else as_json)
         handlers.append(handler)

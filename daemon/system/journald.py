@@ -92,6 +92,8 @@ class JournalHandler(logging.Handler):
         """Called by logging, under the handler's lock."""
         try:
             self._stream.write_line(self.format(record), priority_of(record.levelno))
+        except OSError:
+            pass  # there is no other place to name it, and the work goes on
         except Exception:
             self.handleError(record)
 

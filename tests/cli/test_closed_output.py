@@ -44,7 +44,7 @@ def test_a_reader_that_leaves_is_no_verdict(verb: str, errors_too: bool, tmp_pat
     assert code_and_errors([*verb.split(), *needs], tmp_path, errors_too=errors_too) == (SIGPIPE_AS_CODE, b"")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-", "2>/dev/full"])
 @pytest.mark.parametrize(("verb", "code"), [("config show", 0), ("formats --json", 0), ("nothing-like-a-verb", 2)])
 def test_a_closed_output_is_no_verdict(verb: str, code: int, closed: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}

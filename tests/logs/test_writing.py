@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -175,3 +177,25 @@ def test_a_console_gets_readable_lines_and_a_pipe_json(set_up: SetUp, monkeypatc
         line = stream.getvalue()
         assert "hello" in line
         assert line.startswith("{") is is_json
+
+
+ON_A_FULL_DISK = """
+import structlog
+from pathlib import Path
+from daemon.config.settings import LogSettings
+from daemon.operating import logs
+from daemon.contract.events import Event
+logs.set_up(LogSettings(), Path("/dev/full"))
+try:
+    raise ValueError("a traceback is longer than a line")
+except ValueError:
+    structlog.get_logger("daemon").exception("failed", event_id=Event.ROUND_FAILED)
+structlog.get_logger("daemon").info("stopping", event_id=Event.DAEMON_STOPPING)
+print("goes on")
+"""
+
+
+def test_who_logs_goes_on_where_neither_file_nor_stderr_can_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", ON_A_FULL_DISK], stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")

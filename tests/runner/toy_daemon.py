@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daemon.cli.main import EXIT_TEMPORARY, exit_code_of
+from daemon.cli.views.markup import say_error
 from daemon.config.loading import load
 from daemon.config.paths import prepare
 from daemon.contract.errors import CkptdError, from_oserror
@@ -33,10 +34,10 @@ def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExec
         logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
         service.serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
-        print(f"ckptd: {error}", file=sys.stderr)
+        say_error(f"ckptd: {error}")
         sys.exit(exit_code_of(error))
     except OSError as error:  # as the command does
-        print(f"ckptd: {from_oserror(error, 'go on')}", file=sys.stderr)
+        say_error(f"ckptd: {from_oserror(error, 'go on')}")
         sys.exit(EXIT_TEMPORARY)
 
 

@@ -117,8 +117,16 @@ def say_lines(text: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print a message to stderr, without markup; it may have several lines. On a terminal they are broken between words."""
-    if sys.stderr.isatty():
-        put(terminal(stderr=True), Text(printable_lines(text)))
-    else:
-        print(printable_lines(text), file=sys.stderr, flush=True)
+    """Print a message to stderr, without markup; it may have several lines. On a terminal they are broken between words.
+
+    Raises BrokenPipeError where the reader has left; no other error of writing.
+    """
+    try:
+        if sys.stderr.isatty():
+            put(terminal(stderr=True), Text(printable_lines(text)))
+        else:
+            print(printable_lines(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass  # stderr lies on a full disk: the exit code still says what kind of error it is
