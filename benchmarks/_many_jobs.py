@@ -13,16 +13,16 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import LogSettings, Settings
-from daemon.contract.files import seal
+from daemon.contract.disk.files import seal
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.operating import logs
-from daemon.running.executor import Attempt, Bounds, Order, Progress
+from daemon.operating.log import logs
+from daemon.running.attempts.executor import Attempt, Bounds, Order, Progress
 from daemon.running.runner import Runner
 
 BATCH = 50

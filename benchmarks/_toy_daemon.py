@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks._many_jobs import Instant, Instantly
 from daemon.config.loading import load
-from daemon.operating import logs
+from daemon.operating.log import logs
 from daemon.operating.service import serve
-from daemon.running.executor import Attempt, Order
+from daemon.running.attempts.executor import Attempt, Order
 
 ZERO = os.open("/dev/zero", os.O_RDONLY)
 

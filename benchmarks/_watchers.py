@@ -18,10 +18,10 @@ from watchdog.observers import Observer
 from benchmarks._writers import STATE, WEIGHTS, read_checkpoint
 from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.inspection import Inspection
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
 
 DEBOUNCE = 1.0

@@ -67,9 +67,9 @@ def scan_seconds(root: Path) -> float:
 def fill(folder: Path, runs: int, *, whole: bool) -> Path:
     """A tree of `runs` runs below `folder` with a checkpoint each, known to a journal where they are whole; gives the configuration."""
     from daemon.checkpoints.files import fingerprint
-    from daemon.config.paths import prepare
+    from daemon.config.places.paths import prepare
     from daemon.journal.journal import Journal
-    from daemon.watching.entering import digest_of_fingerprint
+    from daemon.watching.taking.entering import digest_of_fingerprint
 
     journal, seen = Journal(prepare(folder / "state", folder / "out").journal), []
     for number in range(runs):

@@ -28,9 +28,9 @@ from benchmarks import _common, _watchers
 from benchmarks._writers import JUDGED, LIFE, STATE, contents
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.names import is_checkpoint_name
-from daemon.contract.files import fsync_directory, fsync_file
-from daemon.watching.entering import digest_of_fingerprint
+from daemon.contract.disk.files import fsync_directory, fsync_file
 from daemon.watching.scan import Scanner, is_ignored
+from daemon.watching.taking.entering import digest_of_fingerprint
 from daemon.watching.tracker import Tracker
 
 SETTLE = 1.0

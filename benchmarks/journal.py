@@ -30,7 +30,7 @@ START = """
 import sys, time
 from pathlib import Path
 from daemon.operating.integrity.maintenance import open_journal
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.journal.attempts import Intent
 from daemon.journal.rows import AttemptId
 began = time.perf_counter()
@@ -46,8 +46,8 @@ print(1000 * (time.perf_counter() - began))
 
 def fill(state: Path, output: Path, jobs: int) -> None:
     """A journal with `jobs` jobs of six stages, all but the last ten of which have ended; rows as large as real ones."""
-    from daemon.config.paths import prepare
-    from daemon.contract.files import FileEntry
+    from daemon.config.places.paths import prepare
+    from daemon.contract.disk.files import FileEntry
     from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
     from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
     from daemon.journal.journal import Journal
@@ -143,7 +143,7 @@ def wal_commits(folder: Path) -> Callable[[int], None]:
 
 def file_commits(folder: Path) -> Callable[[int], None]:
     """A JSON file of ten jobs, rewritten, synced and renamed for each change."""
-    from daemon.contract.files import write_atomic
+    from daemon.contract.disk.files import write_atomic
 
     jobs = [{"id": str(job), "stages": {name: {"state": "waiting", "attempts": 0} for name in STAGES}} for job in range(OPEN_JOBS)]
 
@@ -174,7 +174,7 @@ def commits(folder: Path, seconds: float, rounds: int) -> dict[str, float]:
 
 def check_seconds(file: Path) -> tuple[float, float]:
     """Seconds of the scheduled full check, and of one backup."""
-    from daemon.journal.database import Database
+    from daemon.journal.file.database import Database
 
     database = Database(file)
     began = time.perf_counter()

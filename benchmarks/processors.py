@@ -35,8 +35,8 @@ from daemon.contract import cpu
 from handlers.folder.playback import GraphRun, Player, run, tokenize
 from handlers.graphs import graphset
 from handlers.graphs.sessions import open_session
-from handlers.onnx.quantize import int8_rewriter
 from handlers.onnx.quantize.accuracy_levels import compare
+from handlers.onnx.quantize.rewriters import int8_rewriter
 from tests.portability import masking
 
 INPUTS, OUTPUTS = 1024, 4096

@@ -22,16 +22,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from daemon.contract import failpoints
-from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import odd_below, seal, write_atomic
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import odd_below, seal, write_atomic
+from daemon.contract.disk.own_folders import is_still, not_ours
+from daemon.contract.faults.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
-from daemon.contract.own_folders import is_still, not_ours
 from handlers.child import foreign, process, warm
 from handlers.child.outside import Outside
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
@@ -42,12 +42,12 @@ EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
 LIBRARIES = {
     "torch": (
-        "numpy", "torch", "handlers.models.transformers_once", "transformers.modeling_utils", "safetensors.torch",
+        "numpy", "torch", "handlers.models.releases.transformers_once", "transformers.modeling_utils", "safetensors.torch",
         "transformers:AutoConfig", "transformers:AutoTokenizer", "transformers:AutoModelForCausalLM",
     ),
     "light": (
         "numpy", "onnxruntime", "onnx_ir", "tokenizers", "handlers.validate.check", "handlers.validate.workers.worker",
-        "handlers.validate.workers.drivers", "handlers.validate.engines.onnx_causal",
+        "handlers.validate.workers.drivers", "handlers.validate.engines.graphs.onnx_causal",
     ),
 }  # fmt: skip
 """What the processes have loaded from which attempts are forked: those that use PyTorch, and all others."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.errors import Fault, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import spec_of
 from daemon.contract.values import Frozen
 from handlers.child.progress import StageOutput

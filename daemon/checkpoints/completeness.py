@@ -19,10 +19,10 @@ from typing import Any
 from daemon.checkpoints.files import ADAPTER_CONFIG, MODULE_FOLDER, MODULES, SENTINELS, TRAINER_STATE, Look, absent
 from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.unsupported import refuse_outside
-from daemon.contract.configs import adapter_config
-from daemon.contract.errors import Fault, Permanent
-from daemon.contract.files import check_values, open_plain, read_bounded
-from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
+from daemon.contract.disk.files import check_values, open_plain, read_bounded
+from daemon.contract.faults.errors import Fault, Permanent
+from daemon.contract.models.configs import adapter_config
+from daemon.contract.models.safetensors import find_hole, has_zero_tail, parse_header
 from daemon.contract.sharded.archives import BoundedReader
 from daemon.contract.values import Json
 

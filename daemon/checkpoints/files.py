@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.names import ADAPTERS, run_of
-from daemon.contract.files import open_plain
+from daemon.contract.disk.files import open_plain
+from daemon.contract.faults.text import printable
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, may_be_shard, shards_in
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
-from daemon.contract.text import printable
 
 TRAINER_STATE = "trainer_state.json"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -18,7 +18,7 @@ from daemon.checkpoints.layouts import is_of_trainer, recognize
 from daemon.checkpoints.names import ADAPTERS, REFERENCE, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.checkpoints.pieces import pieces_to_come
 from daemon.checkpoints.trainer_state import claims_of, training_metadata
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.values import Json
 

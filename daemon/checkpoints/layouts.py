@@ -18,7 +18,7 @@ from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Look
 from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME
 from daemon.checkpoints.pieces import GLOBAL_STEP, archives, dcp_metadata, deepspeed_latest, fsdp_metadata, in_pieces, lightning, zero
 from daemon.checkpoints.unsupported import refuse_litgpt
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.sharded import dcp_safetensors
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP

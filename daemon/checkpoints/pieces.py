@@ -25,9 +25,9 @@ from daemon.checkpoints.unsupported import (
     refuse_no_tensors,
     refuse_unsafe,
 )
-from daemon.contract.errors import CkptdError, Fault
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import open_plain
+from daemon.contract.disk.files import open_plain
+from daemon.contract.faults.errors import CkptdError, Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded import dcp, deepspeed
 from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in

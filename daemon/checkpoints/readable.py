@@ -11,10 +11,10 @@ from pathlib import Path
 
 from daemon.checkpoints.files import look_at
 from daemon.checkpoints.names import run_of
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
-from daemon.system import access
-from daemon.system.access import Denial
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.system.filesystems import access
+from daemon.system.filesystems.access import Denial
 
 _OPERATION = "read the checkpoint"
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from daemon.checkpoints.completeness import read_object
 from daemon.checkpoints.files import TRAINER_STATE, Look, absent
-from daemon.contract.files import check_values, open_plain
+from daemon.contract.disk.files import check_values, open_plain
 from daemon.contract.values import Json
 
 HISTORY = "log_history"

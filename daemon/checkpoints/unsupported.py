@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from daemon.contract.advice import quoted
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.advice import quoted
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.deepspeed import tag_in
 from daemon.contract.sharded.forms import FSDP
 

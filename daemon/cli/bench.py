@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
-from daemon.contract.errors import CkptdError, UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings

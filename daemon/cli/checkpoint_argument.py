@@ -11,8 +11,8 @@ from pathlib import Path
 from daemon.checkpoints.inspection import Inspection, checkpoint_around, inspect
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.readable import closed_to_me
-from daemon.contract.errors import Permanent, UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.forms import newest_module
 from daemon.watching.scan import Scanner
 

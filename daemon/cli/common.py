@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.cli.views.markup import say_error, say_lines
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import is_text, printable
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import is_text, printable
 
 if TYPE_CHECKING:
-    from daemon.config.instances import Instance
     from daemon.config.layers import Files, Source
+    from daemon.config.places.instances import Instance
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
@@ -179,13 +179,13 @@ def _nothing_found() -> UsageError:
 
 
 def _is_writable(folder: Path) -> bool:
-    from daemon.system.disks import nearest_existing
+    from daemon.system.filesystems.disks import nearest_existing
 
     return os.access(nearest_existing(folder), os.W_OK | os.X_OK)
 
 
 def _config_of_running() -> Path | None:
-    from daemon.config.instances import running
+    from daemon.config.places.instances import running
 
     daemons = [daemon for daemon in running() if daemon.trusted]
     if len(daemons) > 1:

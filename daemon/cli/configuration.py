@@ -12,10 +12,10 @@ from rich.cells import cell_len
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
 from daemon.cli.views.markup import say, say_lines, terminal
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.secrets import SECTIONS, is_credential, shown
-from daemon.operating.wrapping import width_of, wrap
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
+from daemon.operating.log.wrapping import width_of, wrap
 
 app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -22,9 +22,9 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
 from daemon.cli.configuration import make_only
-from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_directory, remove_tree
+from daemon.contract.disk.files import fsync_directory, remove_tree
+from daemon.contract.faults.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -142,7 +142,7 @@ def _staging(target: Path) -> Iterator[Path]:
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
     from daemon.running.workers.environment import IN_UTF_8, for_children
-    from daemon.system.commands import run_to_end
+    from daemon.system.processes.commands import run_to_end
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
     free = shutil.disk_usage(staging).free

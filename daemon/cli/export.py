@@ -19,44 +19,44 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from daemon.checkpoints.additions import FULL, pin_again
-from daemon.checkpoints.base_models import is_model
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.checkpoints.models.base_models import is_model
 from daemon.checkpoints.names import run_of
-from daemon.checkpoints.pins import Moved, held, identify, make_pin
+from daemon.checkpoints.pinning.additions import FULL, pin_again
+from daemon.checkpoints.pinning.pins import Moved, held, identify, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in
-from daemon.config.paths import Paths, existing, foreground_state, prepare, refuse_file
+from daemon.config.places.paths import Paths, existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
-from daemon.contract.answers import real_path
-from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
-from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.disk.answers import real_path
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now, told_state
-from daemon.operating import logs
 from daemon.operating.diagnosis import packages
 from daemon.operating.engine import Engine, engine, work_now
+from daemon.operating.log import logs
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.publishing.publication import REJECTED
 from daemon.running.endings import clear_staging
-from daemon.running.gate import FOR_SOURCES
+from daemon.running.sources.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
+from daemon.system.filesystems.private import private_files
 from daemon.system.lock import holder
-from daemon.system.private import private_files
-from daemon.system.threads import Supervised
+from daemon.system.processes.threads import Supervised
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
-from daemon.watching.entering import Candidate
-from daemon.watching.intake import damaged, run_name
-from daemon.watching.observers import innermost_first
+from daemon.watching.events.observers import innermost_first
+from daemon.watching.taking.entering import Candidate
+from daemon.watching.taking.intake import damaged, run_name
 
 log = structlog.get_logger("runner")
 

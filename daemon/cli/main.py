@@ -38,15 +38,15 @@ from daemon.cli.common import (
 from daemon.cli.filter import STATES, Filter
 from daemon.cli.mistakes import mistake_of
 from daemon.cli.views.markup import say, say_error, set_up_outputs
-from daemon.contract.answers import ask
-from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import is_text
+from daemon.contract.disk.answers import ask
+from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import is_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
 if TYPE_CHECKING:
-    from daemon.config.instances import Instance
+    from daemon.config.places.instances import Instance
     from daemon.operating.monitoring.status import Snapshot
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED, EXIT_READER_LEFT = 1, 2, 3, 70, 75, 130, 141
@@ -113,9 +113,9 @@ def run(config: ConfigOption = None) -> None:
     """Run the service: watch the configured roots and export the checkpoints that appear there."""
     configuration = DaemonConfiguration(config)
     settings = configuration.read()
-    from daemon.config.instances import announced
-    from daemon.config.paths import prepare
-    from daemon.operating import logs
+    from daemon.config.places.instances import announced
+    from daemon.config.places.paths import prepare
+    from daemon.operating.log import logs
     from daemon.operating.service import serve
 
     try:
@@ -234,7 +234,7 @@ def status(
     json_: JsonOption = False,
 ) -> None:
     """Show the current state: the daemon, its roots, open and recent exports."""
-    from daemon.config.instances import running
+    from daemon.config.places.instances import running
     from daemon.operating.monitoring.status import snapshot
 
     if watch and json_:
@@ -371,7 +371,7 @@ def logs(
 ) -> None:
     """Show the daemon's log in a readable form."""
     from daemon.cli.views.tables import print_log
-    from daemon.config.paths import StatePaths
+    from daemon.config.places.paths import StatePaths
 
     state = daemon_state(config)
     if job is not None:

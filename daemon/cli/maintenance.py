@@ -86,7 +86,7 @@ def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], N
 
 
 def _size(exports: list[Path]) -> int:
-    from daemon.contract.files import files_below
+    from daemon.contract.disk.files import files_below
 
     return sum(path.stat().st_size for export in exports for path in files_below(export))
 
@@ -113,7 +113,7 @@ def _states(state: Path) -> list[Path]:
 
 
 def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
-    from daemon.checkpoints.pins import pins_of
+    from daemon.checkpoints.pinning.pins import pins_of
     from daemon.operating.integrity.fsck import examine
     from daemon.operating.integrity.scene import paths_of
     from daemon.system.lock import is_locked
@@ -143,7 +143,7 @@ def prune_command(
     """Remove the exports that no rule of `retention` keeps."""
     import time
 
-    from daemon.config.paths import prepare
+    from daemon.config.places.paths import prepare
     from daemon.operating.integrity.scene import paths_of
     from daemon.publishing.retention import plan_removal, prune, read_exports
     from daemon.publishing.verification import exports_below
@@ -171,8 +171,8 @@ def prune_command(
 
 def _busy(state: Path) -> set[str]:
     """Ids of all jobs that are open now. Raises UsageError for a journal of an unknown schema."""
-    from daemon.config.paths import StatePaths
-    from daemon.journal.database import reading
+    from daemon.config.places.paths import StatePaths
+    from daemon.journal.file.database import reading
     from daemon.journal.overview import open_ids
 
     ids: set[str] = set()

@@ -6,8 +6,8 @@ import re
 
 from typer.exceptions import TyperException
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 _WORDS = (
     (r", unable to parse.*", ""),

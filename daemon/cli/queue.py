@@ -14,9 +14,9 @@ import typer
 
 from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
 from daemon.cli.views.markup import say, say_error
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import printable
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import printable
 from daemon.journal.rows import told_state
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def find_job(state: Path, wanted: str) -> JobDetails:
 
     Raises UsageError unless it is exactly one, and where there is no journal.
     """
-    from daemon.config.paths import existing
+    from daemon.config.places.paths import existing
     from daemon.operating.monitoring.status import find, ids
 
     refuse_no_id(wanted)
@@ -63,8 +63,8 @@ def refuse_no_id(wanted: str) -> None:
 
 def refuse_unknown(state: Path, wanted: str) -> None:
     """Raise UsageError where no job of the journal and no line of the log is meant by `wanted`: the log may be older than the journal."""
-    from daemon.config.paths import StatePaths, existing
-    from daemon.operating.logs import follow
+    from daemon.config.places.paths import StatePaths, existing
+    from daemon.operating.log.logs import follow
     from daemon.operating.monitoring.status import ids
 
     refuse_no_id(wanted)
@@ -82,7 +82,7 @@ def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
 
 @contextmanager
 def _journal(state: Path) -> Iterator[Journal]:
-    from daemon.config.paths import existing
+    from daemon.config.places.paths import existing
     from daemon.journal.journal import Journal
 
     journal = Journal(existing(state))
@@ -99,7 +99,7 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
 def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOption = None) -> None:
     """Put exports that failed, are partial or were cancelled back into the queue; after a configuration change, any ended exports."""
     from daemon.cli.export import retry_job
-    from daemon.config.paths import existing
+    from daemon.config.places.paths import existing
     from daemon.operating.monitoring.status import failed_ids
     from daemon.operating.reload import unread_change
 

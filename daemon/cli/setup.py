@@ -15,8 +15,8 @@ import typer
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
 from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import say, say_error, say_lines
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action

@@ -19,9 +19,9 @@ from typing import Any
 
 from daemon.config.settings import Settings
 from daemon.config.sources import holds, keep_secrets, named_by, option_for, over, variable_for
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import read_bounded
+from daemon.contract.disk.files import read_bounded
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import digest_of
 
 PARTS = "conf.d"

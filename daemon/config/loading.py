@@ -15,16 +15,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from daemon.config import instances, layers, suggestions
+from daemon.config import layers, suggestions
+from daemon.config.places import instances
 from daemon.config.settings import Settings, StateSettings, state_of_service
 from daemon.config.sources import credentials_in, given_on_command_line, keep_secrets, option_for, variable_for
-from daemon.contract.answers import real_path
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.answers import real_path
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import censored, keep, name_shown, shown
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.targets import TARGETS, lacking
 from daemon.contract.jobs.plan import variant_names
-from daemon.contract.secrets import censored, keep, name_shown, shown
 
 ELSEWHERE = ("(environment)", "(command line)")
 """What the name of a value's origin ends with where no file is to be changed."""

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.files import read_bounded
-from daemon.contract.secrets import SecretUrl, scheme_of
+from daemon.contract.disk.files import read_bounded
+from daemon.contract.faults.secrets import SecretUrl, scheme_of
 
 CREDENTIAL = "notify-urls"
 """Name of the credential by which a service manager gives the URLs: `LoadCredential=notify-urls:PATH` (systemd.exec(5))."""

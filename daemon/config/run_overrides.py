@@ -19,11 +19,11 @@ from pydantic import BaseModel, ValidationError
 from daemon.config import layers, suggestions
 from daemon.config.loading import conflicts
 from daemon.config.settings import Settings
-from daemon.contract.data_files import MARK
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.data_files import MARK
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import name_shown
 from daemon.contract.jobs.options import PATH, ValidateOptions
-from daemon.contract.secrets import name_shown
 
 NAME = "ckptd.toml"
 SIZE_LIMIT = 1 << 16

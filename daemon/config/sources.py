@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, EnvSettingsSource
 
+from daemon.contract.faults.secrets import SECTIONS, is_credential, keep, may_be_secret, name_shown, shown
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import ExportOptions
-from daemon.contract.secrets import SECTIONS, is_credential, keep, may_be_secret, name_shown, shown
 
 PREFIX = "CKPTD_"
 _SHORT = {

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from daemon.config.sources import PREFIX
+from daemon.contract.faults.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
 from daemon.contract.formats.mistakes import near
-from daemon.contract.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
 
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""

@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from apscheduler.triggers.cron import CronTrigger
 from tzlocal import get_localzone
 
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 
 
 def problem_of(expression: str) -> str | None:

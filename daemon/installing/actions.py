@@ -18,9 +18,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from daemon.contract.errors import Permanent, UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 END = "END_OF_FILE"
 Say = Callable[[str], None]

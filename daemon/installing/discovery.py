@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from daemon.checkpoints.base_models import is_model
 from daemon.checkpoints.completeness import read_json
+from daemon.checkpoints.models.base_models import is_model
 from daemon.checkpoints.names import run_of
-from daemon.contract.answers import ask
+from daemon.contract.disk.answers import ask
 from daemon.watching.scan import UNTRAINED, Found, Scanner, ScanRules
 
 USUAL = ("/data", "/srv", "/mnt", "/media", "/workspace", "/scratch", "/opt", "/models", "/home", "/root")

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import loading, receivers, reference, template
-from daemon.config.paths import file_on_the_way, refuse_file
+from daemon.config.places.paths import file_on_the_way, refuse_file
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
-from daemon.contract.secrets import is_credential
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import is_credential
 from daemon.publishing.telling.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")

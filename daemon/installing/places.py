@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from daemon.system.disks import nearest_existing
+from daemon.system.filesystems.disks import nearest_existing
 
 SYSTEM_OUTPUT = Path("/srv/exports")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from daemon.config.receivers import CREDENTIAL
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.installing import rights, unit_texts
 from daemon.installing.accounts import Accounts
 from daemon.installing.actions import Action, Record, Undo, digest, make_folders, read_record, write_file

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import AttemptFacts, JobFacts, Outcome, StageFacts, StageResult
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow, StageRow, fault_of, now
 from daemon.journal.stages import Ended, close_stage
 

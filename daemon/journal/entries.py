@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from daemon.config.paths import Paths
-from daemon.contract.files import fsync_directory, write_atomic
+from daemon.config.places.paths import Paths
+from daemon.contract.disk.files import fsync_directory, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.options import Work
 

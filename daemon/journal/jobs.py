@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.options import Work
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
 from daemon.journal.rows import ENDED_JOB, JobRow, Lane, job_of, now

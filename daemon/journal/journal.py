@@ -10,7 +10,7 @@ from pathlib import Path
 
 from daemon.journal.attempts import Attempts
 from daemon.journal.controls import Controls
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.jobs import Jobs
 from daemon.journal.outbox import Outbox
 from daemon.journal.sightings import Sightings

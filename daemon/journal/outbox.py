@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.rows import Message, now
 
 SALT = "notify-salt"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.rows import now
 
 

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import StageResult
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.rows import StageRow, stage_of
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.journal.journal import Journal
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.publishing.telling.notifier import Notifier
-from daemon.system.disks import Shortage
+from daemon.system.filesystems.disks import Shortage
 
 
 class Announcements:

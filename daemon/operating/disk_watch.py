@@ -16,16 +16,16 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.pins import pins_of
-from daemon.config.paths import KEPT, STAGING, Paths, StatePaths
+from daemon.checkpoints.pinning.pins import pins_of
+from daemon.config.places.paths import KEPT, STAGING, Paths, StatePaths
 from daemon.config.settings import Settings
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import now
 from daemon.system.box import human
-from daemon.system.disks import LEAST_BYTES, Place, Refusals, Shortage, nearest_existing, probe, short_of_room, unwritable
+from daemon.system.filesystems.disks import LEAST_BYTES, Place, Refusals, Shortage, nearest_existing, probe, short_of_room, unwritable
 
 log = structlog.get_logger("daemon")
 

@@ -11,24 +11,24 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.names import run_of
-from daemon.config.paths import Paths, prepare
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask
-from daemon.contract.errors import Retryable
-from daemon.contract.events import Event
+from daemon.contract.disk.answers import ask
+from daemon.contract.faults.errors import Retryable
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.options import Work
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.monitoring.live import read_live
-from daemon.running.executor import Executor
+from daemon.running.attempts.executor import Executor
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
+from daemon.system.filesystems.private import private_files
 from daemon.system.lock import locked
-from daemon.system.private import private_files
-from daemon.watching.intake import Intake
-from daemon.watching.places import target_of
+from daemon.watching.taking.intake import Intake
+from daemon.watching.taking.places import target_of
 
 log = structlog.get_logger("daemon")
 

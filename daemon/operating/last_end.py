@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.config.paths import StatePaths
-from daemon.contract.secrets import censored_values
-from daemon.system.disks import write_padded
+from daemon.config.places.paths import StatePaths
+from daemon.contract.faults.secrets import censored_values
+from daemon.system.filesystems.disks import write_padded
 
 NAME = "ended.json"
 

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.config import layers
-from daemon.config.paths import StatePaths
+from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, Retryable, UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.secrets import censored
-from daemon.contract.text import local_time, one_line
+from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import censored
+from daemon.contract.faults.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
 from daemon.system.lock import is_locked
-from daemon.system.threads import reason_of
+from daemon.system.processes.threads import reason_of
 
 PATIENCE_SECONDS = 30.0
 

@@ -16,32 +16,33 @@ import structlog
 
 from daemon.config.layers import Source
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.version import __version__
 from daemon.journal.rows import now
-from daemon.operating import last_end, logs, systemd
+from daemon.operating import last_end, systemd
 from daemon.operating.announcements import Announcements
 from daemon.operating.diagnosis import packages
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
 from daemon.operating.integrity.maintenance import JournalMaintenance
+from daemon.operating.log import logs
 from daemon.operating.monitoring import metrics
 from daemon.operating.monitoring.gauges import take_gauges
 from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.telling.notifier import Notifier
-from daemon.running.executor import Executor
-from daemon.system.allocator import give_back_early
-from daemon.system.disks import Place, Refusals
-from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised, reason_of
+from daemon.running.attempts.executor import Executor
+from daemon.system.filesystems.disks import Place, Refusals
+from daemon.system.processes.allocator import give_back_early
+from daemon.system.processes.rounds import Complaints
+from daemon.system.processes.threads import Supervised, reason_of
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 
 log = structlog.get_logger("daemon")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from daemon.contract.secrets import censored
+from daemon.contract.faults.secrets import censored
 
 PATIENCE_SECONDS = 2.0
 

@@ -16,7 +16,7 @@ import structlog
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from daemon.contract.events import Event
+from daemon.contract.faults.events import Event
 
 log = structlog.get_logger("schedule")
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.files import export_files
-from daemon.checkpoints.pins import SourceMode, mode_of, read_modes
+from daemon.checkpoints.pinning.pins import SourceMode, mode_of, read_modes
 from daemon.config.settings import OutputSettings
-from daemon.contract.answers import ask
-from daemon.contract.data_files import DataFile, DataPlace
+from daemon.contract.disk.answers import ask
+from daemon.contract.disk.data_files import DataFile, DataPlace
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.journal.rows import JobRow
-from daemon.system.private import inherited_umask
+from daemon.system.filesystems.private import inherited_umask
 
 READ_OF_MODELS = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 """Endings of a base's files that an export reads."""

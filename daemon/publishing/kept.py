@@ -18,11 +18,9 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Fault, from_oserror
-from daemon.contract.events import Event
-from daemon.contract.export_layout import README
-from daemon.contract.files import (
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.export_layout import README
+from daemon.contract.disk.files import (
     FileEntry,
     exchange,
     files_below,
@@ -33,8 +31,10 @@ from daemon.contract.files import (
     temporary_of,
     write_atomic,
 )  # fmt: skip
+from daemon.contract.disk.own_folders import own
+from daemon.contract.faults.errors import CkptdError, Fault, from_oserror
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import StageResult, Verdict
-from daemon.contract.own_folders import own
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.exchange.ours import remove_any
 from daemon.publishing.exchange.swap import NO_EXCHANGE

@@ -21,10 +21,10 @@ from pathlib import Path
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.contract import failpoints
-from daemon.contract.events import Event
-from daemon.contract.files import FileEntry, files_below, fsync_directory, temporary_of, write_atomic
-from daemon.contract.placing import copy_access, duplicate
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import FileEntry, files_below, fsync_directory, temporary_of, write_atomic
+from daemon.contract.disk.placing import copy_access, duplicate
+from daemon.contract.faults.events import Event
 from daemon.contract.values import Frozen
 from daemon.journal.rows import StageRow
 

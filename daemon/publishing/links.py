@@ -18,11 +18,11 @@ import structlog
 
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
-from daemon.config.export_names import clipped, is_marked, marked
-from daemon.contract import failpoints
-from daemon.contract.events import Event
-from daemon.contract.export_layout import manifest_of
-from daemon.contract.files import dead_temporaries, fsync_directory, temporary_of
+from daemon.config.places.export_names import clipped, is_marked, marked
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.disk.files import dead_temporaries, fsync_directory, temporary_of
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.run_figures import Standing, figure, standing
 from daemon.journal.rows import JobRow

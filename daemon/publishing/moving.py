@@ -1,6 +1,7 @@
 """Another folder for a job whose run's folder was taken, after the job was entered, by a ckptd that publishes another training of the name.
 
-The intake gives such a run a name of its own (`daemon.watching.places`), but knows only the owners that had published something by then.
+The intake gives such a run a name of its own (`daemon.watching.taking.places`), but knows only the owners that had published something by
+then.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.export_names import marked
-from daemon.config.output_owners import is_anothers, is_other_training, owner_of
-from daemon.config.paths import Paths
-from daemon.contract.events import Event
-from daemon.contract.export_layout import manifest_of
+from daemon.config.places.export_names import marked
+from daemon.config.places.output_owners import is_anothers, is_other_training, owner_of
+from daemon.config.places.paths import Paths
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.faults.events import Event
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 

@@ -24,18 +24,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from daemon.config.output_owners import record_of
-from daemon.config.paths import Paths
-from daemon.contract import failpoints
-from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, manifest_of
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import FileEntry, fsync_directory, make_folders, walk, write_atomic
+from daemon.config.places.output_owners import record_of
+from daemon.config.places.paths import Paths
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.export_layout import MANIFEST, MANIFEST_VERSION, manifest_of
+from daemon.contract.disk.files import FileEntry, fsync_directory, make_folders, walk, write_atomic
+from daemon.contract.disk.own_folders import own
+from daemon.contract.disk.placing import duplicate, hard_link, place
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, replaced_by, status_that_follows
-from daemon.contract.own_folders import own
-from daemon.contract.placing import duplicate, hard_link, place
 from daemon.contract.version import __version__
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import Access, folder_mode
@@ -46,7 +46,7 @@ from daemon.publishing.exchange.swap import leave, start_afresh, swap
 from daemon.publishing.kept import lend_others
 from daemon.publishing.lending import PUBLISH, is_as_lent, lend_staged, take_back
 from daemon.publishing.links import ByQuality, move_links
-from daemon.system.private import inherited_umask
+from daemon.system.filesystems.private import inherited_umask
 
 FAILED_SUFFIX = ".failed"
 REJECTED = "rejected"

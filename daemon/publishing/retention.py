@@ -23,13 +23,13 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.selection import best_step
-from daemon.config.output_owners import owner_of
+from daemon.config.places.output_owners import owner_of
 from daemon.config.settings import RetentionSettings, SelectSettings
-from daemon.contract.events import Event
-from daemon.contract.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.own_folders import own
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import Standing, is_measured, standing
-from daemon.contract.own_folders import own
 from daemon.contract.values import Json
 from daemon.publishing.exchange.beneath import Held, held_below
 from daemon.publishing.exchange.ours import forget, is_export, look

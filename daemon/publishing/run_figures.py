@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from daemon.checkpoints.selection import best_step
-from daemon.contract.files import read_bounded
+from daemon.contract.disk.files import read_bounded
 from daemon.contract.jobs.points import MOST_STEPS, RunFigures, StepPoint
 from daemon.contract.jobs.run_figures import latest, point_of
 from daemon.journal.journal import Journal

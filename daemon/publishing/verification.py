@@ -22,10 +22,10 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST, MANIFEST_LIMIT, MANIFEST_VERSION
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import FileEntry
+from daemon.contract.disk.export_layout import MANIFEST, MANIFEST_LIMIT, MANIFEST_VERSION
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 
 _BLOCK = 1 << 22

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.pins import held
-from daemon.config.output_owners import is_anothers, owner_of, record_of
-from daemon.config.paths import Paths
+from daemon.checkpoints.pinning.pins import held
+from daemon.config.places.output_owners import is_anothers, owner_of, record_of
+from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
-from daemon.contract import away
-from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
-from daemon.contract.own_folders import own
+from daemon.contract.disk import away
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.disk.own_folders import own
+from daemon.contract.faults.errors import CkptdError, Fault, Permanent, from_oserror
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import access_of

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.checkpoints.base_models import Bases
-from daemon.checkpoints.pins import pins_of
-from daemon.config.paths import Paths
+from daemon.checkpoints.models.base_models import Bases
+from daemon.checkpoints.pinning.pins import pins_of
+from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.jobs.options import Work
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.publishing.kept import OutputCache
-from daemon.running.children import Children
-from daemon.running.gate import HOUR, Gate
-from daemon.running.installing import Installing
-from daemon.running.outcomes import Outcomes
-from daemon.running.outside import Place
+from daemon.running.attempts.children import Children
+from daemon.running.attempts.outcomes import Outcomes
 from daemon.running.resumption import Resumption
+from daemon.running.sources.gate import HOUR, Gate
+from daemon.running.sources.installing import Installing
+from daemon.running.sources.outside import Place
 from daemon.running.starter import Starter
 from daemon.running.waits import Waits
 from daemon.system.episodes import Away

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from daemon.checkpoints.base_models import config_of
+from daemon.checkpoints.models.base_models import config_of
 from daemon.config.sources import as_asked
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.plan import effective_variants, spec_of
 from daemon.contract.values import Json
 from daemon.journal.rows import JobRow
-from daemon.running.gate import FOR_SOURCES
 from daemon.running.parts import Parts
 from daemon.running.rules.ready import next_lane
 from daemon.running.rules.suitable import unsuited, useless
+from daemon.running.sources.gate import FOR_SOURCES
 
 log = structlog.get_logger("runner")
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.pins import held
-from daemon.config.paths import Paths
-from daemon.contract.errors import from_oserror
-from daemon.contract.events import Event
-from daemon.contract.files import remove_tree, sweep_temporaries
+from daemon.checkpoints.pinning.pins import held
+from daemon.config.places.paths import Paths
+from daemon.contract.disk.files import remove_tree, sweep_temporaries
+from daemon.contract.disk.own_folders import own
+from daemon.contract.faults.errors import from_oserror
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import Outcome, StageResult
-from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, AttemptRow
 from daemon.publishing.exchange.swap import complete_swaps
 from daemon.publishing.lending import take_all_back
-from daemon.running.executor import Attempt, Bounds, Executor
+from daemon.running.attempts.executor import Attempt, Bounds, Executor
 
 log = structlog.get_logger("runner")
 

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract import away
-from daemon.contract.answers import ask
-from daemon.contract.events import Event
-from daemon.contract.files import FileEntry
+from daemon.contract.disk import away
+from daemon.contract.disk.answers import ask
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.disk.own_folders import own
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import CHECK, spec_of, stage_names
 from daemon.contract.jobs.verdicts import way_down_of
-from daemon.contract.own_folders import own
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
 from daemon.publishing.kept import OutputCache, is_whole
 from daemon.publishing.lending import take_back
 from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
-from daemon.system.threads import Owner, ThreadDied
+from daemon.system.processes.threads import Owner, ThreadDied
 
 log = structlog.get_logger("runner")
 

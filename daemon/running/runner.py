@@ -18,23 +18,23 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.pins import pins_of
-from daemon.config.paths import Paths
+from daemon.checkpoints.pinning.pins import pins_of
+from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask
-from daemon.contract.errors import CkptdError, Fault, from_oserror
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.answers import ask
+from daemon.contract.faults.errors import CkptdError, Fault, from_oserror
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of
+from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow
-from daemon.journal.sqlite_errors import OF_ALL
-from daemon.running.children import Children
+from daemon.running.attempts.children import Children
+from daemon.running.attempts.executor import Attempt, Executor
+from daemon.running.attempts.job_file import bounds_of
 from daemon.running.endings import Endings
-from daemon.running.executor import Attempt, Executor
-from daemon.running.job_file import bounds_of
 from daemon.running.parts import Parts
 from daemon.running.queue import Queue
 from daemon.running.recovery import end, left_open, tidy_up
@@ -43,7 +43,7 @@ from daemon.running.rules.ready import verifying
 from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.running.starter import sized_by
 from daemon.running.waits import FOR_ROOM
-from daemon.system.rounds import Complaints
+from daemon.system.processes.rounds import Complaints
 
 log = structlog.get_logger("runner")
 

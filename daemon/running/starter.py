@@ -14,14 +14,14 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.base_models import Bases
-from daemon.checkpoints.layer_sizes import layers_of
-from daemon.config.paths import Paths
+from daemon.checkpoints.models.base_models import Bases
+from daemon.checkpoints.models.layer_sizes import layers_of
+from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec, spec_of
@@ -31,12 +31,9 @@ from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.kept import OutputCache
 from daemon.publishing.run_figures import run_figures
-from daemon.running.children import Children, Grant
-from daemon.running.gate import FOR_SOURCES, Gate
-from daemon.running.installing import Installing
-from daemon.running.job_file import ReadyStage
-from daemon.running.outcomes import Outcomes
-from daemon.running.outside import Seen
+from daemon.running.attempts.children import Children, Grant
+from daemon.running.attempts.job_file import ReadyStage
+from daemon.running.attempts.outcomes import Outcomes
 from daemon.running.resumption import Change, Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
@@ -51,6 +48,9 @@ from daemon.running.rules.ready import (
     waiting_to_time,
 )  # fmt: skip
 from daemon.running.rules.resume_keys import Sources, keys_of
+from daemon.running.sources.gate import FOR_SOURCES, Gate
+from daemon.running.sources.installing import Installing
+from daemon.running.sources.outside import Seen
 from daemon.running.waits import Waits
 from daemon.system import box
 from daemon.toolchains.registry import Toolchains

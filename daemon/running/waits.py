@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow
-from daemon.running.children import Children
+from daemon.running.attempts.children import Children
 from daemon.system.box import memory
 
 log = structlog.get_logger("runner")

@@ -16,9 +16,9 @@ from pathlib import Path
 import structlog
 from pydantic import BaseModel, ValidationError
 
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.files import boot_id, write_atomic
+from daemon.contract.disk.files import boot_id, write_atomic
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
 
 log = structlog.get_logger("runner")
 

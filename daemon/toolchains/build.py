@@ -17,10 +17,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from daemon.contract import failpoints
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import files_below, write_atomic
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import files_below, write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains import npm, programs, records
 from daemon.toolchains.installers import downloads
 from daemon.toolchains.installers.attempt import TAIL, Build, run

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.config.paths import StatePaths
-from daemon.contract import failpoints
-from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable, UsageError, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import files_below, fsync_directory, make_folders, remove_tree
+from daemon.config.places.paths import StatePaths
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import files_below, fsync_directory, make_folders, remove_tree
+from daemon.contract.faults.errors import FULL_DISK, CkptdError, Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.system.box import free_disk, human
 from daemon.toolchains import records
 from daemon.toolchains.build import make, packages, probe

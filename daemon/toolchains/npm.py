@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError, Permanent, Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 
 FILES = ("package.json", "package-lock.json")
 INSTALLED = Path("node_modules", ".package-lock.json")

@@ -1,6 +1,6 @@
 """What the runner and the process that installs a toolchain for it tell each other. Light, since an idle daemon loads it.
 
-Used by `daemon.running.installing` and `daemon.toolchains.unattended`.
+Used by `daemon.running.sources.installing` and `daemon.toolchains.unattended`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.values import Frozen
 
 Installer = Literal["auto", "pip", "uv"]

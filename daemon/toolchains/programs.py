@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.toolchains.registry import Definition

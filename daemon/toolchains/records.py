@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 
 SHOWN = 3
 

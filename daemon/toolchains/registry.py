@@ -20,10 +20,10 @@ from pathlib import Path
 from pydantic import ByteSize, Field, ValidationError
 
 import daemon
-from daemon.contract import away
-from daemon.contract.errors import Fault, UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import temporary_of
+from daemon.contract.disk import away
+from daemon.contract.disk.files import temporary_of
+from daemon.contract.faults.errors import Fault, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
 from daemon.toolchains import npm, programs

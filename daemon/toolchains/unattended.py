@@ -1,6 +1,6 @@
 """`python -m daemon.toolchains.unattended ORDER`: installs one toolchain for stages that wait for it, as a process of its own.
 
-Started by `daemon.running.installing` with a JSON order; writes what it is doing now, and in the end how it ended, into files that
+Started by `daemon.running.sources.installing` with a JSON order; writes what it is doing now, and in the end how it ended, into files that
 the order names. It ends in order, and what it runs with it, when it is told to or when its parent is gone.
 """
 
@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import psutil
 
-from daemon.contract.errors import CkptdError, Fault, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import CkptdError, Fault, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains.install import install
 from daemon.toolchains.order import Ended, Order
 from daemon.toolchains.registry import Toolchains, definitions

@@ -15,13 +15,13 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask, real_path, silent_for
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.system.mounts import mount_of, mounts
-from daemon.watching.intake import INCOMING, Intake
+from daemon.contract.disk.answers import ask, real_path, silent_for
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.system.filesystems.mounts import mount_of, mounts
 from daemon.watching.resting import Incomplete
+from daemon.watching.taking.intake import INCOMING, Intake
 from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("watch")

@@ -13,8 +13,8 @@ import structlog
 
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.readable import closed_directory
-from daemon.contract.errors import Fault, from_oserror
-from daemon.contract.events import Event
+from daemon.contract.faults.errors import Fault, from_oserror
+from daemon.contract.faults.events import Event
 from daemon.watching.resting import Incomplete
 
 log = structlog.get_logger("watch")

@@ -19,21 +19,21 @@ import structlog
 from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
-from daemon.checkpoints.pins import Moved
+from daemon.checkpoints.pinning.pins import Moved
 from daemon.checkpoints.readable import closed
 from daemon.config.settings import WatchSettings
-from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import is_text
-from daemon.journal.sqlite_errors import OF_ALL
-from daemon.system.births import identity_of
+from daemon.contract.faults.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import is_text
+from daemon.journal.file.sqlite_errors import OF_ALL
+from daemon.system.filesystems.births import identity_of
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
-from daemon.watching.entering import digest_of_fingerprint
-from daemon.watching.intake import Intake
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State, look_through
 from daemon.watching.scan import Scanner, rules_of
+from daemon.watching.taking.entering import digest_of_fingerprint
+from daemon.watching.taking.intake import Intake
 from daemon.watching.undecided import Undecided
 
 log = structlog.get_logger("watch")

@@ -18,11 +18,11 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.files import Fingerprint, fingerprint
-from daemon.contract.away import problem_of_whole
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.away import problem_of_whole
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.sightings import Sightings
-from daemon.system.births import Identity, identity_of
+from daemon.system.filesystems.births import Identity, identity_of
 
 log = structlog.get_logger("watch")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import Settings
-from daemon.contract.events import Event
-from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised
+from daemon.contract.faults.events import Event
+from daemon.system.processes.rounds import Complaints
+from daemon.system.processes.threads import Supervised
 from daemon.watching.apart import Hands
-from daemon.watching.inotify import Hint, Hints, Kind
-from daemon.watching.intake import Intake
-from daemon.watching.observers import Observers, innermost_first
+from daemon.watching.events.inotify import Hint, Hints, Kind
+from daemon.watching.events.observers import Observers, innermost_first
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 
 log = structlog.get_logger("watch")

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from handlers.adapter.base import FILE
 from handlers.merge.adapters.adapter import Adapter
 from handlers.models.hub import BaseName, License
-from handlers.report.readme import front_matter, license_keys, tag
+from handlers.report.pages.readme import front_matter, license_keys, tag
 
 
 def text(

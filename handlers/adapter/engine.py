@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handlers.validate.engines.live import Adapted, LiveEncoder, LiveEngine, LiveSeq2Seq
+from handlers.validate.engines.pytorch.live import Adapted, LiveEncoder, LiveEngine, LiveSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 
 

@@ -23,7 +23,7 @@ FORMAT = Format(
         "adapter": {
             "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",
         },
-        "adapter-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseLive"},
+        "adapter-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseLive"},
     },
     variants=(
         Variant(

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
 from handlers.adapter import base, card, config, servers, weights

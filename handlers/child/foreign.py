@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.contract.advice import quoted, without_advice
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import Code, FaultCode
+from daemon.contract.faults.advice import quoted, without_advice
+from daemon.contract.faults.errors import CkptdError, Permanent
+from daemon.contract.faults.fault_codes import Code, FaultCode
 
 MOST_OF_WORDS = 240
 """Characters of a library's words in a sentence."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
 
 
 class Hints:

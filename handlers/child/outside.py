@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.contract import away
-from daemon.contract.data_files import DataPlace
-from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.disk import away
+from daemon.contract.disk.data_files import DataPlace
+from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import StageContext, Verdict
 from handlers.child.progress import StageOutput
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.archives import StoredTensor, read_archive
 from daemon.contract.sharded.pieces import Piece, ShardedTensor
 from handlers.consolidate.adapter_names import OPERATION

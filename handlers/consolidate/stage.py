@@ -13,13 +13,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.contract.configs import adapter_config, model_config
-from daemon.contract.errors import Permanent
-from daemon.contract.failpoints import point
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.failpoints import point
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.safetensors import DTYPES
+from daemon.contract.models.configs import adapter_config, model_config
+from daemon.contract.models.safetensors import DTYPES
 from daemon.contract.sharded.forms import is_adapter, read_tensors, shards_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor

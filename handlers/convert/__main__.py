@@ -11,8 +11,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.conversion import Answer
 from handlers.convert import folder, pickles
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_file
+from daemon.contract.disk.files import fsync_file
+from daemon.contract.disk.placing import duplicate
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.conversion import Conversion, ConvertedFile
-from daemon.contract.placing import duplicate
 from handlers.convert import pickles
 from handlers.merge.plan.output_layout import Output, build_header
 from handlers.merge.weights.unpacked_base import header_dtype

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.coreml import comparison
 from handlers.coreml.evaluation.blobs import Unreadable
 from handlers.coreml.session import Session, opened

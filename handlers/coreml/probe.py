@@ -16,7 +16,7 @@ def probe(options: argparse.Namespace) -> inside.Probed:
     import numpy as np
     import torch
 
-    from handlers.coreml import compression
+    from handlers.coreml.compressing import compression
     from handlers.coreml.converting import conversion
     from handlers.coreml.evaluation import package
     from handlers.coreml.evaluation.evaluator import Evaluator

@@ -1,4 +1,4 @@
-"""A package of a folder as a session of `handlers.static_programs.feeding`: run by Core ML on a Mac, evaluated elsewhere.
+"""A package of a folder as a session of `handlers.static_programs.published.feeding`: run by Core ML on a Mac, evaluated elsewhere.
 
 Used by the engine and by the stages that try what they made.
 """

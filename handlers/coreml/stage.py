@@ -19,7 +19,7 @@ import torch
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import refusing, warn_of_little
-from handlers.coreml import compression
+from handlers.coreml.compressing import compression
 from handlers.coreml.converting import conversion, rewriting
 from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.evaluator import Evaluator

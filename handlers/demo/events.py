@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 
 def say(event: str, **values: Any) -> None:

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.demo import corpus
 from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 

@@ -16,15 +16,16 @@ import torch
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import UNREACHED, refusing, warn_of_little
-from handlers.executorch import app_runner, lowering, quantization
+from handlers.executorch import lowering, quantization
 from handlers.executorch.format import ExecuTorchOptions
 from handlers.executorch.lowering import Lowered, Opened
+from handlers.executorch.runner import app_runner
 from handlers.executorch.session import Session
 from handlers.graphs import graphset
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.files import read_json
-from handlers.static_programs import placing
 from handlers.static_programs.description import LENGTH
+from handlers.static_programs.published import placing
 from handlers.validate.engines.generation_rules import end_tokens
 
 SESSION = Path(__file__).with_name("session.py")

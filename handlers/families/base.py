@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 import transformers
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import plan, variant_names
 from daemon.contract.values import Json
 from handlers.child import foreign

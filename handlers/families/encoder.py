@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.families.base import OPERATION, Family, Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.families.sentence import SentenceModules
 from handlers.graphs.comparison import GraphMismatchError, Opener, largest_relative, open_graph

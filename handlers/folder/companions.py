@@ -11,7 +11,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.folder import tokenizer_files
 from handlers.models import sentence
 from handlers.models.folder import ModelFolder, copy_config
-from handlers.models.older_readers import make_readable
+from handlers.models.releases.older_readers import make_readable
 
 
 def place(context: StageContext, source: Path, folder: Path) -> tokenizer_files.Completed:

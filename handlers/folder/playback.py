@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.folder import tokenizers
 from handlers.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.graphs.graphset import Graph, GraphSet, Port

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from daemon.contract.advice import quoted
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.advice import quoted
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child import foreign
 
 MARIAN = ("source.spm", "vocab.json")

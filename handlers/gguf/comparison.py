@@ -15,11 +15,11 @@ import gguf
 import numpy as np
 
 from handlers.child.variants import NotPossible
-from handlers.gguf import header, stored
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.architectures import Planned
 from handlers.gguf.file.weights import Weights
-from handlers.gguf.stored import StoredTensor
+from handlers.gguf.reading import header, stored
+from handlers.gguf.reading.stored import StoredTensor
 from handlers.models.folder import ModelFolder
 
 LIMITS = {

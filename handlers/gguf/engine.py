@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
-from handlers.gguf import comparison, header, library
+from handlers.gguf import comparison
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.file.writing import TooLarge
+from handlers.gguf.llama import library
+from handlers.gguf.reading import header
 from handlers.validate.checks.stock_generation import KNOWN
 from handlers.validate.engines.registry import EngineSpec
 

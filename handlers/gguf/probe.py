@@ -15,7 +15,7 @@ def probe(options: argparse.Namespace) -> inside.Probed:
     """Run a model of one layer. Raises whatever is wrong."""
     import numpy as np
 
-    from handlers.gguf import library
+    from handlers.gguf.llama import library
 
     with tempfile.TemporaryDirectory() as folder:
         plain, small = Path(folder, "plain.gguf"), Path(folder, "small.gguf")

@@ -20,10 +20,11 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import NotPossible, not_possible
 from handlers.folder import tokenizers
-from handlers.gguf import importance, library, modelfile
+from handlers.gguf import modelfile
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.format import GgufOptions
+from handlers.gguf.llama import importance, library
 from handlers.texts.selection import calibration_texts
 
 

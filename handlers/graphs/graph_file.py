@@ -18,9 +18,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from daemon.contract.version import __version__
-from handlers.graphs import shared_weights
 from handlers.graphs.signature import PAST, SEQUENCE, TOTAL, Signature
-from handlers.graphs.turning import turned
+from handlers.graphs.weights import shared_weights
+from handlers.graphs.weights.turning import turned
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from daemon.contract.errors import Permanent
-from daemon.contract.export_layout import README
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.export_layout import README
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Frozen, Json
 
 FILE = "graphs.json"

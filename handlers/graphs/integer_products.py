@@ -30,8 +30,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from daemon.contract.jobs.figures import IntegerProducts
-from handlers.graphs import rounded_weights
-from handlers.graphs.quantized_values import OTHER, SIGNED, UNKNOWN, UNSIGNED, dequantizer, input_of, integers, type_of
+from handlers.graphs.weights import rounded_weights
+from handlers.graphs.weights.quantized_values import OTHER, SIGNED, UNKNOWN, UNSIGNED, dequantizer, input_of, integers, type_of
 
 LOWEST, HIGHEST = -(1 << 15), (1 << 15) - 1
 """What 16 bits hold."""

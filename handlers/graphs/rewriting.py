@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from handlers.graphs.graph_file import weight_bytes
-from handlers.graphs.shared_weights import initializers
-from handlers.graphs.spool import Spool
+from handlers.graphs.weights.shared_weights import initializers
+from handlers.graphs.weights.spool import Spool
 
 SENTENCE_OUTPUT = "sentence_embedding"
 """The output that holds the vector of a text: sentence-transformers' name for it, and optimum's."""

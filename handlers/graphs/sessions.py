@@ -16,9 +16,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.graphs import pages
 from handlers.graphs.graph_file import GraphFile
 from handlers.graphs.graphset import Graph, Port
+from handlers.graphs.weights import pages
 
 _NUMPY = {"float": "float32", "double": "float64"}
 _LARGE = 256 << 20

@@ -2,5 +2,5 @@
 
 `lockstep.py` lets passes advance together, `parts.py` brings the weights of one part and takes them away again, `skeleton.py` builds a
 model without weights, `adapters.py` lets PEFT wrap it, `passes.py` runs work that knows nothing of all this. The engines of validation that
-are made of it are `handlers/validate/engines/layerwise.py`.
+are made of it are `handlers/validate/engines/pytorch/layerwise.py`.
 """

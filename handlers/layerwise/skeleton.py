@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child.process import small_pages
 from handlers.layerwise.lockstep import Door
 from handlers.layerwise.parts import Find, HeadDoor, PartDoor, Pool, Slot, StreamedWeight, read
 from handlers.models.folder import ModelFolder
+from handlers.models.releases.transformers_once import transformers
 from handlers.models.tasks import BY_NAME
-from handlers.models.transformers_once import transformers
 from handlers.tensors.sources import StoredSource
 
 OPERATION = "run the model layer by layer"

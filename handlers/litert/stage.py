@@ -23,8 +23,8 @@ from handlers.graphs.graphset import Graph, GraphSet
 from handlers.litert import compression, conversion
 from handlers.litert.format import LiteRtOptions
 from handlers.litert.session import Session
-from handlers.static_programs import placing
 from handlers.static_programs.description import LENGTH
+from handlers.static_programs.published import placing
 
 SESSION = Path(__file__).with_name("session.py")
 SIGNATURES = "signatures"

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
-from daemon.contract.safetensors import TensorInfo, parse_header, read_header
+from daemon.contract.models.safetensors import TensorInfo, parse_header, read_header
 from handlers.models.folder import ModelFolder
 
 ROUNDINGS = 8.0

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.disk.placing import duplicate, place
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import MergeOptions
-from daemon.contract.placing import duplicate, place
 from handlers.merge.api import MergeReport, Method, report_of
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_headers, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.safetensors import TensorInfo, parse_header
+from daemon.contract.models.safetensors import TensorInfo, parse_header
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
 from handlers.mlx import layout

@@ -15,8 +15,8 @@ import numpy as np
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.mlx import comparison
 from handlers.validate.engines.registry import EngineSpec
 

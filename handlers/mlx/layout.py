@@ -19,11 +19,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm import utils
 
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
 from handlers.models.folder import ModelFolder
-from handlers.models.older_readers import UntranslatableError, translated
+from handlers.models.releases.older_readers import UntranslatableError, translated
 from handlers.models.tasks import task_of_config
 
 GROUP = 64

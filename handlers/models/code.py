@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.files import read_json
 
 MAX_FILE = 4 << 20

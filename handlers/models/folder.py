@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.configs import model_config
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.configs import model_config
+from daemon.contract.models.safetensors import DTYPES, TensorInfo, read_header
 from daemon.contract.values import Json
 from handlers.models.files import Edits, edited, read_json, setting
 

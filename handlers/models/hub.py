@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from daemon.contract.errors import CkptdError
-from daemon.contract.files import open_plain
+from daemon.contract.disk.files import open_plain
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from daemon.contract.configs import model_config
+from daemon.contract.models.configs import model_config
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 

@@ -46,9 +46,9 @@ FORMAT = Format(
     section="onnx",
     engines={
         "onnx": {
-            "causal": "handlers.validate.engines.onnx_causal:OnnxEngine",
-            "seq2seq": "handlers.validate.engines.onnx_tasks:OnnxSeq2Seq",
-            "encoder": "handlers.validate.engines.onnx_tasks:OnnxEncoder",
+            "causal": "handlers.validate.engines.graphs.onnx_causal:OnnxEngine",
+            "seq2seq": "handlers.validate.engines.graphs.onnx_tasks:OnnxSeq2Seq",
+            "encoder": "handlers.validate.engines.graphs.onnx_tasks:OnnxEncoder",
         },
     },
     variants=(

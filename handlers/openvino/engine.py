@@ -18,14 +18,14 @@ from handlers.openvino import genai, library
 
 library.openvino()  # before anything else imports it
 
-from handlers.openvino.conversion import BEAM  # noqa: E402
+from handlers.openvino.converting.conversion import BEAM  # noqa: E402
+from handlers.openvino.converting.tokenizer import DECODER, ENCODER, Pair  # noqa: E402
 from handlers.openvino.session import EXACT, Session  # noqa: E402
-from handlers.openvino.tokenizer import DECODER, ENCODER, Pair  # noqa: E402
 from handlers.openvino.twin import tables  # noqa: E402
 from handlers.validate.engines.generation_rules import end_tokens  # noqa: E402
-from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder  # noqa: E402
-from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq  # noqa: E402
-from handlers.validate.engines.other_runtimes import OtherGraph  # noqa: E402
+from handlers.validate.engines.graphs.onnx_folder import LoadedGraph, OnnxFolder  # noqa: E402
+from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq  # noqa: E402
+from handlers.validate.engines.graphs.other_runtimes import OtherGraph  # noqa: E402
 from handlers.validate.engines.registry import EngineSpec  # noqa: E402
 
 

@@ -18,7 +18,8 @@ from handlers.child.variants import UNREACHED, not_possible, warn_of_little
 from handlers.folder import examples, opening, tokenizers
 from handlers.graphs import graphset, smaller
 from handlers.graphs.attention import marks
-from handlers.openvino import compression, conversion, library, tokenizer
+from handlers.openvino import library
+from handlers.openvino.converting import compression, conversion, tokenizer
 from handlers.openvino.format import OpenVinoOptions
 from handlers.texts.selection import calibration_texts
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from handlers.pytorch.weights.difference import difference
+from handlers.validate.engines.pytorch.torch_causal import POOLER, TorchEngine, TorchModel, load_model
+from handlers.validate.engines.pytorch.torch_tasks import TorchEncoder, TorchSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.torch_causal import POOLER, TorchEngine, TorchModel, load_model
-from handlers.validate.engines.torch_tasks import TorchEncoder, TorchSeq2Seq
 
 _REPACKS = "support_avx512bf16_for_cpu"
 """What makes bitsandbytes' 4-bit layers repack their weights in the first pass on processors with AVX512-BF16, for a kernel that other

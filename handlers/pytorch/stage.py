@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.placing import place
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import left_out, sentence
 from handlers.models.code import copy_code
 from handlers.models.files import Edits, copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
-from handlers.models.older_readers import make_readable
+from handlers.models.releases.older_readers import make_readable
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:

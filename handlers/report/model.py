@@ -1,6 +1,6 @@
 """The report as data: what `report.json` holds, version 1 of its schema.
 
-Built by `handlers.report.build`, shown by `handlers.report.html` and `handlers.report.readme`; programs that read
+Built by `handlers.report.content.build`, shown by `handlers.report.pages.html` and `handlers.report.pages.readme`; programs that read
 `report.json` find the same words in docs/report.schema.json. Sizes are bytes, times are seconds, wall-clock times
 are ISO 8601 in UTC. Fields may be added within a version; none is renamed, removed or given another meaning.
 """
@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from daemon.contract.errors import Fault
-from daemon.contract.files import FileEntry
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
 from daemon.contract.jobs.points import StepPoint

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from daemon.contract.export_layout import README
+from daemon.contract.disk.export_layout import README
 from daemon.contract.jobs.figures import ReportFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.report import html, readme
-from handlers.report.build import build
+from handlers.report.content.build import build
 from handlers.report.model import Report
+from handlers.report.pages import html, readme
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:

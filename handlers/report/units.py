@@ -1,4 +1,4 @@
-"""Formats figures for readers. Pure; called by the templates' filters and by `handlers.report.charts`.
+"""Formats figures for readers. Pure; called by the templates' filters and by `handlers.report.pages.charts`.
 
 Every function takes None, or a value of another type than it expects, and gives "–" for it: figures may be missing.
 """

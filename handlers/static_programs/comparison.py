@@ -15,7 +15,7 @@ from handlers.families.encoder import EncoderReference
 from handlers.families.seq2seq.check import STEPS, Seq2SeqReference
 from handlers.graphs.comparison import GraphMismatchError, largest_relative
 from handlers.static_programs.description import Described
-from handlers.static_programs.feeding import Text, crossed, one_pass
+from handlers.static_programs.published.feeding import Text, crossed, one_pass
 
 Sessions = Mapping[str, Any]
 

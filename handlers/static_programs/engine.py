@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Feeds, Text, crossed, one_pass
-from handlers.validate.engines.exported_folder import ExportedFolder
+from handlers.static_programs.published.feeding import Feeds, Text, crossed, one_pass
 from handlers.validate.engines.generation_rules import end_tokens, read_rules
+from handlers.validate.engines.graphs.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec
 
 OPERATION = "run the program"

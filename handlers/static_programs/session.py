@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from handlers.static_programs.description import Described, read
-from handlers.static_programs.feeding import Feeds
+from handlers.static_programs.published.feeding import Feeds
 
 State = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
@@ -23,16 +23,17 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
 from handlers.families.base import Tracing, architecture, has_experts, release
 from handlers.families.choice import choose
-from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.families.seq2seq.family import Seq2Seq
+from handlers.families.warnings.library_warnings import LibraryWarnings, report_lines
 from handlers.folder import companions
 from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.models.files import read_json
-from handlers.static_programs import comparison, parts
+from handlers.static_programs import comparison
 from handlers.static_programs.description import LENGTH, Described
 from handlers.static_programs.format import StaticOptions
-from handlers.static_programs.parts import FixedPart
 from handlers.static_programs.session import ProgramSession
+from handlers.static_programs.tracing import parts
+from handlers.static_programs.tracing.parts import FixedPart
 from handlers.validate.engines.task_profile import context_length
 
 _PARTS: dict[str, Any] = {"causal": parts.causal, "encoder": parts.encoder, "seq2seq": parts.seq2seq}

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.tensorrt.box import session
 from handlers.tensorrt.box.build import PROFILES
-from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder
-from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
-from handlers.validate.engines.other_runtimes import OtherGraph, Value
+from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
+from handlers.validate.engines.graphs.onnx_folder import LoadedGraph, OnnxFolder
+from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
+from handlers.validate.engines.graphs.other_runtimes import OtherGraph, Value
 from handlers.validate.engines.registry import EngineSpec
 
 SECONDS = 900

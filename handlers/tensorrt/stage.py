@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
@@ -27,8 +27,8 @@ from handlers.graphs import graphset
 from handlers.graphs.attention import marks
 from handlers.graphs.graphset import GraphSet
 from handlers.models.files import read_json
-from handlers.tensorrt import build_script, examples, opset, profiles
 from handlers.tensorrt.box import verify
+from handlers.tensorrt.bundle import build_script, examples, opset, profiles
 from handlers.tensorrt.options import TensorRtOptions
 from handlers.validate.engines.task_profile import context_length
 

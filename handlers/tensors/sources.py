@@ -15,9 +15,9 @@ from typing import Protocol
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from handlers.tensors.file_io import read_into
 
 

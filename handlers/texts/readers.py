@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
-from daemon.contract.data_files import EXPECTED
+from daemon.contract.disk.data_files import EXPECTED
 
 PIECE, LEAST_PIECE = 1 << 20, 1 << 16
 """Bytes that are read in one place of a large file."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import has_tokenizer
 from handlers.models.tasks import Kind, task_of

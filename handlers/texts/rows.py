@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from daemon.contract.data_files import EXPECTED
+from daemon.contract.disk.data_files import EXPECTED
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 """Names of roles in the form with `from` and `value` → those that templates know."""

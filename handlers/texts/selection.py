@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from daemon.contract.data_files import SUFFIXES, DataFile, DataPlace, other_kind
-from daemon.contract.errors import Permanent, from_oserror
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.data_files import SUFFIXES, DataFile, DataPlace, other_kind
+from daemon.contract.faults.errors import Permanent, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.texts import readers, tables
 from handlers.texts.readers import BadRow, FileRefused, Row, Share
 from handlers.texts.rows import RowRefused, Text, text_of

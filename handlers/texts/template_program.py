@@ -18,7 +18,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from daemon.contract.advice import quoted
+from daemon.contract.faults.advice import quoted
 from handlers.child.bounded import serve
 
 TODAY = datetime(2026, 1, 1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child.bounded import BoundedProcess, TooMuch
 from handlers.texts.built_in import BUILT_IN
 

@@ -1,6 +1,6 @@
 """A model folder for transformers 4 inside a toolchain: the weights of another one, and a config.json that it can read.
 
-What the names are: `handlers.models.older_readers`, which published folders are written with too. Imports the standard
+What the names are: `handlers.models.releases.older_readers`, which published folders are written with too. Imports the standard
 library and light modules of ours alone.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from handlers.models.older_readers import UntranslatableError, older_names, translated
+from handlers.models.releases.older_readers import UntranslatableError, older_names, translated
 
 _WEIGHTS = (".safetensors", ".bin", ".index.json")
 

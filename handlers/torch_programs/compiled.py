@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import spec_of
 
 MARCH = {"x86_64": ("x86-64-v3", 256), "aarch64": ("armv8-a", 128)}

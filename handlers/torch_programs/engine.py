@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from handlers.torch_programs.program import Program
-from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder
-from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
-from handlers.validate.engines.other_runtimes import OtherGraph
+from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
+from handlers.validate.engines.graphs.onnx_folder import LoadedGraph, OnnxFolder
+from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
+from handlers.validate.engines.graphs.other_runtimes import OtherGraph
 
 
 class LoadedProgram(OtherGraph):

@@ -28,15 +28,15 @@ from typing import Any
 import torch
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible
 from handlers.families.base import Family, Part, Tracing, architecture, release
 from handlers.families.choice import choose
-from handlers.families.library_warnings import LibraryWarnings, report_lines
 from handlers.families.seq2seq.family import Seq2Seq
+from handlers.families.warnings.library_warnings import LibraryWarnings, report_lines
 from handlers.folder import companions, opening
 from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.graphs.signature import CausalSignature, Signature

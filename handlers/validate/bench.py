@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.errors import CkptdError, Fault, Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import CkptdError, Fault, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.benchmark import MEASURED, PEER, BenchRequest, BenchStart, Measured, Measurements, Unit
 from daemon.contract.jobs.messages import StageContext

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
@@ -25,7 +25,7 @@ from handlers.validate import findings, record
 from handlers.validate.checks import room
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.finishing import finish
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import artifact_spec, engine_for, engines
 from handlers.validate.folders import portability
 from handlers.validate.outside import external, optimum_reader

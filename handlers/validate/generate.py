@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child import foreign
-from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import GRAPH, USUAL, graph_files
-from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
+from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
+from handlers.validate.engines.graphs.onnx_folder import GRAPH, USUAL, graph_files
+from handlers.validate.engines.graphs.onnx_tasks import OnnxSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.decoding import Choose, Decoded, greedy, most_likely
 from handlers.validate.workers.seq2seq_decoding import greedy as translate

@@ -14,7 +14,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import findings, record
 from handlers.validate.checks.examination import Examination, examine
 from handlers.validate.checks.finishing import finish
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import EXACT, artifact_spec, engine_for
 from handlers.validate.folders import weights
 from handlers.validate.verdict import judge, unrunnable

@@ -14,16 +14,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from daemon.contract import cpu
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import Processor
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import check_of
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination, Merged
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 
 REFERENCE = "reference.json"
 CHECK = "check.json"

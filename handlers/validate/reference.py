@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -21,10 +21,11 @@ from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, rounded, scoring
-from handlers.validate.checks.base_texts import BaseTexts
-from handlers.validate.checks.reference import LiveModel, Reference, measure
-from handlers.validate.checks.samples import SHOWN, Sample
+from handlers.validate.checks import answers, scoring
+from handlers.validate.checks.live import base_likelihood, rounded
+from handlers.validate.checks.live.base_texts import BaseTexts
+from handlers.validate.checks.live.reference import LiveModel, Reference, measure
+from handlers.validate.checks.live.samples import SHOWN, Sample
 from handlers.validate.engines.registry import LAYERWISE, as_taken, base_values, engine_for, live_spec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected

@@ -12,7 +12,7 @@ from daemon.contract.jobs.figures import Speed, SpeedFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import EXACT, artifact_spec
 from handlers.validate.speeds.turns import Peer, alone, race, summary
 from handlers.validate.workers.client import EngineWorker, WorkerFailed, toolchain_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.thresholds import Thresholds

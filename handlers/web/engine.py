@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME
 from handlers.toolchains import use
-from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder
-from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
-from handlers.validate.engines.other_runtimes import OtherGraph, Value
+from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
+from handlers.validate.engines.graphs.onnx_folder import LoadedGraph, OnnxFolder
+from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
+from handlers.validate.engines.graphs.other_runtimes import OtherGraph, Value
 from handlers.validate.engines.registry import EngineSpec
 from handlers.web.browser.chromium import OPERATION, BrowserError
 from handlers.web.browser.page import DTYPES, Held, Page

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.folder import tokenizers
 from handlers.models.files import read_json
-from handlers.models.older_readers import GENERIC
+from handlers.models.releases.older_readers import GENERIC
 from handlers.web import marian_tokenizer
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Verdict
 from handlers.adapter import stage
 from handlers.validate.engines.registry import EngineSpec
@@ -81,7 +81,7 @@ def published(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 def tensors(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Name → dtype, shape and bytes of each tensor of a file."""
-    from daemon.contract.safetensors import read_header
+    from daemon.contract.models.safetensors import read_header
 
     data = file.read_bytes()
     return {name: (info.dtype, info.shape, data[info.start : info.end]) for name, info in read_header(file).items()}
@@ -226,7 +226,7 @@ def test_added_tokens_go_along_with_the_embeddings_that_were_saved_for_them(pico
 
 def test_it_is_checked_on_the_base_that_was_merged_into(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
     from handlers.adapter.engine import AdapterEngine
-    from handlers.validate.engines.live import LiveEngine
+    from handlers.validate.engines.pytorch.live import LiveEngine
 
     one = publish(pico_checkpoint, pico_base, tmp_path)
     assert one.check(values="dequantized").verdict is Verdict.FAILED, "another base gives other answers"

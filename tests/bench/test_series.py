@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.validate.speeds.series import Lost, Point, Series, spread
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing

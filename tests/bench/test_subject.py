@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.main import main
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.operating.measuring.subject import choose, locate
 from tests.bench.publishing import publish, seal
 

@@ -91,7 +91,8 @@ class Case:
 def make_sources(folder: Path, methods: tuple[str, ...] = ()) -> list[Source]:
     """Full fine-tunes of `MODELS`, a sentence-transformers model, and an adapter of each method on a small Llama: by default of every one
     that PEFT knows."""
-    from tests.merge import test_methods, zoo
+    from tests.merge import zoo
+    from tests.merge.adapters import test_methods
 
     found = [Source(kind, _full(folder / kind, kind), None, "full") for kind in MODELS]
     sentence = folder / "sentence"

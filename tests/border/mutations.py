@@ -25,11 +25,11 @@ from typing import Any
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.inspection import inspect, refusal_of
 from daemon.checkpoints.selection import best_step, is_final
-from daemon.contract.configs import adapter_config
-from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.models.configs import adapter_config
 from daemon.contract.values import digest_of
-from daemon.watching.entering import digest_of_fingerprint
+from daemon.watching.taking.entering import digest_of_fingerprint
 
 _HUGE = "@@a number of five thousand digits@@"
 VALUES: tuple[Any, ...] = (
@@ -290,7 +290,7 @@ def _published(model: Any) -> None:
     from handlers.models.code import copy_code
     from handlers.models.files import copy_tokenizer
     from handlers.models.folder import copy_config
-    from handlers.models.older_readers import make_readable
+    from handlers.models.releases.older_readers import make_readable
 
     with tempfile.TemporaryDirectory(dir=model.path.parent) as target:
         staging = Path(target)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from daemon.contract.advice import MOST_OF_SENTENCE
+from daemon.contract.faults.advice import MOST_OF_SENTENCE
 from daemon.contract.jobs.messages import Outcome, StageContext
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from tests.border.hostile_sources import Case, Source, cases_of, make_sources

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints import readable, unsupported
-from daemon.checkpoints.base_models import find_base
 from daemon.checkpoints.inspection import refusal_of
-from daemon.contract.advice import (
+from daemon.checkpoints.models.base_models import find_base
+from daemon.contract.faults.advice import (
     MOST_IN_COMMAND,
     MOST_OF_SENTENCE,
     MOST_OF_TEXT,
@@ -26,10 +26,10 @@ from daemon.contract.advice import (
     whole_clauses,
     without_advice,
 )
-from daemon.contract.errors import Fault, Permanent, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.system import access
-from daemon.system.access import Denial
+from daemon.contract.faults.errors import Fault, Permanent, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.system.filesystems import access
+from daemon.system.filesystems.access import Denial
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from handlers import __main__ as child
 from handlers.child import foreign

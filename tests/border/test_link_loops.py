@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.placing import place as put
-from daemon.system.access import denial
+from daemon.contract.disk.placing import place as put
+from daemon.system.filesystems.access import denial
 from handlers.web.browser.files import Files
 from tests.cli.test_bad_input import export
 from tests.sampling import some

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.merge import merge_adapter
 from handlers.merge.adapters import patterns
 from handlers.merge.adapters.patterns import bound, first_keys, named

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import secrets
-from daemon.contract.errors import Fault, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults import secrets
+from daemon.contract.faults.errors import Fault, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import MOST_OF_SMALL_PRINT, small_print
 from daemon.contract.jobs.figures import CheckFigures
-from daemon.contract.text import MOST_OF_SMALL_PRINT, small_print
 from daemon.running.workers import post_mortem
 from daemon.running.workers.attempt_log import AttemptLog
 from tests.workers.helpers import make_context

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from daemon.checkpoints.inspection import inspect
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import OtherCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import OtherCode
 from daemon.operating.monitoring.explain import CheckpointExplanation, explain
 from handlers.merge import merge_adapter
 from handlers.merge.adapters.adapter import read_adapter

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning.pins import identify
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import verify

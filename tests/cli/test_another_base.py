@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from tests.sampling import some
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli import export
-from daemon.contract.away import fault_of
+from daemon.contract.disk.away import fault_of
 from daemon.running.waits import Waiting
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from daemon.checkpoints.inspection import Inspection, inspect
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.attempts import Measured
-from daemon.journal.database import reading
+from daemon.journal.file.database import reading
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.overview import measured_by_stage

@@ -12,7 +12,7 @@ from daemon.config.loading import load
 from daemon.operating.diagnosis import doctor
 from daemon.operating.diagnosis.doctor import Diagnosis, examine
 from daemon.operating.diagnosis.readability import Reading
-from daemon.system import access
+from daemon.system.filesystems import access
 from tests.cli.test_bad_input import ckptd
 
 NOBODY = 65534

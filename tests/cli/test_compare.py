@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from daemon.cli.views.comparison import comparison_lines
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.operating.monitoring.comparison import compare
 from tests.cli.test_bad_input import ckptd, one_sentence
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from daemon.cli.main import EXIT_USAGE, app, main
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 from tests.sampling import some

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from daemon.cli.filter import Filter
 from daemon.cli.views.details import print_job
 from daemon.cli.views.status import jobs_lines
-from daemon.config.paths import StatePaths, foreground_state, prepare
-from daemon.contract.errors import Fault, UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.config.places.paths import StatePaths, foreground_state, prepare
+from daemon.contract.faults.errors import Fault, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.attempts import Intent
@@ -28,7 +28,7 @@ from daemon.operating.disk_watch import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.status import JobStatus, find, snapshot
-from daemon.running.executor import CpuShare
+from daemon.running.attempts.executor import CpuShare
 from daemon.running.rules import ready
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd

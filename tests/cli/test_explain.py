@@ -15,7 +15,7 @@ import pytest
 
 from daemon.cli import main as verbs
 from daemon.config.settings import Settings, StateSettings
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.operating.monitoring import explain as monitoring
 from daemon.operating.monitoring.explain import explain
 from tests.cli.test_bad_input import ckptd, export, one_sentence

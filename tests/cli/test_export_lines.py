@@ -13,8 +13,8 @@ import pytest
 
 from daemon.checkpoints.inspection import inspect
 from daemon.cli.views.tables import ExportView
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.rows import StageRow
 

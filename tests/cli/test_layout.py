@@ -18,10 +18,10 @@ from daemon.cli.views.details import _note
 from daemon.cli.views.layout import hanging, middle
 from daemon.cli.views.status import handles, jobs_lines, status_lines
 from daemon.cli.views.tables import ExportView
-from daemon.contract.text import printable
+from daemon.contract.faults.text import printable
+from daemon.operating.log.wrapping import LEAST_WIDTH, wrap
 from daemon.operating.monitoring.live import IncompleteState, RootState
 from daemon.operating.monitoring.status import DaemonState, JobDetails, JobStatus, Snapshot, StageStatus
-from daemon.operating.wrapping import LEAST_WIDTH, wrap
 from tests.cli.test_tables import CONTROLLED
 
 TITLES = ["job", "run", "step", "loss", "state", "what"]

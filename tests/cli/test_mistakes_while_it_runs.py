@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from daemon.cli.main import app
 from daemon.cli.views.status import status_lines
 from daemon.config import layers
-from daemon.config.instances import announced
-from daemon.config.paths import StatePaths
+from daemon.config.places.instances import announced
+from daemon.config.places.paths import StatePaths
 from daemon.config.sources import given_on_command_line
-from daemon.contract.errors import CkptdError, UsageError
-from daemon.contract.text import one_line
+from daemon.contract.faults.errors import CkptdError, UsageError
+from daemon.contract.faults.text import one_line
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
 from daemon.operating.monitoring.status import snapshot

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from daemon.config.settings import LogSettings
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.text import printable
-from daemon.operating import logs
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import printable
+from daemon.operating.log import logs
 from daemon.operating.monitoring.live import IncompleteState, LiveFile, write_live
 from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from daemon.cli.views.run_quality import run_quality_lines
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.operating.monitoring.run_quality import RunQuality, run_quality
 from tests.cli.test_bad_input import ckptd
 from tests.publish.test_run_figures import report

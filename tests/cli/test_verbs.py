@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.main import app
-from daemon.config.paths import StatePaths, prepare
-from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST
+from daemon.config.places.paths import StatePaths, prepare
+from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.faults.errors import UsageError
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from daemon.cli.checkpoint_argument import checkpoint_at
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent, UsageError
+from daemon.contract.faults.errors import Permanent, UsageError
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation, explain
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.simulation.files import make_weights
 

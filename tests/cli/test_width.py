@@ -26,11 +26,11 @@ from daemon.cli.views.markup import say, set_up_outputs, terminal
 from daemon.cli.views.status import print_jobs, print_status
 from daemon.cli.views.tables import print_check, print_formats, print_log
 from daemon.operating.diagnosis.doctor import Diagnosis, formats_here
-from daemon.operating.log_line import log_line, log_lines
+from daemon.operating.log.log_line import log_line, log_lines
+from daemon.operating.log.wrapping import fold
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, Remembered, RunExplanation, Selected
 from daemon.operating.monitoring.live import RootState
 from daemon.operating.monitoring.status import AttemptStatus, JobDetails
-from daemon.operating.wrapping import fold
 from tests.bench.made import BENCH
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import LONG, job, stage, status

@@ -10,7 +10,7 @@ import pytest
 
 from daemon.config.loading import load
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 
 Write = Callable[[str], Path]
 

@@ -19,8 +19,8 @@ from daemon.config import layers
 from daemon.config.loading import load
 from daemon.config.settings import Settings
 from daemon.config.sources import given_on_command_line
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 Write = Callable[[str], Path]
 

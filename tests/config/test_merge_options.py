@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from daemon.config.loading import load
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import spec_of
 

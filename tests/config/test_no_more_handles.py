@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import paths
-from daemon.contract.errors import Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.config.places import paths
+from daemon.contract.faults.errors import Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])

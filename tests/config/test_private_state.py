@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import foreground_state, make_private, prepare
+from daemon.config.places.paths import foreground_state, make_private, prepare
 from daemon.config.settings import Settings
 from daemon.operating.diagnosis.doctor import examine, not_of_group
 from daemon.operating.monitoring import metrics
-from daemon.system.private import inherited_umask, private_files
+from daemon.system.filesystems.private import inherited_umask, private_files
 
 
 def mode(path: Path) -> int:

@@ -15,8 +15,8 @@ from daemon.cli import common
 from daemon.cli.main import app, exit_code_of, main
 from daemon.config.loading import load
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.system.lock import locked
 
 Refusal = Callable[..., str]

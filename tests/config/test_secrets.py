@@ -25,11 +25,11 @@ from daemon.config import receivers
 from daemon.config.loading import load
 from daemon.config.settings import LogSettings, NotifySettings, Settings
 from daemon.config.sources import given_on_command_line
-from daemon.contract import secrets
-from daemon.contract.errors import Fault, UsageError
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.secrets import SecretUrl
-from daemon.operating import logs
+from daemon.contract.faults import secrets
+from daemon.contract.faults.errors import Fault, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import SecretUrl
+from daemon.operating.log import logs
 from tests.cli.test_every_verb import VERBS, with_arguments
 from tests.sampling import some
 from tests.service import Service

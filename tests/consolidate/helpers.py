@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.pins import make_pin
+from daemon.checkpoints.pinning.pins import make_pin
 from handlers.child.progress import StageOutput
 from handlers.consolidate import stage
 from tests.merge import helpers

@@ -11,8 +11,8 @@ import pytest
 
 from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.names import Candidate, candidate
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from tests.consolidate.helpers import consolidate, pinned
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from daemon.checkpoints.files import export_files, fingerprint, weights_follow_state
 from daemon.checkpoints.inspection import inspect
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.deepspeed import read_tensors
 from handlers.consolidate.assemble import write_file
 from tests.consolidate import zero

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.inspection import inspect
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from tests.consolidate.helpers import consolidate, pinned
 from tests.models import read_json
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import inspect
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.archives import StoredTensor, read_archive
 from daemon.contract.sharded.dcp import read_tensors
 from daemon.contract.sharded.pickles import MOST_BYTES, Unreadable, Unsafe, read_pickle

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.coreml import tables
+from handlers.coreml.compressing import tables
 from handlers.coreml.evaluation.blobs import BITS, Blob, Unreadable, unpacked
 from handlers.coreml.evaluation.decompression import blockwise, looked_up
 from handlers.coreml.evaluation.evaluator import Evaluator, UnknownOperator, Unsound

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Text, TooLongError
+from handlers.static_programs.published.feeding import Text, TooLongError
 from tests.coreml import forms
 from tests.onnx import qwen
 from tests.sampling import some

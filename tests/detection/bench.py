@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import open_jobs
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
 from tests.detection.bench import bench  # noqa: F401 - a fixture for every test of this folder
 from tests.detection.helpers import open_jobs

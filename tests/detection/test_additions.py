@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.additions import changed, name_of, pin_additions, pin_again
 from daemon.checkpoints.files import fingerprint
 from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.pins import identify, make_pin
+from daemon.checkpoints.pinning.additions import changed, name_of, pin_additions, pin_again
+from daemon.checkpoints.pinning.pins import identify, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
-from daemon.contract.errors import Retryable
+from daemon.contract.faults.errors import Retryable
 from daemon.contract.jobs.messages import ADDITIONS, Addition, CheckpointRef
 from daemon.contract.values import digest_of
 from tests.detection.helpers import change_weights, copy_of
@@ -57,7 +57,7 @@ def test_a_retry_takes_the_addition_only_as_it_was(pico_checkpoint: Path, adapte
 def test_an_addition_waits_where_its_copy_has_no_room(
     pico_checkpoint: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.checkpoints.pins.clone", lambda source, target: False)  # a file system without reflinks
+    monkeypatch.setattr("daemon.checkpoints.pinning.pins.clone", lambda source, target: False)  # a file system without reflinks
     with pytest.raises(Retryable, match="disk_reserve"):
         pinned(pico_checkpoint, adapter, tmp_path / "pin", reserve=1 << 60)
 

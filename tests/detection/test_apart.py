@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.checkpoints.inspection import Inspection, inspect
-from daemon.watching import intake, resting
+from daemon.watching import resting
 from daemon.watching.apart import THREADS, AtOnce, Hands, Pending
+from daemon.watching.taking import intake
 from tests.detection.conftest import Stations
 from tests.detection.helpers import copy_of
 

@@ -87,7 +87,7 @@ def test_a_header_of_any_length_costs_bounded_memory(size: int, tmp_path: Path, 
 
 
 def test_a_header_of_an_adapter_for_hundreds_of_experts_is_read(tmp_path: Path) -> None:
-    from daemon.contract.safetensors import parse_header
+    from daemon.contract.models.safetensors import parse_header
 
     entry = b'"base.layers.%d.experts.%d.lora_A.weight":{"dtype":"F32","shape":[8,0],"data_offsets":[0,0]}'
     text = b"{" + b",".join(entry % divmod(number, 512) for number in range(300_000)) + b"}"

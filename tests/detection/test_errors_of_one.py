@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from daemon.checkpoints import completeness
 from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.inspection import Inspection
-from daemon.contract import answers
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.watching.intake import Intake
+from daemon.contract.disk import answers
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.watching.taking.intake import Intake
 from tests.detection.bench import Bench
 from tests.detection.helpers import copy_of
 

@@ -18,7 +18,7 @@ from daemon.checkpoints.files import export_files
 from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.names import run_of
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning.pins import identify
 from daemon.watching.scan import Scanner
 from tests import models
 from tests.detection.helpers import below, copy_of, plain_adapter, set_state

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from daemon.config.settings import WatchSettings
-from daemon.watching.inotify import Hint, Kind
-from daemon.watching.observers import Observers
+from daemon.watching.events.inotify import Hint, Kind
+from daemon.watching.events.observers import Observers
 from tests.detection.conftest import OtherUser, Stations
 from tests.detection.helpers import WRITTEN_LAST, copy_of
 from tests.detection.kernel import instances, wakeups, watched_below
@@ -229,7 +229,7 @@ def test_a_directory_that_may_not_be_read_is_passed_over_until_it_may(other_user
     os.chown(other_user.folder / "locked", 65534, 65534)
     (other_user.folder / "locked").chmod(0)
     said = other_user.run(
-        "import queue\nfrom daemon.watching.observers import Observers\nfrom daemon.config.settings import WatchSettings",
+        "import queue\nfrom daemon.watching.events.observers import Observers\nfrom daemon.config.settings import WatchSettings",
         "hints = queue.SimpleQueue()\n"
         "seen = Observers(WatchSettings(roots=(folder,)), hints, lambda key, text: print(text))\n"
         "seen.renew()\n"
@@ -248,7 +248,7 @@ def test_a_root_that_may_not_be_read_is_scanned_until_it_may(other_user: OtherUs
     os.chown(other_user.folder / "runs", 65534, 65534)
     (other_user.folder / "runs").chmod(0)
     said = other_user.run(
-        "import queue\nfrom daemon.watching.observers import Observers\nfrom daemon.config.settings import WatchSettings",
+        "import queue\nfrom daemon.watching.events.observers import Observers\nfrom daemon.config.settings import WatchSettings",
         "root = folder / 'runs'\n"
         "seen = Observers(WatchSettings(roots=(root,)), queue.SimpleQueue(), lambda key, text: print(text))\n"
         "seen.renew()\n"
@@ -262,7 +262,9 @@ def test_a_root_that_may_not_be_read_is_scanned_until_it_may(other_user: OtherUs
 def test_a_file_system_that_others_write_to_is_scanned_without_a_watch(
     station: Stations, pico_run: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:  # R1.1
-    monkeypatch.setattr("daemon.watching.observers.file_system_type", lambda path: kind)  # no such server is at hand: its name must do
+    monkeypatch.setattr(
+        "daemon.watching.events.observers.file_system_type", lambda path: kind
+    )  # no such server is at hand: its name must do
     here = station(watch=NO_RESCAN)
     here.wait_for_scans(0)
     assert here.watcher.backend_of(here.root) == "poll"
@@ -275,7 +277,7 @@ def test_a_root_with_such_a_file_system_mounted_below_it_is_scanned_too(monkeypa
     root = Path("/dev")
     if not any(path.is_mount() for path in root.iterdir() if path.is_dir()):
         pytest.skip("nothing is mounted below /dev")
-    monkeypatch.setattr("daemon.watching.observers.file_system_type", lambda path: "devtmpfs" if path == root else "nfs4")
+    monkeypatch.setattr("daemon.watching.events.observers.file_system_type", lambda path: "devtmpfs" if path == root else "nfs4")
     made, _, said = observers(root, depth=1)
     made.stop()
     assert (made.backend_of(root), said) == ("poll", [])

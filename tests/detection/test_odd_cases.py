@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.pins import PinRules, identify, make_pin
+from daemon.checkpoints.pinning.pins import PinRules, identify, make_pin
 from tests.detection.bench import Bench
 from tests.detection.helpers import WRITTEN_LAST, copy_of, in_trainers_order
 

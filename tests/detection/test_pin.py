@@ -13,8 +13,8 @@ import pytest
 
 from daemon.checkpoints.files import export_files, fingerprint
 from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.pins import ACCESS, LEFT_OUT, Moved, identify, make_pin, rewritten
-from daemon.contract.files import sha256_file
+from daemon.checkpoints.pinning.pins import ACCESS, LEFT_OUT, Moved, identify, make_pin, rewritten
+from daemon.contract.disk.files import sha256_file
 from daemon.contract.jobs.messages import BESIDE
 from handlers.models import left_out
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_may_not_be_read_leaves_no_pin_behind(checkpoint: Path
     source = copy_of(checkpoint, other_user.folder / "checkpoint-4")
     (source / "adapter_model.safetensors").chmod(0o600)
     said = other_user.run(
-        "from daemon.checkpoints.files import fingerprint; from daemon.checkpoints.pins import make_pin",
+        "from daemon.checkpoints.files import fingerprint; from daemon.checkpoints.pinning.pins import make_pin",
         "try: make_pin(folder / 'checkpoint-4', folder / 'pin', fingerprint(folder / 'checkpoint-4'))\n"
         "except PermissionError as error: print(error.filename, (folder / 'pin').exists())",
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import answers
-from daemon.contract.answers import ask, silent_for
+from daemon.contract.disk import answers
+from daemon.contract.disk.answers import ask, silent_for
 from daemon.watching.groups import groups_of
 from tests.faults.services import FaultyService
 

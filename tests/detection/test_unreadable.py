@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.readable import closed, closed_directory
-from daemon.system import access
+from daemon.system.filesystems import access
 from tests.service import Service, making
 
 ROOT = os.geteuid() == 0

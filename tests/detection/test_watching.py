@@ -9,11 +9,11 @@ from pathlib import Path
 
 from daemon.checkpoints.files import export_files
 from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.pins import ACCESS, LEFT_OUT, identify
-from daemon.config.paths import prepare
+from daemon.checkpoints.pinning.pins import ACCESS, LEFT_OUT, identify
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
 from tests.detection.conftest import Stations
 from tests.detection.helpers import WRITTEN_LAST, change_weights, copy_of, in_trainers_order, set_state

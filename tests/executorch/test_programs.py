@@ -14,7 +14,7 @@ import pytest
 
 from handlers.graphs import graphset
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Text, TooLongError
+from handlers.static_programs.published.feeding import Text, TooLongError
 from tests.executorch import forms
 from tests.stages import refused
 from tests.static_programs import forms as static_forms

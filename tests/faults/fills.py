@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import exports_below
 from tests.faults.fill_places import KINDS, FillingDisk, Point, combs, ends, one_of_each

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.pins import PinRules, make_pin
-from daemon.contract.files import make_folders, seal, write_atomic
+from daemon.checkpoints.pinning.pins import PinRules, make_pin
+from daemon.contract.disk.files import make_folders, seal, write_atomic
 from daemon.publishing.exchange.swap import start_afresh
 from daemon.publishing.publication import assemble
-from daemon.system.disks import probe
+from daemon.system.filesystems.disks import probe
 from tests.faults.forks import tell
 from tests.publish.parts import link, parts, swap_in
 

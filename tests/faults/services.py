@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from tests.faults.layer import Faults, settle
 from tests.runner.conftest import Toy
 

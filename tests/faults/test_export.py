@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.files import files_below, sha256_file
+from daemon.contract.disk.files import files_below, sha256_file
 from tests.faults.forks import REPOSITORY
 from tests.faults.layer import Faults, Rule
 from tests.service import listing

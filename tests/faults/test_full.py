@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.config.paths import Paths, prepare
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.journal import Journal
 from daemon.operating import disk_watch
 from daemon.operating.diagnosis.doctor import examine
@@ -27,8 +27,8 @@ from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.monitoring.live import LiveFile, LiveWriter, read_live, write_live
 from daemon.operating.monitoring.status import snapshot
-from daemon.system import disks
-from daemon.system.disks import Place, Refusals, Shortage, probe, short_of_room, write_padded
+from daemon.system.filesystems import disks
+from daemon.system.filesystems.disks import Place, Refusals, Shortage, probe, short_of_room, write_padded
 from daemon.system.lock import locked
 from tests.faults.services import FaultyService, assert_went_on
 from tests.notify.test_delivery import Service as Post

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.files import export_files
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from tests.faults.forks import Ending, Forks
 from tests.faults.layer import Faults, Rule
 from tests.faults.publish_work import NEW, OLD, target_in

@@ -16,7 +16,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import plan, variant_names
 from handlers.pytorch.format import FORMAT as PYTORCH
 
-ONNX_ENGINE = "handlers.validate.engines.onnx_causal:OnnxEngine"
+ONNX_ENGINE = "handlers.validate.engines.graphs.onnx_causal:OnnxEngine"
 
 
 def variant(name: str, **changes: Any) -> Variant:

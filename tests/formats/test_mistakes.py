@@ -47,7 +47,7 @@ FULL = Variant(
 SMALL = replace(FULL, name="flat-int8", needs=("flat",), form_of="flat", level="int8", fallback="flat")
 FLAT = Format(
     name="flat", about="somebody's", variants=(FULL, SMALL), options=Keys, section="flat",
-    engines={"flat": {"causal": "handlers.validate.engines.torch_causal:TorchEngine"}},
+    engines={"flat": {"causal": "handlers.validate.engines.pytorch.torch_causal:TorchEngine"}},
 )  # fmt: skip
 
 
@@ -167,10 +167,10 @@ def test_formats_says_what_a_package_must_change_of_what_it_names(gather: Any, t
 
 
 def test_an_engines_class_that_does_not_exist_is_said_without_loading_its_libraries(gather: Any) -> None:
-    gather(replace(FLAT, engines={"flat": {"causal": "handlers.validate.engines.torch_causal:TorchEngin"}}))
+    gather(replace(FLAT, engines={"flat": {"causal": "handlers.validate.engines.pytorch.torch_causal:TorchEngin"}}))
     (said,) = flaws(FULL)
     assert said.startswith(
-        "its engine flat (causal) is wrong: the module handlers.validate.engines.torch_causal has no TorchEngin; did you"
+        "its engine flat (causal) is wrong: the module handlers.validate.engines.pytorch.torch_causal has no TorchEngin; did you"
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.variants import NotPossible, not_possible, refusing, warn_of_little
 from handlers.graphs import graphset, smaller

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.files import sweep_temporaries
+from daemon.contract.disk.files import sweep_temporaries
 from daemon.publishing.exchange.swap import complete_swaps
 from tests.fsck.world import STAGES, World
 from tests.sampling import some

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.disk.export_layout import MANIFEST
 from daemon.contract.jobs.messages import Outcome
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.integrity.journal_rules import RULES

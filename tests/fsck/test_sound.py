@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.cli import maintenance
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from daemon.contract.jobs.messages import Outcome
 from daemon.operating.integrity.fsck import examine
 from daemon.system.lock import locked

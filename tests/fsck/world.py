@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.checkpoints.pins import identify
-from daemon.config.paths import prepare
-from daemon.contract.errors import Fault
-from daemon.contract.files import remove_tree, seal
+from daemon.checkpoints.pinning.pins import identify
+from daemon.config.places.paths import prepare
+from daemon.contract.disk.files import remove_tree, seal
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.journal.attempts import Intent

@@ -280,7 +280,7 @@ def quantized(matrix: np.ndarray, kind: str, orders: float | None) -> Any:
 
     import gguf
 
-    from handlers.gguf import library
+    from handlers.gguf.llama import library
     from handlers.gguf.twin.reading import Tensor
 
     number = gguf.GGMLQuantizationType[kind]

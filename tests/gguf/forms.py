@@ -64,7 +64,7 @@ def logits_of(model: Path, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 def said(folder: Path, model: Path, length: int = 90) -> Said:
     """What both say of random tokens."""
-    from handlers.gguf import library
+    from handlers.gguf.llama import library
 
     ids, wanted = logits_of(model, length)
     (path,) = folder.glob("*.gguf")

@@ -113,7 +113,7 @@ def test_what_llama_cpp_can_not_add_is_refused(said: str, tmp_path: Path) -> Non
 
 
 def test_an_adapter_of_another_base_is_refused_by_llama_cpp(tmp_path: Path) -> None:
-    from handlers.gguf import library
+    from handlers.gguf.llama import library
 
     base, other = kinds.make("Llama", tmp_path / "base"), kinds.make("Llama", tmp_path / "other", hidden_size=128)
     folder = written(base, adapted(base, tmp_path / "adapter"), tmp_path / "work")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.validate.workers import decoding
 from tests.gguf import forms, kinds
 from tests.stages import refused
@@ -74,7 +74,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_no_obstacle(tmp_path: Path) -> None
 def test_q8_0_is_that_of_llama_cpp(tmp_path: Path) -> None:
     import gguf
 
-    from handlers.gguf import library
+    from handlers.gguf.llama import library
 
     model = kinds.make("Llama", tmp_path / "model")
     ours = next(forms.make("gguf-q8_0", model, tmp_path / "work")[0].glob("*.gguf"))
@@ -91,7 +91,7 @@ def test_the_importance_of_columns_is_the_mean_square_of_what_they_are_multiplie
     import torch
     from transformers import AutoModelForCausalLM
 
-    from handlers.gguf import importance
+    from handlers.gguf.llama import importance
 
     model = kinds.make(kind, tmp_path / "model")
     (path,) = forms.exact(model, tmp_path / "work").glob("*.gguf")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.gguf import header
+from handlers.gguf.reading import header
 
 
 def _text(text: str) -> bytes:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.config.loading import load
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.installing import discovery, first_config
 from daemon.installing.places import output_beside
 from tests.cli.test_bad_input import ckptd, one_sentence

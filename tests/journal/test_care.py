@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.config.paths import Paths, prepare
-from daemon.contract.errors import Permanent, Retryable
-from daemon.journal import backups
-from daemon.journal.database import Database, reading
+from daemon.config.places.paths import Paths, prepare
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.journal.file import backups
+from daemon.journal.file.database import Database, reading
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.maintenance import BACKUPS, JournalMaintenance
 from tests.journal.conftest import enter
@@ -37,7 +37,7 @@ connection.execute("ROLLBACK")
 PAIRS = """
 import select, sys
 from pathlib import Path
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 database = Database(Path(sys.argv[1]))
 number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
@@ -89,7 +89,7 @@ def test_a_lock_of_another_process_is_waited_for(journal: Journal, file: Path, k
 
 
 def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.journal.database.BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.journal.file.database.BUSY_SECONDS", 0.2)
     journal = Journal(file)
     with child(HOLD, file, "EXCLUSIVE", 600) as process:
         assert line(process) == "held"
@@ -163,7 +163,7 @@ def test_a_backup_that_writers_keep_interrupting_is_taken_in_one_go(file: Path, 
 BACKUP = """
 import sys
 from pathlib import Path
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 Database(Path(sys.argv[1])).backup(Path(sys.argv[2]))
 """
 
@@ -271,7 +271,7 @@ def test_nothing_is_written_to_a_journal_in_whose_place_another_file_was_put(jou
 TMPFS = """
 import subprocess, sys
 from pathlib import Path
-from daemon.contract.errors import Retryable
+from daemon.contract.faults.errors import Retryable
 from daemon.journal.journal import Journal
 from tests.journal.conftest import enter
 folder = Path(sys.argv[1])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent, Retryable
-from daemon.journal import database
-from daemon.journal.database import reading
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.journal.file import database
+from daemon.journal.file.database import reading
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.status import snapshot
 from tests.journal.conftest import enter

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import prepare
-from daemon.contract.errors import Fault, Permanent, UsageError
-from daemon.contract.fault_codes import OtherCode
-from daemon.journal import integrity, sql
-from daemon.journal.database import reading
+from daemon.config.places.paths import prepare
+from daemon.contract.faults.errors import Fault, Permanent, UsageError
+from daemon.contract.faults.fault_codes import OtherCode
+from daemon.journal import sql
+from daemon.journal.file import integrity
+from daemon.journal.file.database import reading
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as

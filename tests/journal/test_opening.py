@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.config.paths import Paths, prepare
-from daemon.contract.errors import Permanent, UsageError
-from daemon.journal import backups
-from daemon.journal.database import CHECKED_AT_OPEN, Database
+from daemon.config.places.paths import Paths, prepare
+from daemon.contract.faults.errors import Permanent, UsageError
+from daemon.journal.file import backups
+from daemon.journal.file.database import CHECKED_AT_OPEN, Database
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal, rebuilt_state
@@ -204,7 +204,7 @@ HEAL = """
 import sys
 from pathlib import Path
 from daemon.operating.integrity.maintenance import open_journal
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 open_journal(prepare(Path(sys.argv[1]), Path(sys.argv[2]))).close()
 """
 

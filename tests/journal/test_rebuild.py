@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.config.paths import Paths, prepare
-from daemon.contract.errors import Fault
-from daemon.contract.files import FileEntry
+from daemon.config.places.paths import Paths, prepare
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.entries import JobEntry, write_entry
@@ -24,7 +24,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.maintenance import open_journal, rebuilt_state
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from tests.journal.conftest import WORK, reference
 from tests.selection.conftest import Desks
 from tests.service import Service, listing

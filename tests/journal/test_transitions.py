@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal

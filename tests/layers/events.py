@@ -1,4 +1,4 @@
-"""docs/events.md, made of `daemon/contract/events.py` and of every call that logs: `python -m tests.layers.events` writes it."""
+"""docs/events.md, made of `daemon/contract/faults/events.py` and of every call that logs: `python -m tests.layers.events` writes it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.events import Event
+from daemon.contract.faults.events import Event
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "daemon/contract/events.py"
+SOURCE = ROOT / "daemon/contract/faults/events.py"
 PAGE = ROOT / "docs/events.md"
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 HELPERS = {"say_once": (1, "warning"), "_say_once": (1, "warning"), "_say_watching": (0, "info")}
@@ -28,7 +28,7 @@ has `code` ([the meaning of each code](fault-codes.md)); an unexpected error als
 Use `event` and `code` for searches and alerts. The sentences in `message` may change in later versions. `ckptd logs` shows the log in a
 readable form, `ckptd logs --json` shows the lines as they are.
 
-This page is generated from `daemon/contract/events.py` and from the calls in the code: `python -m tests.layers.events`.
+This page is generated from `daemon/contract/faults/events.py` and from the calls in the code: `python -m tests.layers.events`.
 """
 _PART = re.compile(r'^    # (?P<group>.+)$|^    (?P<name>[A-Z_]+) = "(?P<id>[a-z.-]+)"\n    """(?P<meaning>.+)"""$', re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""docs/fault-codes.md, made of `daemon/contract/fault_codes.py`: `python -m tests.layers.fault_codes` writes it."""
+"""docs/fault-codes.md, made of `daemon/contract/faults/fault_codes.py`: `python -m tests.layers.fault_codes` writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "daemon/contract/fault_codes.py"
+SOURCE = ROOT / "daemon/contract/faults/fault_codes.py"
 PAGE = ROOT / "docs/fault-codes.md"
 _HEAD = """# Fault codes
 
@@ -19,7 +19,7 @@ Three kinds of codes are not in these tables: `exit-N` is a child that ended by 
 package has codes of its own, each with the package's name and a dot before it (`vendor.what-failed`,
 [how](writing-a-format.md)); and an old journal or report may hold codes that a later version no longer gives.
 
-Made of `daemon/contract/fault_codes.py` by `python -m tests.layers.fault_codes`; change it there.
+Made of `daemon/contract/faults/fault_codes.py` by `python -m tests.layers.fault_codes`; change it there.
 """
 _PART = re.compile(
     r'^    # (?P<group>.+)$|^    (?P<name>[A-Z0-9_]+) = "(?P<code>[a-z0-9-]+)"'

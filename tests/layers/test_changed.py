@@ -25,8 +25,8 @@ def test_rooms_and_folders_of_the_table_exist() -> None:
     ("changed", "first", "other"),
     [
         ("daemon/watching/undecided.py", "tests/detection/test_settle.py", "tests/gguf/test_export.py"),
-        ("handlers/gguf/stage.py", "tests/gguf/test_export.py", "tests/merge/test_dequantize.py"),
-        ("tests/merge/test_dequantize.py", "tests/merge/test_dequantize.py", "tests/gguf/test_export.py"),
+        ("handlers/gguf/stage.py", "tests/gguf/test_export.py", "tests/merge/bases/test_dequantize.py"),
+        ("tests/merge/bases/test_dequantize.py", "tests/merge/bases/test_dequantize.py", "tests/gguf/test_export.py"),
     ],
 )
 def test_an_edit_brings_the_tests_of_its_room_and_no_others(changed: str, first: str, other: str) -> None:

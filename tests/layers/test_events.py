@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daemon.contract.events import Event
+from daemon.contract.faults.events import Event
 from tests.layers import events
 
 

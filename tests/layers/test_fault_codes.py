@@ -12,8 +12,8 @@ from typing import TypeGuard
 
 import pytest
 
-from daemon.contract.errors import Fault, Permanent
-from daemon.contract.fault_codes import FaultCode, OtherCode, code_of
+from daemon.contract.faults.errors import Fault, Permanent
+from daemon.contract.faults.fault_codes import FaultCode, OtherCode, code_of
 from tests.layers.fault_codes import PAGE, ROOT, SOURCE, explanations, page
 from tests.words.written import commands, is_key, keys, wrong_with
 
@@ -158,8 +158,8 @@ def test_the_type_checker_refuses_a_code_as_a_literal(tmp_path: Path) -> None:
         'Fault(code="disk-full", operation="", cause="", remedy="")',
     )
     right = 'Permanent(OtherCode("vendor.odd"), "", "", "")'
-    names = "from daemon.contract.errors import Fault, Permanent, Retryable, UsageError"
-    (tmp_path / "said.py").write_text("\n".join([names, "from daemon.contract.fault_codes import OtherCode", *wrong, right]))
+    names = "from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError"
+    (tmp_path / "said.py").write_text("\n".join([names, "from daemon.contract.faults.fault_codes import OtherCode", *wrong, right]))
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run([*command, str(tmp_path / "said.py")], cwd=ROOT, capture_output=True, text=True, check=False)
     assert [line.split(":")[1] for line in done.stdout.splitlines() if "[arg-type]" in line] == ["3", "4", "5", "6", "7"], done.stdout

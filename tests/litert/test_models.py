@@ -10,7 +10,7 @@ import pytest
 
 from handlers.graphs import graphset
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Text, TooLongError
+from handlers.static_programs.published.feeding import Text, TooLongError
 from tests.litert import forms
 from tests.onnx import qwen
 from tests.stages import refused

@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from daemon.config.output_owners import RECORD
+from daemon.config.places.output_owners import RECORD
 from daemon.contract import cpu
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from tests import models
 from tests.service import Service, listing, stray_handlers
 

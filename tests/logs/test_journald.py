@@ -21,7 +21,7 @@ SCRIPT = """
 import logging, sys
 from pathlib import Path
 from daemon.config.settings import LogSettings
-from daemon.operating import logs
+from daemon.operating.log import logs
 from daemon.system import journald
 import structlog
 journald.set_up()

@@ -16,9 +16,9 @@ import pytest
 import structlog
 
 from daemon.config.settings import LogSettings
-from daemon.contract.events import Event
-from daemon.operating import logs
-from daemon.operating.log_line import log_line
+from daemon.contract.faults.events import Event
+from daemon.operating.log import logs
+from daemon.operating.log.log_line import log_line
 
 BOUND = {"job": "run-4-abc", "run": "team/run", "step": 4, "stage": "onnx", "attempt": 2}
 SetUp = Callable[..., Path]
@@ -183,8 +183,8 @@ ON_A_FULL_DISK = """
 import structlog
 from pathlib import Path
 from daemon.config.settings import LogSettings
-from daemon.operating import logs
-from daemon.contract.events import Event
+from daemon.operating.log import logs
+from daemon.contract.faults.events import Event
 logs.set_up(LogSettings(), Path("/dev/full"))
 try:
     raise ValueError("a traceback is longer than a line")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from handlers.merge import MergeReport, merge_adapter
 from handlers.merge.engine import execute, resume_ledger
 from tests.merge import helpers

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.models.older_readers import UntranslatableError, make_readable, translated
+from handlers.models.releases.older_readers import UntranslatableError, make_readable, translated
 from tests import models
 from tests.older.reader import inputs, read_tokenizer
 from tests.validate import zoo

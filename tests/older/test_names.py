@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handlers.models.older_readers import OLDEST, Readers, make_readable, readable_tokenizer, translated
+from handlers.models.releases.older_readers import OLDEST, Readers, make_readable, readable_tokenizer, translated
 from tests import models
 from tests.older import cases
 from tests.older.reader import read_tokenizer

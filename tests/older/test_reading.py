@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from handlers.models.older_families import NOT_READ, READ, READ_EAGERLY
-from handlers.models.older_readers import OLDEST
+from handlers.models.releases.older_families import NOT_READ, READ, READ_EAGERLY
+from handlers.models.releases.older_readers import OLDEST
 from tests import models
 from tests.older import cases
 from tests.older.conftest import read

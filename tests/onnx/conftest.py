@@ -128,8 +128,8 @@ def equally_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def patch_race(patch: pytest.MonkeyPatch) -> None:
     """Have any two graphs count as equally fast."""
-    from handlers.onnx.optimize import acceptance
-    from handlers.onnx.optimize.timing import Race
+    from handlers.onnx.optimize.judging import acceptance
+    from handlers.onnx.optimize.judging.timing import Race
 
     patch.setattr(acceptance, "race", lambda *_, **__: Race(1.0, 1.0, "equal"))
 
@@ -145,7 +145,7 @@ def qwen3_auto(trained: Path, export: Callable[..., Exported], tmp_path_factory:
 @pytest.fixture(scope="session")
 def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """A family of `deep_models` with two layers, traced, by its name and opset. Read only."""
-    from tests.onnx import deep_models
+    from tests.onnx.layers import deep_models
 
     def exported(name: str, opset: int = 18) -> Exported:
         def make(folder: Path) -> Exported:

@@ -97,7 +97,7 @@ def torch_logits(model: Any, batch: Batch) -> np.ndarray:
 
 def onnx_engine(folder: Path) -> Any:
     """The exported folder, as validation's own engine runs it."""
-    from handlers.validate.engines.onnx_causal import OnnxEngine
+    from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
 
     return OnnxEngine(EngineSpec(engine="onnx", folder=str(folder)))
 

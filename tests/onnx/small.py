@@ -40,7 +40,7 @@ def distance(source: Path, smaller: Path) -> tuple[float, float]:
 
 def greedy_tokens(folder: Path, text: str, count: int = 12) -> list[int]:
     """A greedy continuation, as validation's own engine decodes it."""
-    from handlers.validate.engines.onnx_causal import OnnxEngine
+    from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
     from handlers.validate.engines.registry import EngineSpec
     from handlers.validate.workers.decoding import greedy
 

@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 
 from daemon.config.loading import load
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import effective_variants, find_variant, spec_of
 from handlers.graphs import graphset

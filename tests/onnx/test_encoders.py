@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.families.encoder import Encoder, EncoderReference, OnePass, refer
 from handlers.graphs import graphset
 from handlers.graphs.comparison import GraphMismatchError

@@ -16,15 +16,15 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import StageContext, Verdict
 from handlers.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import LevelMeasurement
 from handlers.report import usage
-from handlers.validate.engines import genai as genai_engine
-from handlers.validate.engines.genai import GenaiEngine
+from handlers.validate.engines.graphs import genai as genai_engine
+from handlers.validate.engines.graphs.genai import GenaiEngine
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.decoding import cache_errors, greedy, padding_error, teacher_forced
 from tests import models

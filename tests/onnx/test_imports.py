@@ -21,7 +21,7 @@ def in_a_new_process(program: str) -> None:
 def test_transformers_models_are_listed_once_and_the_list_is_the_same() -> None:
     in_a_new_process(
         "import sys; from pathlib import Path\n"
-        "from handlers.models.transformers_once import transformers\n"
+        "from handlers.models.releases.transformers_once import transformers\n"
         "from transformers.utils import import_utils\n"
         "listed = import_utils.define_import_structure\n"
         "package = sys.modules['transformers.models']\n"
@@ -41,7 +41,7 @@ def test_a_version_that_lists_its_models_in_another_way_is_left_alone() -> None:
         "from transformers.utils import import_utils\n"
         "listed = import_utils.define_import_structure.__wrapped__\n"
         "import_utils.define_import_structure = lambda *given, **named: listed(*given, **named)\n"
-        "from handlers.models.transformers_once import transformers\n"
+        "from handlers.models.releases.transformers_once import transformers\n"
         "assert transformers.AutoConfig.for_model('qwen3').model_type == 'qwen3'\n"
     )
 

@@ -12,9 +12,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from handlers.graphs import graphset, spool
+from handlers.graphs import graphset
 from handlers.graphs.sessions import MappedWeights, open_session
-from handlers.onnx.optimize.random_inputs import InputShape, Maker
+from handlers.graphs.weights import spool
+from handlers.onnx.optimize.judging.random_inputs import InputShape, Maker
 from handlers.onnx.quantize import int8, weight_only
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent
 

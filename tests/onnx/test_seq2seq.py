@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.families import choice as family_choice
 from handlers.families.base import Tracing
 from handlers.graphs.comparison import GraphMismatchError

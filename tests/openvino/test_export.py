@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handlers.openvino import tokenizer
+from handlers.openvino.converting import tokenizer
 from tests import models
 from tests.exports.formats import FORMATS
 from tests.openvino import forms

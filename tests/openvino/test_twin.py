@@ -85,7 +85,8 @@ def test_scales_that_texts_choose_are_no_alarm(texts: int, lab: Lab, tmp_path: P
 
 def calibrated(plain: Path, target: Path, rows: Sequence[Sequence[int]]) -> Path:
     """The form of 4 bits whose scales were found with texts."""
-    from handlers.openvino import compression, library
+    from handlers.openvino import library
+    from handlers.openvino.converting import compression
 
     ov = library.openvino()
     shutil.copytree(plain, target, ignore=shutil.ignore_patterns("openvino_model.*"))

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from handlers.onnx.quantize.block_quantization import Scheme, dequantize, quantize
-from handlers.onnx.quantize.int8_rewriter import IntegerRewriter
 from handlers.onnx.quantize.int8_static import StaticRewriter
-from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
+from handlers.onnx.quantize.rewriters.block_quantization import Scheme, dequantize, quantize
+from handlers.onnx.quantize.rewriters.int8_rewriter import IntegerRewriter
+from handlers.onnx.quantize.rewriters.weight_only_rewriter import WeightOnlyRewriter
 
 INPUTS, OUTPUTS = 258, 96
 ROWS = (1, 5, 16)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.graphs.integer_products import HIGHEST, IntegerProduct, examine
-from handlers.onnx.quantize import int8_rewriter
-from handlers.onnx.quantize.block_quantization import Scheme
-from handlers.onnx.quantize.int8_rewriter import quantize_matrix
+from handlers.onnx.quantize.rewriters import int8_rewriter
+from handlers.onnx.quantize.rewriters.block_quantization import Scheme
+from handlers.onnx.quantize.rewriters.int8_rewriter import quantize_matrix
 from tests.onnx.small import bert, derived
 from tests.portability import graphs
 from tests.portability.arithmetic import exact, pairwise, worst_activations
@@ -210,7 +210,7 @@ def test_a_table_that_is_only_looked_up_keeps_the_whole_range() -> None:
 def test_rounding_rows_is_coarser_than_the_fast_level_and_no_finer_than_a_scale_a_row(scheme: Scheme) -> None:
     import onnxruntime
 
-    from handlers.onnx.quantize.weight_only_rewriter import round_rows
+    from handlers.onnx.quantize.rewriters.weight_only_rewriter import round_rows
 
     weights, (_, call, _) = graphs.hostile_weights(), graphs.activations()
     model = graphs.blocks(weights, scheme, 1)

@@ -10,8 +10,8 @@ import pytest
 
 from daemon.contract import cpu
 from handlers.graphs.integer_products import examine
-from handlers.onnx.quantize import int8_rewriter
-from handlers.onnx.quantize.block_quantization import Scheme
+from handlers.onnx.quantize.rewriters import int8_rewriter
+from handlers.onnx.quantize.rewriters.block_quantization import Scheme
 from tests.portability import graphs
 from tests.portability.arithmetic import rounded_to_blocks
 from tests.portability.conftest import Answers

@@ -24,7 +24,7 @@ from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose graph has int8 weights of the whole range."""
-    from handlers.onnx.quantize import int8_rewriter
+    from handlers.onnx.quantize.rewriters import int8_rewriter
 
     with monkeypatch.context() as patch:
         patch.setattr(int8_rewriter, "_largest_pairs", lambda block: np.zeros(block.shape[1], np.float32))

@@ -6,8 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from daemon.contract.export_layout import MANIFEST
-from daemon.contract.files import FileEntry, seal
+from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.disk.files import FileEntry, seal
 from daemon.publishing.exchange.beneath import Spot, held_below
 from daemon.publishing.exchange.ours import look
 from daemon.publishing.exchange.swap import start_afresh, swap

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.pins import SourceMode, make_pin
+from daemon.checkpoints.pinning.pins import SourceMode, make_pin
 from daemon.config.settings import OutputSettings
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.rows import JobRow
@@ -22,7 +22,7 @@ from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.exchange.swap import swap
 from daemon.publishing.publication import assemble
 from daemon.publishing.verification import verify
-from daemon.system.private import private_files
+from daemon.system.filesystems.private import private_files
 from tests.detection.helpers import copy_of
 from tests.journal.conftest import WORK
 from tests.publish.parts import parts, publish, swap_in

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Retryable
-from daemon.contract.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.faults.errors import Retryable
 from daemon.publishing.exchange.swap import start_afresh
 from daemon.publishing.lending import same_files
 from daemon.publishing.publication import assemble

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import Paths, prepare
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.settings import RetentionSettings
-from daemon.contract.files import FileEntry, files_below, remove_tree, seal
+from daemon.contract.disk.files import FileEntry, files_below, remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing import publication

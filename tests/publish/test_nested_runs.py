@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from daemon.config.export_names import folded
-from daemon.config.paths import Paths, prepare
+from daemon.config.places.export_names import folded
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent
-from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.contract.files import seal
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.files import seal
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.contract.jobs.plan import stage_names
 from daemon.contract.values import digest_of
@@ -28,7 +28,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.publication import publish_job
 from daemon.publishing.verification import exports_below, verify
-from daemon.watching.places import Places, takings_of
+from daemon.watching.taking.places import Places, takings_of
 from tests.journal.conftest import WORK
 
 
@@ -207,7 +207,7 @@ def test_a_link_that_is_put_there_in_the_middle_of_a_publication_leads_it_nowher
             place.rename(tmp_path / "moved")
             place.symlink_to(victim)
 
-    monkeypatch.setattr("daemon.contract.failpoints.point", attack)
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", attack)
     printer.publish(printer.take("run"))
     assert done == [point]
     assert os.listdir(victim) == [] and os.stat(victim).st_mtime_ns == before

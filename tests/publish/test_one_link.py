@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.export_layout import MANIFEST, README
-from daemon.contract.files import FileEntry, files_below, seal, sha256_file
+from daemon.contract.disk.export_layout import MANIFEST, README
+from daemon.contract.disk.files import FileEntry, files_below, seal, sha256_file
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.publishing import lending
 from daemon.publishing.exchange import swap

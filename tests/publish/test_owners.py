@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.output_owners import RECORD, owner_of, record_of
-from daemon.contract.errors import Retryable
-from daemon.contract.export_layout import manifest_of
+from daemon.config.places.output_owners import RECORD, owner_of, record_of
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.faults.errors import Retryable
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing import publication
 from daemon.publishing.exchange import owners
@@ -129,7 +129,7 @@ def test_whoever_comes_between_look_and_exchange_is_never_replaced(
         if name == "publish.before-rename" and not done:
             done.append(second.end(theirs) if not done.append(None) else None)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr("daemon.contract.failpoints.point", attack)
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", attack)
     with pytest.raises(OSError, match="something else was put into its place"):
         first.end(mine)
     assert at(theirs.target) == theirs.id and verify(theirs.target).sound
@@ -157,7 +157,7 @@ def test_an_export_that_is_replaced_by_another_one_at_the_last_moment_gets_its_p
             job.target.rename(tmp_path / "away")
             theirs.rename(job.target)
 
-    monkeypatch.setattr("daemon.contract.failpoints.point", attack)
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", attack)
     with pytest.raises(OSError, match="something else"):
         first.end(again)
     assert (job.target / "pytorch" / "file").read_text() == "of somebody"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from daemon.config.output_owners import record_of
+from daemon.config.places.output_owners import record_of
 from daemon.config.settings import RetentionSettings
-from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.files import sha256_file
+from daemon.contract.faults.errors import UsageError
 from daemon.publishing.exchange import ours
 from daemon.publishing.retention import prune
 from daemon.publishing.verification import verify
@@ -210,7 +210,7 @@ def test_a_link_that_takes_the_place_of_a_folder_of_ours_while_an_export_is_publ
             (tmp_path / "out" / name).rename(tmp_path / "moved")
             (tmp_path / "out" / name).symlink_to(victim)
 
-    monkeypatch.setattr("daemon.contract.failpoints.point", attack)
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", attack)
     ended = daemon.end(job)
     daemon.journal.close()
     assert done and ended.state == "succeeded" and verify(ended.target).sound

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from daemon.contract.files import files_below
+from daemon.contract.disk.files import files_below
 from tests.publish.test_one_link import several_links
 
 pytestmark = pytest.mark.timeout(400)

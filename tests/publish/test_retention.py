@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from daemon.cli.main import maintenance
 from daemon.config.settings import RetentionSettings
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.disk.export_layout import MANIFEST
 from daemon.publishing.retention import DAY, Export, plan_removal, prune, read_exports, scores_of
 from daemon.publishing.verification import verify
 from tests.faults.layer import Faults, Rule

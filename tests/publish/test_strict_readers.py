@@ -15,7 +15,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from daemon.contract.placing import place
+from daemon.contract.disk.placing import place
 from daemon.publishing.kept import OutputCache
 from tests.publish.test_one_link import KEY, Job, several_links
 

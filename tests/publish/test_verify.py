@@ -16,8 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.cli.main import maintenance
-from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.faults.errors import UsageError
 from daemon.publishing.verification import exports_below, to_verify, verify
 from tests.publish.parts import link as link_to
 from tests.publish.parts import publish

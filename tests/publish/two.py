@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.files import seal
+from daemon.contract.disk.files import seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import stage_names
 from daemon.contract.values import digest_of
@@ -15,7 +15,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.running.endings import close_job
-from daemon.watching.places import Places, takings_of
+from daemon.watching.taking.places import Places, takings_of
 from tests.journal.conftest import WORK
 
 VARIANTS = ("pytorch", "onnx", "onnx-int8")

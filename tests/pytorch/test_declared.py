@@ -9,7 +9,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.plan import effective_variants, plan
 from handlers.pytorch.format import FORMAT
-from handlers.report.not_verified import not_verified
+from handlers.report.content.not_verified import not_verified
 from tests.report import facts
 
 FORMS = [one.name for one in FORMAT.variants if one.form_of]

@@ -12,14 +12,15 @@ from huggingface_hub import ModelCard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from daemon.contract.errors import Fault
-from daemon.contract.files import FileEntry
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import Addition, JobFacts
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.models.hub import License, license_of
-from handlers.report import readme, usage
-from handlers.report.build import build
+from handlers.report import usage
+from handlers.report.content.build import build
 from handlers.report.model import Report
+from handlers.report.pages import readme
 from tests.report import facts
 
 END = facts.BEGIN + timedelta(seconds=96)

@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.contract.jobs.messages import JobFacts
 from handlers.report import comparison
-from handlers.report.build import build
+from handlers.report.content.build import build
 from handlers.report.model import Report
 from tests.report import facts
 from tests.report.test_page import Page, page_of

@@ -12,12 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
-from handlers.report import html, readme, schema
-from handlers.report.build import build
+from handlers.report import schema
+from handlers.report.content.build import build
 from handlers.report.model import Report
+from handlers.report.pages import html, readme
 from handlers.report.stage import as_json
 from tests.report import facts
 

@@ -29,10 +29,10 @@ from daemon.contract.jobs.figures import (
     unreadable,
 )
 from daemon.contract.jobs.messages import JobFacts, StageFacts, Verdict
-from handlers.report import readme
-from handlers.report.build import MOST_NAMES, build
-from handlers.report.html import render
-from handlers.report.sanitize import visible
+from handlers.report.content.build import MOST_NAMES, build
+from handlers.report.content.sanitize import visible
+from handlers.report.pages import readme
+from handlers.report.pages.html import render
 from handlers.report.stage import as_json
 from tests.report import facts
 

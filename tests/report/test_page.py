@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from daemon.contract.jobs.messages import JobFacts, Verdict
-from handlers.report import charts, html, units
+from handlers.report import units
 from handlers.report.advice import headline
-from handlers.report.build import build
+from handlers.report.content.build import build
+from handlers.report.pages import charts, html
 from tests.report import facts
 
 END = facts.BEGIN + timedelta(seconds=96)

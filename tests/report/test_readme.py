@@ -21,9 +21,10 @@ from handlers.child.progress import Reporter
 from handlers.folder.examples import MARIAN, place, place_beside
 from handlers.models.tasks import TASKS, Task
 from handlers.pytorch.format import FORMAT as PYTORCH
-from handlers.report import readme, usage
+from handlers.report import usage
 from handlers.report.advice import headline
-from handlers.report.build import build
+from handlers.report.content.build import build
+from handlers.report.pages import readme
 from tests import models
 from tests.report import facts
 

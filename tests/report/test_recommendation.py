@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report.advice.headline import recommend
-from handlers.report.build import build
+from handlers.report.content.build import build
 from handlers.report.model import Report
 from tests.report import facts
 from tests.report.test_page import Page, page_of

@@ -8,9 +8,9 @@ from pathlib import Path
 from daemon.contract.jobs.messages import JobFacts
 from daemon.contract.jobs.points import RunFigures, StepPoint
 from daemon.contract.jobs.run_figures import point_of
-from handlers.report import charts, html, readme
-from handlers.report.build import build
+from handlers.report.content.build import build
 from handlers.report.model import Report
+from handlers.report.pages import charts, html, readme
 from handlers.report.stage import as_json
 from tests.report.facts import check, checkpoint, context, made_all, succeeded
 

@@ -10,9 +10,9 @@ import pytest
 
 from daemon.contract.jobs.messages import JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
-from handlers.report import html, readme
-from handlers.report.build import build
+from handlers.report.content.build import build
 from handlers.report.model import Report, TargetChoice
+from handlers.report.pages import html, readme
 from tests.formats.installed import nothing_for
 from tests.report.facts import check, context, failed_int8, made_all, rejected_int8, succeeded, unverified
 

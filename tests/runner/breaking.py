@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.config.paths import StatePaths
-from daemon.journal.database import reading
+from daemon.config.places.paths import StatePaths
+from daemon.journal.file.database import reading
 from daemon.operating.integrity import fsck
 from tests.runner.breaking_daemon import ERRORS, JOURNAL, MAIN
 from tests.runner.conftest import Toy, copied

@@ -23,17 +23,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from daemon.contract.errors import Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Retryable
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.secrets import SecretUrl
 from daemon.contract.jobs.messages import StageContext, StageResult
-from daemon.contract.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service
 from daemon.publishing.telling import notifier, untold
 from daemon.publishing.telling.sending import Outcome
-from daemon.running import children, runner, starter
-from daemon.running.executor import Order
-from daemon.system import threads
+from daemon.running import runner, starter
+from daemon.running.attempts import children
+from daemon.running.attempts.executor import Order
+from daemon.system.processes import threads
 from daemon.watching import watcher
 from tests.runner.desk import Fake, FakeExecutor, done
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.export_layout import README
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.export_layout import README
+from daemon.contract.disk.files import sha256_file
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
 from daemon.running.runner import Runner
-from daemon.system import episodes, looks
+from daemon.system import episodes
+from daemon.system.processes import looks
 from tests.detection.helpers import copy_of
 from tests.runner.desk import Desk, FakeExecutor
 from tests.runner.outside_world import World, make_world

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import Fault
-from daemon.contract.files import FileEntry, seal
+from daemon.contract.disk.files import FileEntry, seal
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.running.executor import Attempt, Bounds, Order, Progress
+from daemon.running.attempts.executor import Attempt, Bounds, Order, Progress
 from daemon.running.runner import Runner
 
 Script = Callable[[StageContext], StageResult | None]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.operating.monitoring.live import of_export
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains
 from tests.runner.desk import Desk, Desks

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from daemon.config.loading import load
-from daemon.config.paths import prepare
-from daemon.operating import logs
+from daemon.config.places.paths import prepare
+from daemon.operating.log import logs
 from daemon.operating.service import serve
 from tests.runner.queue_executor import QueueExecutor
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.contract.errors import Fault
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
-from daemon.running.executor import JOB_FILE, Attempt, Bounds, Order, Progress, read_job_file
-from daemon.running.result_file import examine
+from daemon.running.attempts.executor import JOB_FILE, Attempt, Bounds, Order, Progress, read_job_file
+from daemon.running.attempts.result_file import examine
 
 PREFIX = "queue:"
 

@@ -1,6 +1,6 @@
 """An executor of another kind takes the runner's place: attempts run by a server that no daemon's death touches.
 
-`tests.runner.queue_executor` is written against `daemon.running.executor` alone; nothing of it passes by memory or environment.
+`tests.runner.queue_executor` is written against `daemon.running.attempts.executor` alone; nothing of it passes by memory or environment.
 """
 
 from __future__ import annotations

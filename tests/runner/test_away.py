@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.additions import Settling
+from daemon.checkpoints.pinning.additions import Settling
 from daemon.config.settings import AddedAdapter
-from daemon.contract import away as absence
-from daemon.contract.errors import Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk import away as absence
+from daemon.contract.faults.errors import Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.rules.reads import END, TABLE, Moment, Outside, put_into
 from daemon.system.episodes import Away

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Settings
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageContext, Verdict
 from handlers.__main__ import _failed
 from handlers.child.outside import Outside

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.contract import away as absence
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk import away as absence
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
-from daemon.running import outside, resumption
-from daemon.system import episodes, looks
+from daemon.running import resumption
+from daemon.running.sources import outside
+from daemon.system import episodes
+from daemon.system.processes import looks
 from daemon.toolchains.install import remove
 from daemon.toolchains.registry import Toolchains
 from handlers.__main__ import _failed

@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 
 from daemon.cli import export
 from daemon.config.settings import Settings
-from daemon.contract.errors import Retryable
+from daemon.contract.faults.errors import Retryable
 from daemon.operating.ticks import Ticks
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
-from daemon.system.rounds import Complaints
+from daemon.system.processes.rounds import Complaints
 
 
 def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:

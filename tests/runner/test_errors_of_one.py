@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.checkpoints import base_models
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.checkpoints.models import base_models
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow
 from daemon.publishing.kept import OutputCache
 from daemon.running import endings, recovery

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.windows import Windows, problem_of, zone_problem
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import spec_of

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import Fault, Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal

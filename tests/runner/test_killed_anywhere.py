@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.output_owners import RECORD
-from daemon.contract.files import sha256_file
+from daemon.config.places.output_owners import RECORD
+from daemon.contract.disk.files import sha256_file
 from tests.runner.conftest import artifacts
 from tests.service import Service, listing, stray_handlers
 

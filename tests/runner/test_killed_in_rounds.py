@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.files import files_below
+from daemon.contract.disk.files import files_below
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import exports_below
 from tests.runner.conftest import ALL, Toy, artifacts

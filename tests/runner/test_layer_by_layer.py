@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.checkpoints.layer_sizes import LayerSizes, layers_of
+from daemon.checkpoints.models.layer_sizes import LayerSizes, layers_of
 from daemon.contract.formats.stages import LAYER_BY_LAYER, MIB, WITHOUT_TWIN, ModelSize
 from daemon.contract.jobs.plan import all_specs, spec_of
 from daemon.journal.attempts import Measured

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.output_owners import RECORD
-from daemon.contract.files import sha256_file
+from daemon.config.places.output_owners import RECORD
+from daemon.contract.disk.files import sha256_file
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import spec_of
 from tests.service import Service, listing, stray_handlers

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import LimitSettings
-from daemon.running import job_file
-from daemon.running.job_file import LEAST_MEMORY, OVER_ESTIMATE, SLACK, bounds_of
+from daemon.running.attempts import job_file
+from daemon.running.attempts.job_file import LEAST_MEMORY, OVER_ESTIMATE, SLACK, bounds_of
 from daemon.system import box
 
 ROOT = Path(__file__).parents[2]
 KEPT = """
 import sys, threading
 import psutil
-from daemon.system.allocator import give_back_early
+from daemon.system.processes.allocator import give_back_early
 if sys.argv[1] == "told":
     assert give_back_early()
 before = psutil.Process().memory_info().rss
@@ -37,7 +37,7 @@ HASHED = """
 import sys
 from pathlib import Path
 import tracemalloc
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 tracemalloc.start()
 sha256_file(Path(sys.argv[1]))
 print(tracemalloc.get_traced_memory()[1])
@@ -62,7 +62,7 @@ def test_a_file_is_hashed_in_a_small_buffer_whatever_its_size(tmp_path: Path) ->
 
 @pytest.mark.parametrize("library", ["musl", ""])
 def test_another_c_library_is_left_as_it_is(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from daemon.system import allocator
+    from daemon.system.processes import allocator
 
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: (library, ""))
     assert not allocator.give_back_early()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
-from daemon.running.executor import Order
+from daemon.running.attempts.executor import Order
 from tests.runner.desk import Desk, Desks, Fake, done, failing
 
 
@@ -254,7 +254,7 @@ def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_goi
     broken.append(True)
     lost = desk.add("bad", 2)
     desk.tick(5)
-    monkeypatch.setattr("daemon.running.children.NO_ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.attempts.children.NO_ANSWER_SECONDS", 0.0)
     desk.tick(40)
     fault = desk.journal.stages.of(lost)["merge"].fault
     assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
@@ -281,7 +281,7 @@ def test_what_can_not_be_found_out_about_one_attempt_keeps_no_other_waiting_and_
     good = desk.add("good", 1)
     desk.tick(40)
     assert desk.state(good) == "succeeded" and desk.state(bad) == "running" and desk.runner.children.unheard() == []
-    monkeypatch.setattr("daemon.running.children.UNHEARD_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.attempts.children.UNHEARD_SECONDS", 0.0)
     assert [f"the stage merge of {bad}" in one for one in desk.runner.children.unheard()] == [True]
     desk.fakes[0].warnings = []
     ended.append(True)

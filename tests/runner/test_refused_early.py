@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from daemon.config.output_owners import Owner, record_of
+from daemon.config.places.output_owners import Owner, record_of
 from tests.runner.desk import Desk
 
 

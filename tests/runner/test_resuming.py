@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.files import files_below
+from daemon.contract.disk.files import files_below
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.operating.integrity.fsck import examine

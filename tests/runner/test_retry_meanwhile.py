@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.pins import held, identify
+from daemon.checkpoints.pinning.pins import held, identify
 from daemon.cli import export
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
 from daemon.running import recovery

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.rules.ready import verifying
 from tests.runner.desk import Desks, done
@@ -134,7 +134,7 @@ def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_des
     desk.add("two", 2)
     desk.tick(2)
     desk.fakes[0].memory, desk.fakes[1].memory = gib, 2 * gib
-    monkeypatch.setattr("daemon.running.children.memory", lambda: (8 * gib, gib // 2))
+    monkeypatch.setattr("daemon.running.attempts.children.memory", lambda: (8 * gib, gib // 2))
     desk.tick(4)
     assert [fake.stopped for fake in desk.fakes] == [False, True]
     fault = desk.journal.stages.of("two-2")["merge"].fault

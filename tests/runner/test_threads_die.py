@@ -19,8 +19,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from daemon.system import threads
-from daemon.system.threads import Owner, Supervised, ThreadDied
+from daemon.system.processes import threads
+from daemon.system.processes.threads import Owner, Supervised, ThreadDied
 from tests.runner.breaking import Breaking, Case, Place, Sweep, always, cases_of, once, places
 from tests.sampling import some
 

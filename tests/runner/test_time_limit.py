@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from tests.runner.desk import Desk, done
 

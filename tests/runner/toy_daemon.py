@@ -14,10 +14,11 @@ from pathlib import Path
 from daemon.cli.main import EXIT_TEMPORARY, exit_code_of
 from daemon.cli.views.markup import say_error
 from daemon.config.loading import load
-from daemon.config.paths import prepare
-from daemon.contract.errors import CkptdError, from_oserror
-from daemon.operating import disk_watch, logs, service
-from daemon.running.executor import Executor
+from daemon.config.places.paths import prepare
+from daemon.contract.faults.errors import CkptdError, from_oserror
+from daemon.operating import disk_watch, service
+from daemon.operating.log import logs
+from daemon.running.attempts.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 
 TOY = (sys.executable, "-m", "tests.runner.toy_handlers")

@@ -12,13 +12,13 @@ import os
 import time
 from pathlib import Path
 
-from daemon.contract import failpoints
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_file, sha256_file
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import fsync_file, sha256_file
+from daemon.contract.disk.placing import place
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import CHECK
-from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.pins import pins_of
-from daemon.config.paths import prepare
+from daemon.checkpoints.pinning.pins import pins_of
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import copy_of, open_jobs, set_state
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from daemon.checkpoints import additions
 from daemon.checkpoints.inspection import inspect
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning import additions
+from daemon.checkpoints.pinning.pins import identify
 from daemon.config.settings import AddedAdapter, MergeSettings
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.system import episodes
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import change_weights, copy_of, plain_adapter
 from tests.selection.conftest import Desk, Desks

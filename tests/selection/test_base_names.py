@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.checkpoints.base_models import find_base
-from daemon.contract.errors import Permanent
+from daemon.checkpoints.models.base_models import find_base
+from daemon.contract.faults.errors import Permanent
 
 
 def model(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.contract.files import remove_tree
+from daemon.contract.disk.files import remove_tree
 from tests.cli.test_verbs_agree import RAM, Box
 from tests.simulation.files import ORDER, WEIGHTS, make_checkpoint
 

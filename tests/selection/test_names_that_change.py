@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning.pins import identify
 from daemon.cli.export import retry_job
 from daemon.operating.monitoring.explain import CheckpointExplanation, explain
 from tests.detection.helpers import change_weights, copy_of, plain_adapter

@@ -10,8 +10,8 @@ import pytest
 
 from daemon.config.run_overrides import SIZE_LIMIT, effective
 from daemon.config.settings import Settings
-from daemon.contract.data_files import DataPlace
-from daemon.watching.intake import job_id
+from daemon.contract.disk.data_files import DataPlace
+from daemon.watching.taking.intake import job_id
 from tests.selection.conftest import Desks
 
 Add = Callable[..., Path]

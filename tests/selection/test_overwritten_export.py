@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning.pins import identify
 from tests.detection.helpers import change_weights
 from tests.service import Service, listing, stray_handlers
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoints import pins as pin_module
-from daemon.checkpoints.pins import identify
+from daemon.checkpoints.pinning import pins as pin_module
+from daemon.checkpoints.pinning.pins import identify
 from daemon.config.loading import load
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.system.box import free_disk
 from tests.detection.helpers import set_state
 from tests.selection.conftest import Desks

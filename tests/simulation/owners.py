@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.config.settings import RetentionSettings
-from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError
-from daemon.contract.export_layout import manifest_of
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.faults.errors import CkptdError
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.retention import prune
 from daemon.publishing.verification import exports_below, verify

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.names import step_of
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.files import remove_tree, seal
+from daemon.contract.disk.files import remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.publication import publish_job
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import open_jobs
 from tests.simulation.disk import EPOCH_NS

@@ -21,9 +21,9 @@ from types import ModuleType
 import pytest
 import structlog
 
-from daemon.config.paths import prepare
+from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
-from daemon.contract.files import FileEntry
+from daemon.contract.disk.files import FileEntry
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal import attempts
@@ -31,8 +31,9 @@ from daemon.journal import rows as journal_rows
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, StageRow
 from daemon.publishing.kept import is_whole
-from daemon.running import children, outcomes, resumption, starter, waits
-from daemon.running.executor import Order
+from daemon.running import resumption, starter, waits
+from daemon.running.attempts import children, outcomes
+from daemon.running.attempts.executor import Order
 from daemon.running.runner import Runner
 from daemon.system import box
 from tests.runner.desk import Desk, Fake, FakeExecutor, done, failing

@@ -14,8 +14,9 @@ import pytest
 import structlog
 
 from daemon.publishing import links, publication
-from daemon.watching import places, tracker
+from daemon.watching import tracker
 from daemon.watching.scan import ScanRules
+from daemon.watching.taking import places
 from tests.simulation.play import RAM
 from tests.simulation.runs import Box
 from tests.simulation.test_simulation import seeds

@@ -16,12 +16,12 @@ from typing import Any
 
 from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.inspection import Inspection
-from daemon.checkpoints.pins import ACCESS, LEFT_OUT
-from daemon.config.paths import Paths, prepare
+from daemon.checkpoints.pinning.pins import ACCESS, LEFT_OUT
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.running.recovery import collect_orphans
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from daemon.watching.undecided import PEEK_SECONDS
 from tests.detection.helpers import open_jobs

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from daemon.checkpoints.pins import identify
-from daemon.contract.files import remove_tree
-from daemon.journal.database import reading
+from daemon.checkpoints.pinning.pins import identify
+from daemon.contract.disk.files import remove_tree
+from daemon.journal.file.database import reading
 from daemon.journal.rows import job_of
 from daemon.operating.integrity.fsck import examine
 from tests.clock.shift import Shift

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Text, TooLongError
+from handlers.static_programs.published.feeding import Text, TooLongError
 from handlers.static_programs.session import ProgramSession
 from tests.onnx import qwen
 from tests.sampling import some
@@ -110,7 +110,7 @@ import sys
 for name in ("transformers", "onnx", "onnxruntime", "peft"):
     sys.modules[name] = None
 from pathlib import Path
-from handlers.static_programs.feeding import Text
+from handlers.static_programs.published.feeding import Text
 from handlers.static_programs.session import ProgramSession
 import handlers.static_programs.engine
 print(Text(ProgramSession(Path({str(folder / "model.pt2")!r}), "model"), 40).feed([3, 4, 5]).shape)
@@ -123,7 +123,7 @@ print(Text(ProgramSession(Path({str(folder / "model.pt2")!r}), "model"), 40).fee
 def test_a_program_that_computes_otherwise_is_refused(
     damage: str, made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.static_programs import fixed_cache
+    from handlers.static_programs.tracing import fixed_cache
 
     layer = fixed_cache.FixedLayer
     if damage == "forgets":

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon.checkpoints.pins import identify
-from daemon.config.output_owners import owner_of
-from daemon.contract.export_layout import manifest_of
-from daemon.contract.files import files_below
+from daemon.checkpoints.pinning.pins import identify
+from daemon.config.places.output_owners import owner_of
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.disk.files import files_below
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import exports_below
 from tests.runner.conftest import artifacts

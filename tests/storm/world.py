@@ -22,9 +22,9 @@ from pathlib import Path
 
 import psutil
 
-from daemon.checkpoints.pins import identify
-from daemon.config.output_owners import RECORD
-from daemon.journal.database import reading
+from daemon.checkpoints.pinning.pins import identify
+from daemon.config.places.output_owners import RECORD
+from daemon.journal.file.database import reading
 from daemon.journal.rows import JobRow, job_of
 from tests.faults.layer import Faults, Rule
 from tests.runner.conftest import Toy, arrived

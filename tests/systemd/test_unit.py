@@ -181,7 +181,7 @@ def test_a_first_start_on_a_full_disk_names_the_place_and_is_tried_again(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("daemon.config.paths.write_atomic", full)
+    monkeypatch.setattr("daemon.config.places.paths.write_atomic", full)
     code, said = told("")
     assert code == EXIT_TEMPORARY and f"write to state.directory ({tmp_path}/state/instance): No space left" in said
 

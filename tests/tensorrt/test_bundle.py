@@ -15,13 +15,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.graphs import graphset
 from handlers.tensorrt import engine
 from handlers.validate.engines.registry import EngineSpec
 from tests import models
-from tests.onnx import deep_models, qwen
+from tests.onnx import qwen
+from tests.onnx.layers import deep_models
 from tests.stages import refused
 from tests.tensorrt import forms
 from tests.torch_programs.forms import MODELS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.folder import ModelFolder
 from handlers.tensorrt.llm import mapping, readback
 from handlers.validate.engines.registry import EngineSpec
@@ -40,7 +40,7 @@ def logits(engine: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_checkpoint_is_read_back_to_the_bit_and_says_what_the_model_says(name: str, tmp_path: Path) -> None:  # R2.4
     from handlers.tensorrt.llm.engine import TrtLlmEngine
-    from handlers.validate.engines.torch_causal import TorchEngine
+    from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 
     kind, options = KINDS[name]
     model = qwen.make(tmp_path / "model", kind, **options)

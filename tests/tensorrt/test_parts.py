@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 from pydantic import ValidationError
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Verdict
 from handlers.graphs.graphset import Graph, GraphSet, Port
-from handlers.tensorrt import build_script, opset, profiles
+from handlers.tensorrt.bundle import build_script, opset, profiles
 from handlers.tensorrt.options import TensorRtOptions
 from handlers.validate import findings
 from handlers.validate.verdict import unrunnable

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.config.settings import Settings
-from daemon.contract.data_files import DataPlace, stamp
-from daemon.contract.errors import CkptdError
+from daemon.contract.disk.data_files import DataPlace, stamp
+from daemon.contract.faults.errors import CkptdError
 from daemon.operating.diagnosis.texts import problems_of_texts
 from handlers.texts import readers, sources
 from handlers.texts.sources import Source

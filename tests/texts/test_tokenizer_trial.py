@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge import stage
 from handlers.texts import tokenizer_trial
 from handlers.texts.tokenizer_trial import try_tokenizer

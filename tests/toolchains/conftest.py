@@ -25,7 +25,7 @@ from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
 from tests.sharing import shared
 from tests.toolchains import real
-from tests.toolchains.index import Index, served
+from tests.toolchains.installing.index import Index, served
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from daemon.config.settings import Settings
-from daemon.running import installing
+from daemon.running.sources import installing
 from daemon.toolchains.registry import Toolchains
 from tests.runner.conftest import ALL, Toy, copied
 from tests.service import making
 from tests.toolchains.conftest import Fake, define
-from tests.toolchains.index import Index
+from tests.toolchains.installing.index import Index
 
 
 class Wanting(Toy):

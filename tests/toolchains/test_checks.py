@@ -31,8 +31,8 @@ from daemon.toolchains.overview import costs
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains, definitions
 from handlers.onnx.format import FORMAT
 from handlers.validate import record
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from tests.runner.conftest import make_desk  # noqa: F401
 from tests.runner.desk import Desks
 from tests.service import Service

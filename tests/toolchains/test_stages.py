@@ -15,7 +15,7 @@ from daemon.contract.jobs.messages import Outcome, StageContext
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.operating.diagnosis.doctor import examine, formats_here
-from daemon.running.executor import Order
+from daemon.running.attempts.executor import Order
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.workers.worker import Worker
 from daemon.toolchains import registry

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from daemon.cli.main import app
-from daemon.contract.errors import UsageError
+from daemon.contract.faults.errors import UsageError
 from daemon.toolchains import install
 from daemon.toolchains.overview import costs
 from daemon.toolchains.registry import definitions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
-from daemon.running import installing
+from daemon.running.sources import installing
 from daemon.toolchains import registry
 
 if __name__ == "__main__":

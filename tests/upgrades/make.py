@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from daemon.config.paths import StatePaths
-from daemon.journal import backups
+from daemon.config.places.paths import StatePaths
+from daemon.journal.file import backups
 from tests.runner.conftest import ALL, Toy, arrived
 from tests.upgrades.frozen import STATES, freeze
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import StatePaths
-from daemon.journal.database import reading
+from daemon.config.places.paths import StatePaths
+from daemon.journal.file.database import reading
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.monitoring.status import find

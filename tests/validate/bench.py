@@ -15,12 +15,12 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
-from handlers.graphs import rounded_weights
+from handlers.graphs.weights import rounded_weights
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import findings
-from handlers.validate.checks.base_texts import BaseTexts
 from handlers.validate.checks.examination import Examination, Merged, examine, logits_file
-from handlers.validate.checks.reference import LiveModel, Reference, measure
+from handlers.validate.checks.live.base_texts import BaseTexts
+from handlers.validate.checks.live.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.files import expected

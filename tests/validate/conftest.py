@@ -18,7 +18,7 @@ from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.examination import Merged, examine
-from handlers.validate.checks.reference import LiveModel, Reference, measure
+from handlers.validate.checks.live.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.folders import special_tokens
 from handlers.validate.verdict import judge

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import ADDITIONS, Addition, ArtifactCheck, StageContext, Verdict
 from handlers.adapter import stage as adapter_stage
 from handlers.merge import merge_adapter

@@ -10,10 +10,10 @@ import pytest
 
 from handlers.texts.built_in import BUILT_IN
 from handlers.validate import record
-from handlers.validate.checks import base_texts
-from handlers.validate.checks.base_texts import FILE, BaseTexts
-from handlers.validate.checks.samples import SHOWN
-from handlers.validate.engines.torch_causal import TorchEngine
+from handlers.validate.checks.live import base_texts
+from handlers.validate.checks.live.base_texts import FILE, BaseTexts
+from handlers.validate.checks.live.samples import SHOWN
+from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 from handlers.validate.workers.client import WorkerFailed, WorkerRefused
 from handlers.validate.workers.protocol import Greedy
 from tests.validate.bench import Direct, measured

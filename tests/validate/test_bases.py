@@ -20,8 +20,8 @@ from handlers.child.progress import Reporter
 from handlers.merge import merge_adapter
 from handlers.validate import merged
 from handlers.validate import reference as reference_stage
-from handlers.validate.checks import base_likelihood
-from handlers.validate.checks.reference import LiveModel, Reference, measure
+from handlers.validate.checks.live import base_likelihood
+from handlers.validate.checks.live.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec, base_values
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import A, Encode, Rebase, Request, Teacher

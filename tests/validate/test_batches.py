@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.validate.checks import wide
-from handlers.validate.checks.reference import padded_batch
+from handlers.validate.checks.live.reference import padded_batch
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL
 from handlers.validate.workers import causal_drivers, decoding

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.arithmetic.degeneration import Degeneration
-from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.checks.live.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
 from tests import models

@@ -15,9 +15,10 @@ import pytest
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.texts.rows import Text
 from handlers.validate.arithmetic.comparison import Comparison, Spread
-from handlers.validate.checks import samples, scoring
+from handlers.validate.checks import scoring
 from handlers.validate.checks.examination import logits_file
-from handlers.validate.checks.texts import hidden, pieces
+from handlers.validate.checks.live import samples
+from handlers.validate.checks.live.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, context_length, labels_of, subject_of
 from handlers.validate.outside import example

@@ -39,7 +39,7 @@ def test_it_continues_as_pytorch_does(folders: dict[str, Path]) -> None:
 
 
 def test_it_stays_within_the_positions_that_the_model_addresses(folders: dict[str, Path]) -> None:
-    from handlers.validate.engines.onnx_causal import OnnxEngine
+    from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
     from handlers.validate.engines.registry import EngineSpec
 
     engine = OnnxEngine(EngineSpec(engine="onnx", folder=str(folders["onnx"])))

@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.layerwise import parts
 from handlers.tensors.sources import StoredSource
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.checks.live.reference import LiveModel, measure
 from handlers.validate.engines.adapters import packed_base
 from handlers.validate.engines.registry import LAYERWISE, EngineSpec, engine_for
 from handlers.validate.workers.client import EngineWorker, WorkerFailed

@@ -11,23 +11,24 @@ import pytest
 import torch
 import transformers
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.options import MergeOptions, ValidateOptions
 from handlers.merge import merge_adapter
 from handlers.merge.adapters import adapter as merges_reading
 from handlers.merge.adapters.adapter import Adapter
-from handlers.validate.checks.reference import LiveModel, measure
+from handlers.validate.checks.live.reference import LiveModel, measure
 from handlers.validate.engines.adapters import packed_base
-from handlers.validate.engines.live import LiveEngine
+from handlers.validate.engines.pytorch.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Load
 from tests import models
-from tests.merge import helpers, moe_zoo, zoo
-from tests.merge.test_methods import adapter_of
-from tests.merge.test_moe import of_older_peft
+from tests.merge import helpers, zoo
+from tests.merge.adapters.test_methods import adapter_of
+from tests.merge.experts import moe_zoo
+from tests.merge.experts.test_moe import of_older_peft
 from tests.validate.bench import Direct, beside_live, quiet
 from tests.validate.conftest import LIMITS
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.options import MergeOptions
 from handlers.layerwise import skeleton
 from handlers.merge import merge_adapter
-from handlers.validate.engines import live
+from handlers.validate.engines.pytorch import live
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.miniature import proof, small, stock
 from tests.merge import helpers

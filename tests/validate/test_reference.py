@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import Likeness, ReferenceFigures, figures_of
 from daemon.contract.jobs.messages import Outcome, Verdict
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.report.not_verified import blindness
-from handlers.validate.checks.reference import LiveModel, measure
+from handlers.report.content.not_verified import blindness
+from handlers.validate.checks.live.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
 from tests.validate import artifacts
@@ -99,7 +99,7 @@ def test_a_live_model_that_does_not_load_fails_the_stage_with_one_sentence(
 def test_a_tokenizer_with_tokens_that_the_model_has_no_embedding_for_is_named(pico_base: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from handlers.validate.engines.torch_causal import TorchEngine
+    from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 
     folder = Path(shutil.copytree(pico_base, tmp_path / "base"))
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -9,8 +9,8 @@ import pytest
 
 from daemon.contract.jobs.figures import LiveFigures
 from handlers.validate.checks import room
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.workers.client import WorkerFailed
 

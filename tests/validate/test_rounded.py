@@ -11,7 +11,7 @@ import pytest
 
 from daemon.contract.jobs.messages import Verdict
 from handlers.merge.api import merge_adapter
-from handlers.validate.checks import rounded
+from handlers.validate.checks.live import rounded
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
 from tests.sharing import shared

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import spec_of
-from handlers.graphs import rounded_weights
+from handlers.graphs.weights import rounded_weights
 from handlers.validate.folders import portability
 from tests.onnx.small import derived
 from tests.sampling import some

@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.pins import make_pin
-from daemon.contract.errors import CkptdError, Permanent
+from daemon.checkpoints.pinning.pins import make_pin
+from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.jobs.messages import Verdict
 from handlers.child.progress import StageOutput
 from handlers.merge import stage

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate.engines.generation_rules import read_rules
-from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
+from handlers.validate.engines.graphs.onnx_tasks import OnnxSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.generate import generate
 from handlers.validate.generate import main as generate_main

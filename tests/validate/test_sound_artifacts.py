@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate import record

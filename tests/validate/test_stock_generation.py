@@ -12,8 +12,8 @@ import pytest
 from daemon.contract.jobs.figures import LiveFigures
 from handlers.folder import examples
 from handlers.validate.checks import stock_generation
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.files.expected import FILE, Expected
 from handlers.validate.outside import chat, example
 from handlers.validate.workers.client import WorkerRefused

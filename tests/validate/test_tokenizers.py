@@ -12,7 +12,7 @@ import pytest
 from daemon.contract.values import Frozen
 from handlers.folder import companions
 from handlers.pytorch import stage as pytorch
-from handlers.validate.engines.exported_folder import ExportedFolder
+from handlers.validate.engines.graphs.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.files import expected
 from handlers.validate.files.compare import Compared, compare
@@ -135,7 +135,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def _torch(folder: Path) -> Any:
-    from handlers.validate.engines.torch_causal import TorchEngine
+    from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 
     return TorchEngine(EngineSpec(engine="torch", folder=str(folder)))
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.speeds import turns
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 
 
 def test_a_vision_model_has_no_live_reference_and_trying_again_would_not_help(tmp_path: Path) -> None:
     import transformers
 
+    from handlers.validate.engines.pytorch.torch_causal import load_model
     from handlers.validate.engines.task_profile import subject_of
-    from handlers.validate.engines.torch_causal import load_model
 
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, image_size=32, patch_size=8, num_labels=5

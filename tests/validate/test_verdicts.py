@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
@@ -25,7 +25,7 @@ from handlers.texts.selection import comparison_texts
 from handlers.validate import findings
 from handlers.validate.arithmetic.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
-from handlers.validate.checks.reference import evenly
+from handlers.validate.checks.live.reference import evenly
 from handlers.validate.folders import configs
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import WorkerFailed

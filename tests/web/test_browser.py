@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.toolchains import use
 from handlers.web.browser import chromium
 from handlers.web.browser.chromium import BrowserError, Chromium

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.quantize.weight_only_rewriter import set_level
+from handlers.onnx.quantize.rewriters.weight_only_rewriter import set_level
 from handlers.web import known
 from handlers.web.browser.chromium import BrowserError
 from handlers.web.browser.page import Page

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.errors import CkptdError, Permanent, Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains import install, npm
 from daemon.toolchains.overview import describe
 from daemon.toolchains.registry import IN_USE, MANIFEST, Definition, Manifest, Toolchains

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from tests.words.written import ROOT, commands, is_key, keys, spans, wrong_with
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import load
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from tests.trainers.cases import CASES, FAILED, SAME, TAKEN, Case
 from tests.words.written import ROOT, spans
 

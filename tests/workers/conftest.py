@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from daemon.contract.jobs.messages import StageContext
-from daemon.running.executor import Bounds, Order
+from daemon.running.attempts.executor import Bounds, Order
 from daemon.running.workers import cgroup, containment, warm
 from daemon.running.workers.worker import Worker, environment_of
 from daemon.toolchains.registry import HANDLERS

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import spec_of
-from daemon.running.executor import Bounds
+from daemon.running.attempts.executor import Bounds
 from daemon.running.workers import containment, procfs
 from daemon.running.workers.worker import Worker
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
+from daemon.contract.faults.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.workers import post_mortem, procfs
 from daemon.running.workers.attempt_log import AttemptLog

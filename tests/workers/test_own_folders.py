@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.paths import prepare
-from daemon.contract import own_folders
-from daemon.contract.errors import Permanent, Retryable, UsageError
-from daemon.contract.own_folders import is_still, own
+from daemon.config.places.paths import prepare
+from daemon.contract.disk import own_folders
+from daemon.contract.disk.own_folders import is_still, own
+from daemon.contract.faults.errors import Permanent, Retryable, UsageError
 from daemon.publishing.kept import OutputCache
-from daemon.running.result_file import examine
+from daemon.running.attempts.result_file import examine
 from handlers.__main__ import _refuse_another_folder
 from tests.workers.helpers import make_context
 

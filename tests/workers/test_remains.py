@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.jobs.messages import Outcome, StageResult
-from daemon.running.executor import Order
+from daemon.running.attempts.executor import Order
 from daemon.running.rules.retry import decide
 from daemon.running.workers import containment, procfs, warm
 from daemon.running.workers.worker import Worker, kill_stray, process_of

@@ -17,7 +17,7 @@ import pytest
 
 from daemon.contract.jobs.messages import ChildLimits, Outcome
 from daemon.contract.jobs.plan import all_specs
-from daemon.running.executor import Order
+from daemon.running.attempts.executor import Order
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.executor import LocalExecutor
 from daemon.running.workers.worker import Worker, _job_file, environment_of

@@ -26,8 +26,8 @@ from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
 from daemon.cli.views.markup import escape, escape_lines
-from daemon.contract.errors import CkptdError, Permanent, UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
 from daemon.operating.monitoring.status import snapshot
 

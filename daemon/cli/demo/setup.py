@@ -6,8 +6,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 
 PROMPTS = (
     "def get_loop(self):", "async def _wait(self, timeout):", "def __init__(self, *, loop=None):", "def close(self):",

@@ -11,7 +11,7 @@ from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
-from daemon.operating.wrapping import width_of
+from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
 NOTHING = "–"

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, Comparison
-from daemon.operating.wrapping import width_of
 from daemon.system.box import human
 
 _COLUMNS = (

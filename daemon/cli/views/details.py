@@ -11,10 +11,10 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.cli.views.status import GONE, TRY_AGAIN, pace
+from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
-from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB
-from daemon.operating.wrapping import width_of
+from daemon.operating.log.wrapping import width_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobDetails, StageStatus

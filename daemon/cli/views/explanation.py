@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
-from daemon.contract.text import local_time
+from daemon.contract.faults.text import local_time
+from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
-from daemon.operating.wrapping import width_of
 from daemon.system.box import human
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.contract.text import printable
-from daemon.operating.wrapping import wrap
+from daemon.contract.faults.text import printable
+from daemon.operating.log.wrapping import wrap
 
 GAP = 2
 """Cells between two columns."""

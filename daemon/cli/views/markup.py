@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from daemon.contract.text import printable, printable_lines
-from daemon.operating.wrapping import fold, width_of
+from daemon.contract.faults.text import printable, printable_lines
+from daemon.operating.log.wrapping import fold, width_of
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",

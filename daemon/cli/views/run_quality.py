@@ -9,8 +9,8 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.jobs.run_figures import METRICS, figure
+from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
-from daemon.operating.wrapping import width_of
 from daemon.system.box import human
 
 _BEST, _GONE = "*", "-"

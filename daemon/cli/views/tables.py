@@ -16,11 +16,11 @@ from rich.text import Text
 from daemon.checkpoints.inspection import Inspection
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, say_error, say_whole, styled, terminal
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
+from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
-from daemon.operating.wrapping import width_of
 from daemon.running.rules.ready import describe
 from daemon.system.box import human
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from daemon.journal.rows import StageRow
     from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere, VariantHere
     from daemon.operating.monitoring.status import JobStatus
-    from daemon.running.children import Running
+    from daemon.running.attempts.children import Running
     from daemon.toolchains.overview import ToolchainHere
 
 
@@ -200,8 +200,8 @@ def artifact_table(report: Json) -> Table:
 
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
     """`ckptd logs`."""
-    from daemon.operating.log_line import log_lines
-    from daemon.operating.logs import follow as records
+    from daemon.operating.log.log_line import log_lines
+    from daemon.operating.log.logs import follow as records
 
     console = terminal(soft_wrap=True)
     if not file.exists():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.values import Frozen
 
 STAGE = "bench"
 ENTRY = "handlers.validate.bench:run"
 PAGE_STAGE = "bench-page"
-PAGE_ENTRY = "handlers.report.bench_page:run"
+PAGE_ENTRY = "handlers.report.pages.bench_page:run"
 """It reads the `Bench` in the file `PAGE_INPUT` of its input `bench`, and writes `PAGE`."""
 MEASURED = "measured.json"
 PAGE_INPUT = "bench.json"

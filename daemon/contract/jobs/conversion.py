@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.values import Frozen
 
 

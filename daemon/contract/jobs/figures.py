@@ -13,8 +13,8 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
+from daemon.contract.faults.text import small_print
 from daemon.contract.jobs.messages import JobFacts, Status
-from daemon.contract.text import small_print
 
 
 class Figures(BaseModel):

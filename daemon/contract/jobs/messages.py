@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from daemon.contract.errors import Fault
-from daemon.contract.files import FileEntry
+from daemon.contract.disk.files import FileEntry
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.benchmark import BenchRequest
 from daemon.contract.jobs.options import Work

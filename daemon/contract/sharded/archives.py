@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from daemon.contract.safetensors import DTYPES, open_regular
+from daemon.contract.models.safetensors import DTYPES, open_regular
 from daemon.contract.sharded.pickles import MOST_BYTES, Named, Unreadable, inert, read_pickle, shown
 from daemon.contract.sharded.pieces import MOST_DIMENSIONS, TORCH_DTYPES
 

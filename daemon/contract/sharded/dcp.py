@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from daemon.contract.safetensors import open_regular
+from daemon.contract.models.safetensors import open_regular
 from daemon.contract.sharded.archives import PLAIN
 from daemon.contract.sharded.pickles import MOST_BYTES, Instance, Unreadable, inert, read_pickle, shown
 from daemon.contract.sharded.pieces import MOST_DIMENSIONS, TORCH_DTYPES, Piece, ShardedTensor, tensor_name

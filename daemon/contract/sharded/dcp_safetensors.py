@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.safetensors import TensorInfo, parse_header, parse_metadata
+from daemon.contract.models.safetensors import TensorInfo, parse_header, parse_metadata
 from daemon.contract.sharded.dcp import is_of_training
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import Piece, ShardedTensor

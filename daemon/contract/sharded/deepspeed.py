@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.safetensors import DTYPES, open_regular
+from daemon.contract.models.safetensors import DTYPES, open_regular
 from daemon.contract.sharded.archives import OtherTensor, StoredTensor, read_archive
 from daemon.contract.sharded.lightning import PLAIN_CLASSES
 from daemon.contract.sharded.pickles import Unreadable, inert

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.contract.safetensors import DTYPES
+from daemon.contract.models.safetensors import DTYPES
 from daemon.contract.sharded.pickles import Unreadable, shown
 
 MOST_DIMENSIONS = 16

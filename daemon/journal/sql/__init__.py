@@ -1,6 +1,6 @@
 """The journal's schema: `1.sql` makes the first, each of MIGRATIONS the next one of the one before it.
 
-Called by `daemon.journal.upgrades`, which runs them, and by `daemon.journal.integrity`, which compares a file
+Called by `daemon.journal.file.upgrades`, which runs them, and by `daemon.journal.file.integrity`, which compares a file
 with what they make.
 """
 

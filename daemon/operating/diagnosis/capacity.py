@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import TypeVar
 
-from daemon.config.paths import StatePaths
+from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.plan import plan
 from daemon.journal.attempts import Measured
-from daemon.journal.database import reading
+from daemon.journal.file.database import reading
 from daemon.journal.overview import bases_used, measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from daemon.checkpoints.additions import problems_of
-from daemon.checkpoints.base_models import is_model
+from daemon.checkpoints.models.base_models import is_model
+from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_directory
-from daemon.config.paths import StatePaths, not_writable, open_to_others
+from daemon.config.places.paths import StatePaths, not_writable, open_to_others
 from daemon.config.settings import Settings
 from daemon.contract import cpu
-from daemon.contract.answers import ask
-from daemon.contract.errors import Fault
+from daemon.contract.disk.answers import ask
+from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
@@ -30,9 +30,9 @@ from daemon.operating.monitoring.live import read_live
 from daemon.publishing.telling.sending import fault_of
 from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, human, memory
-from daemon.system.disks import nearest_existing, short_of_room
+from daemon.system.filesystems.disks import nearest_existing, short_of_room
+from daemon.system.filesystems.mounts import file_system_type, is_remote
 from daemon.system.lock import is_locked
-from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.overview import ToolchainHere, costs, describe
 from daemon.toolchains.registry import Toolchains
 

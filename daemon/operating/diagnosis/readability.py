@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from daemon.checkpoints.base_models import base_wanted, find_base, is_model, measure
 from daemon.checkpoints.files import export_files
 from daemon.checkpoints.inspection import Inspection, inspect
-from daemon.checkpoints.layer_sizes import layers_of
+from daemon.checkpoints.models.base_models import base_wanted, find_base, is_model, measure
+from daemon.checkpoints.models.layer_sizes import layers_of
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, from_oserror
-from daemon.contract.files import open_plain
-from daemon.system.access import user_name
+from daemon.contract.disk.files import open_plain
+from daemon.contract.faults.errors import CkptdError, from_oserror
+from daemon.system.filesystems.access import user_name
 from daemon.watching.scan import Scanner, rules_of
 
 _SECONDS = 5.0

@@ -9,8 +9,8 @@ import json
 from functools import partial
 
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask
-from daemon.contract.data_files import EXPECTED, SUFFIXES, DataFile, DataPlace, other_kind
+from daemon.contract.disk.answers import ask
+from daemon.contract.disk.data_files import EXPECTED, SUFFIXES, DataFile, DataPlace, other_kind
 
 BEGINNING = 1 << 16
 """Bytes that are looked at."""

@@ -11,12 +11,12 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from daemon.checkpoints.additions import changed
 from daemon.checkpoints.files import export_files
-from daemon.checkpoints.pins import identify
-from daemon.config.export_names import is_marked
-from daemon.contract.export_layout import MANIFEST, manifest_of
-from daemon.contract.files import dead_temporaries, sha256_file
+from daemon.checkpoints.pinning.additions import changed
+from daemon.checkpoints.pinning.pins import identify
+from daemon.config.places.export_names import is_marked
+from daemon.contract.disk.export_layout import MANIFEST, manifest_of
+from daemon.contract.disk.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.exchange.ours import GONE, NEW, OLD, is_export

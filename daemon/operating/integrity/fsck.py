@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.journal.database import reading, reading_as_it_is
-from daemon.journal.integrity import misshapen
-from daemon.journal.sqlite_errors import damaged
+from daemon.contract.faults.errors import Permanent
+from daemon.journal.file.database import reading, reading_as_it_is
+from daemon.journal.file.integrity import misshapen
+from daemon.journal.file.sqlite_errors import damaged
 from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
 from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows
-from daemon.running.executor import Executor
+from daemon.running.attempts.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.lock import is_locked
 

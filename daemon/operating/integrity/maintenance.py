@@ -18,24 +18,24 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.paths import Paths
-from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_directory, fsync_file, write_atomic
+from daemon.config.places.paths import Paths
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
+from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import Json
-from daemon.journal import backups
-from daemon.journal.database import Database, mark_suspect, reading_as_it_is
+from daemon.journal.file import backups
+from daemon.journal.file.database import Database, mark_suspect, reading_as_it_is
+from daemon.journal.file.upgrades import version_of
 from daemon.journal.journal import Journal
 from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
 from daemon.journal.sql import schema_version
-from daemon.journal.upgrades import version_of
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
-from daemon.system.threads import reason_of
+from daemon.system.processes.threads import reason_of
 
 log = structlog.get_logger("journal")
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import structlog
 from pydantic import BaseModel
 
-from daemon.checkpoints.additions import changed
-from daemon.config.paths import Paths
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
+from daemon.checkpoints.pinning.additions import changed
+from daemon.config.places.paths import Paths
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef, Outcome
 from daemon.contract.jobs.plan import CHECK, find_variant, stage_names
 from daemon.contract.values import Json
-from daemon.journal.database import Database
+from daemon.journal.file.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find, holds_files
 from daemon.publishing.lending import same_files

@@ -17,9 +17,9 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from daemon.config.paths import JOB_FILE, RESULT_FILE, Paths
-from daemon.contract.events import Event
-from daemon.contract.export_layout import MANIFEST
+from daemon.config.places.paths import JOB_FILE, RESULT_FILE, Paths
+from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.faults.events import Event
 from daemon.contract.jobs.figures import ReportFigures, figures_of
 from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.jobs.options import Work

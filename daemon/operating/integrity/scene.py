@@ -10,7 +10,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.config.paths import STAGING, Paths
+from daemon.config.places.paths import STAGING, Paths
 
 OPEN = ("pending", "running")
 REPORTED = ("succeeded", "partial", "failed")

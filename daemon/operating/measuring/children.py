@@ -17,10 +17,10 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from daemon.config.paths import FOREGROUND, RESULT_FILE, StatePaths, make_private, not_writable
+from daemon.config.places.paths import FOREGROUND, RESULT_FILE, StatePaths, make_private, not_writable
 from daemon.config.settings import LimitSettings, Settings
-from daemon.contract.errors import FULL_DISK, Fault, Permanent, Retryable, from_oserror
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import FULL_DISK, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.benchmark import (
     ENTRY,
@@ -36,8 +36,8 @@ from daemon.contract.jobs.benchmark import (
 )
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.operating.measuring.subject import OPERATION, Export
-from daemon.running.executor import Attempt, Order, wait_for_news
-from daemon.running.job_file import NICE, bounds_of
+from daemon.running.attempts.executor import Attempt, Order, wait_for_news
+from daemon.running.attempts.job_file import NICE, bounds_of
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.box import human, memory
 from daemon.toolchains.registry import Toolchains

@@ -18,9 +18,9 @@ import psutil
 
 from daemon.config.settings import Settings
 from daemon.contract import cpu
-from daemon.contract.errors import Fault, from_oserror
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Fault, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.benchmark import PEER, Bench, BenchedVariant, BenchMachine, BenchRequest, Measured, Measurements, Unit
 from daemon.contract.version import __version__
 from daemon.operating.measuring.children import Children, Progress, scratch

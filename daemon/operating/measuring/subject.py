@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Fault, UsageError
-from daemon.contract.export_layout import MANIFEST, holds_exports, read_manifest
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.export_layout import MANIFEST, holds_exports, read_manifest
+from daemon.contract.faults.errors import Fault, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.journal.rows import told_state
 from daemon.operating.monitoring.status import job_meant

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.journal.rows import told_state

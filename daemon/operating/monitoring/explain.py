@@ -14,27 +14,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from daemon.checkpoints.additions import problems_of
-from daemon.checkpoints.base_models import base_wanted, find_base
 from daemon.checkpoints.files import export_files, fingerprint
 from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone
 from daemon.checkpoints.layouts import TABLE
+from daemon.checkpoints.models.base_models import base_wanted, find_base
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
-from daemon.config.paths import StatePaths, foreground_state
+from daemon.config.places.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, UsageError, from_oserror
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, UsageError, from_oserror
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
-from daemon.journal.database import reading
+from daemon.journal.file.database import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
-from daemon.watching.entering import digest_of_fingerprint
-from daemon.watching.observers import innermost_first
+from daemon.watching.events.observers import innermost_first
 from daemon.watching.scan import Scanner, ScanRules, rules_of
+from daemon.watching.taking.entering import digest_of_fingerprint
 
 _SKEW_SECONDS = 5.0
 """By which a file server's clock may be before this one's without its times counting as wrong."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from daemon.config.paths import Paths
+from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal

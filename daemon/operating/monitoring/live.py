@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.contract.errors import Fault, from_oserror
-from daemon.contract.secrets import censored_values
+from daemon.contract.faults.errors import Fault, from_oserror
+from daemon.contract.faults.secrets import censored_values
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
 from daemon.running.rules.ready import describe
-from daemon.system.disks import Place, Shortage, write_padded
-from daemon.system.threads import Death
+from daemon.system.filesystems.disks import Place, Shortage, write_padded
+from daemon.system.processes.threads import Death
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings

@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from daemon.contract.errors import CkptdError
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.jobs.figures import ReportFigures, figures_of
 from daemon.contract.jobs.messages import StageResult
 from daemon.journal.attempts import SettledAttempt

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daemon.journal.rows import ENDED_STAGE, StageRow
-from daemon.running.executor import CpuShare
+from daemon.running.attempts.executor import CpuShare
 
 LATEST = 5
 """Earlier durations of a stage that count."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
 from daemon.contract.jobs.run_figures import Standing, advice, standing
 from daemon.operating.monitoring.status import snapshot

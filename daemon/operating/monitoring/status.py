@@ -13,18 +13,18 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
 
-from daemon.config.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
-from daemon.contract.answers import ask
-from daemon.contract.errors import UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.config.places.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
+from daemon.contract.disk.answers import ask
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.text import local_time
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.verdicts import is_published
-from daemon.contract.text import local_time
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
-from daemon.journal.database import reading
+from daemon.journal.file.database import reading
 from daemon.journal.overview import (
     JobView,
     JournalCare,
@@ -56,11 +56,11 @@ from daemon.operating.monitoring.live import (
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.publishing.publication import target_of
-from daemon.running.executor import CpuShare
+from daemon.running.attempts.executor import CpuShare
 from daemon.running.rules import ready
-from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
+from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
-from daemon.system.threads import Death
+from daemon.system.processes.threads import Death
 
 T = TypeVar("T")
 

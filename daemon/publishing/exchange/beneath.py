@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.export_layout import MANIFEST
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.export_layout import MANIFEST
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.publishing.access import Access
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

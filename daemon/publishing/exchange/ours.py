@@ -22,12 +22,12 @@ from typing import TypeAlias
 import structlog
 from pydantic import Field, ValidationError
 
-from daemon.contract import failpoints
-from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.events import Event
-from daemon.contract.export_layout import MANIFEST, holds_exports, read_manifest
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_directory, make_folders, remove_tree, rename_new, write_atomic
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.export_layout import MANIFEST, holds_exports, read_manifest
+from daemon.contract.disk.files import fsync_directory, make_folders, remove_tree, rename_new, write_atomic
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Frozen, digest_of
 from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.verification import verify

@@ -1,6 +1,6 @@
 """Who publishes a run in a folder of the output: one ckptd at a time, also where several share the output over a network file system.
 
-Called by `daemon.publishing.publication`. `daemon.config.output_owners` reads the records.
+Called by `daemon.publishing.publication`. `daemon.config.places.output_owners` reads the records.
 
 The claim. The first ckptd that publishes a run in a folder leaves a record there, `.ckptd-owner-DIGEST` (of the run's name). It appears
 whole or not at all, and once: it is written under another name and then hard-linked (link(2) fails where the name exists, on every
@@ -30,13 +30,13 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.output_owners import RECORD, Owner, may_take_over, origin_of, parsed
-from daemon.config.paths import Paths
-from daemon.contract import failpoints
-from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, write_atomic
+from daemon.config.places.output_owners import RECORD, Owner, may_take_over, origin_of, parsed
+from daemon.config.places.paths import Paths
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import dead_temporaries, fsync_directory, make_folders, write_atomic
+from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.publishing.exchange.beneath import Spot
 

@@ -18,11 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Retryable
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import (
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import (
     exchange,
     files_below,
     fsync_directory,
@@ -32,7 +29,10 @@ from daemon.contract.files import (
     rename_new,
     walk,
 )
-from daemon.contract.placing import copy_access, duplicate
+from daemon.contract.disk.placing import copy_access, duplicate
+from daemon.contract.faults.errors import CkptdError, Retryable
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.publishing.exchange.beneath import Held, Spot, held_below
 from daemon.publishing.exchange.ours import (
     GONE,

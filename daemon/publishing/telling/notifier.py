@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.config.settings import NotifySettings
-from daemon.contract.events import Event
-from daemon.contract.secrets import SecretUrl
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.secrets import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sender import Sender
 from daemon.publishing.telling.sending import Attempt, Outcome
 from daemon.publishing.telling.untold import Untold
-from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised
+from daemon.system.processes.rounds import Complaints
+from daemon.system.processes.threads import Supervised
 
 log = structlog.get_logger("notify")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
-from daemon.contract.events import Event
-from daemon.contract.secrets import SecretUrl
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.secrets import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sending import Attempt, Outcome
 

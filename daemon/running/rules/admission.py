@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from daemon.config.paths import Paths
+from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
 from daemon.system.box import human
-from daemon.system.disks import LEAST_INODES, free_inodes
+from daemon.system.filesystems.disks import LEAST_INODES, free_inodes
 
 WAIT_SECONDS = 30.0
 

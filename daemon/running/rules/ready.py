@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import ENDED_STAGE, Lane, StageRow

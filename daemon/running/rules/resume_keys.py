@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import cpu, data_files
+from daemon.contract import cpu
+from daemon.contract.disk import data_files
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import spec_of
 from daemon.contract.values import digest_of

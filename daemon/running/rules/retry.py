@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0

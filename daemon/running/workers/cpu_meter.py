@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from daemon.running.executor import CpuShare
+from daemon.running.attempts.executor import CpuShare
 from daemon.running.workers import procfs
 
 MEMORY_SECONDS = 10.0

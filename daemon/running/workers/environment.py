@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from daemon.contract.failpoints import VARIABLES
+from daemon.contract.disk.failpoints import VARIABLES
 
 NAMES = frozenset({
     "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "NO_COLOR", "PATH", "TEMP", "TERM", "TMP", "TMPDIR", "TZ",

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import structlog
 
-from daemon.contract.events import Event
+from daemon.contract.faults.events import Event
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import StageContext, StageResult
-from daemon.running.executor import Attempt, Bounds, Order, read_job_file
-from daemon.running.result_file import examine
+from daemon.running.attempts.executor import Attempt, Bounds, Order, read_job_file
+from daemon.running.attempts.result_file import examine
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.containment import adopt_orphans
 from daemon.running.workers.worker import Worker, environment_of, kill_stray, local_id, process_of

@@ -9,10 +9,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
-from daemon.contract.fault_codes import Code, FaultCode, OtherCode
+from daemon.contract.faults.errors import DISK_RETRY_SECONDS, Fault
+from daemon.contract.faults.fault_codes import Code, FaultCode, OtherCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
-from daemon.running.result_file import examine
+from daemon.running.attempts.result_file import examine
 from daemon.running.workers.attempt_log import AttemptLog
 
 EXIT_BAD_JOB = 65

@@ -13,9 +13,9 @@ from typing import Any
 
 import structlog
 
-from daemon.contract.events import Event
+from daemon.contract.faults.events import Event
 from daemon.contract.values import Json
-from daemon.running.executor import Progress
+from daemon.running.attempts.executor import Progress
 
 log = structlog.get_logger("worker")
 

@@ -1,4 +1,4 @@
-"""Spawns and supervises one child process: one attempt of one stage, as `daemon.running.executor` asks for.
+"""Spawns and supervises one child process: one attempt of one stage, as `daemon.running.attempts.executor` asks for.
 
 Must be called from one permanent thread: the kernel kills a child when the *thread* that spawned it ends
 (PR_SET_PDEATHSIG, prctl(2)). The child takes its own scheduling class before it loads anything heavy. No call blocks
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract.errors import Fault
-from daemon.contract.events import Event
-from daemon.contract.fault_codes import Code, FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.faults.fault_codes import Code, FaultCode
 from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
-from daemon.running.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
+from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
@@ -32,7 +32,7 @@ from daemon.running.workers.environment import IN_UTF_8, for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
-from daemon.system.disks import LEAST_BYTES, probe
+from daemon.system.filesystems.disks import LEAST_BYTES, probe
 from daemon.toolchains.registry import command_of
 
 log = structlog.get_logger("worker")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError
-from daemon.system.commands import run_to_end
+from daemon.contract.faults.errors import CkptdError
+from daemon.system.processes.commands import run_to_end
 from daemon.toolchains.registry import Definition
 
 TAIL = 6000

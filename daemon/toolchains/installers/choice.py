@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains.installers import pip, pip_settings, uv
 from daemon.toolchains.installers.attempt import Build
 from daemon.toolchains.installers.pip_settings import UnlikePip

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract import failpoints
-from daemon.contract.files import files_below, fsync_directory, fsync_file, make_folders, remove_tree, sha256_file
+from daemon.contract.disk import failpoints
+from daemon.contract.disk.files import files_below, fsync_directory, fsync_file, make_folders, remove_tree, sha256_file
 from daemon.contract.values import digest_of
 from daemon.toolchains.installers.attempt import Build
 

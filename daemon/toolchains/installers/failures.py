@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sys
 
-from daemon.contract.errors import CkptdError, Permanent, Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.toolchains.installers.attempt import Build
 
 _NETWORK = re.compile(

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from daemon.contract.errors import CkptdError
-from daemon.contract.files import remove_tree
-from daemon.system.commands import run_side_by_side
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import CkptdError
+from daemon.system.processes.commands import run_side_by_side
 from daemon.toolchains.installers.attempt import TAIL, Build, environment, execute, notice
 from daemon.toolchains.installers.downloads import Downloads, Fetched
 from daemon.toolchains.installers.failures import broke_off, missing_in, no_packages

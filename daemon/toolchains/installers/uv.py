@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from daemon.contract.files import sha256_file
+from daemon.contract.disk.files import sha256_file
 from daemon.contract.values import digest_of
 from daemon.toolchains.installers.attempt import Build, environment, execute
 from daemon.toolchains.installers.downloads import Downloads

@@ -25,9 +25,9 @@ from handlers.families.chain.check import largest_error
 from handlers.families.chain.modules import BlockModel, EmbeddingModel, HeadModel, obstacle
 from handlers.families.trace_cases import tested
 from handlers.folder.chain_signature import EMBEDDING, BlockSignature, Link, links
-from handlers.graphs import shared_weights
 from handlers.graphs.comparison import Opener, open_graph
 from handlers.graphs.graph_file import let_go
+from handlers.graphs.weights import shared_weights
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
 

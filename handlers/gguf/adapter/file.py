@@ -13,8 +13,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child.variants import NotPossible
 from handlers.gguf.file import architectures
 from handlers.gguf.file.architectures import Architecture

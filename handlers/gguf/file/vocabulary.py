@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
 from handlers.folder.hard_texts import TEXTS
-from handlers.gguf import library
+from handlers.gguf.llama import library
 
 BYTE_LEVEL = (
     "qwen2", "llama-bpe", "gpt-2", "smollm", "tekken", "deepseek-llm", "deepseek-v3", "gpt-4o", "starcoder", "phi-2", "stablelm2", "olmo",

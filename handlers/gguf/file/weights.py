@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.models.folder import ModelFolder
 
 ROWS_BYTES = 64 << 20

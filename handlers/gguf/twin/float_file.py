@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gguf
 
-from handlers.gguf import header, stored
+from handlers.gguf.reading import header, stored
 
 ROWS_BYTES = 64 << 20
 """Bytes in fp32 that are unpacked at a time."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.gguf import library
 from handlers.gguf.engine import GgufEngine, file_in
+from handlers.gguf.llama import library
 from handlers.gguf.twin import BY_TABLE, STRUCTURE, float_file, reading
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.twins.messages import Order, Text

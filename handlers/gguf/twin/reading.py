@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from handlers.gguf import header, stored
+from handlers.gguf.reading import header, stored
 from handlers.validate.twins.weights import SLACK, Part, UnreadableError, Use
 
 TABLES = ("token_embd.weight", "position_embd.weight")

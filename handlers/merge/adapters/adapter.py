@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon.contract.configs import adapter_config
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo, is_name, read_header
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.configs import adapter_config
+from daemon.contract.models.safetensors import DTYPES, TensorInfo, is_name, read_header
 from daemon.contract.values import Json
 from handlers.merge.adapters.keys import without_prefixes
 from handlers.merge.adapters.patterns import first_keys

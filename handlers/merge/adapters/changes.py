@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import Factors, Keys

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.configs import shown
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.configs import shown
 from handlers.child.bounded import BoundedProcess, TooMuch
 
 OPERATION = "match the adapter's patterns"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from handlers.merge.engine.arithmetic import CACHED, Read
 from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, WrittenTensor, samples_of, wrong
 from handlers.merge.engine.screen import Held, not_accepted

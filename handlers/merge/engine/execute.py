@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.errors import Retryable
-from daemon.contract.failpoints import point
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.disk.failpoints import point
+from daemon.contract.faults.errors import Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import MergeOptions
-from daemon.contract.safetensors import DTYPES
+from daemon.contract.models.safetensors import DTYPES
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.resume_ledger import Ledger, States, file_state, purpose

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.weights.changed import equal
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import Source, StoredSource, row_elements

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.contract import cpu
-from daemon.contract.failpoints import point
-from daemon.contract.files import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
+from daemon.contract.disk.failpoints import point
+from daemon.contract.disk.files import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.contract.values import Frozen, digest_of
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.weights.base_digest import OnBytes, digest_file

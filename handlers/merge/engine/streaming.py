@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import DTYPES
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.arithmetic import CACHED, Prepared, prepare
 from handlers.merge.engine.check_plan import FileCheck

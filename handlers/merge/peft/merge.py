@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.configs import shown
-from daemon.contract.errors import CkptdError, Permanent, Retryable
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES
+from daemon.contract.faults.errors import CkptdError, Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.configs import shown
+from daemon.contract.models.safetensors import DTYPES
 from handlers.child import foreign
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import doubles, parse, without_wrappers

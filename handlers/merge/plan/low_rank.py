@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import struct
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import PEFTS_DEFAULT, Adapter
 from handlers.merge.adapters.changes import Change, check_ranks, factor_keys
 from handlers.merge.adapters.name_mapping import OPERATION, NeedsPeft, wrong_shape

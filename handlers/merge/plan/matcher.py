@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change, gather
 from handlers.merge.adapters.keys import parse

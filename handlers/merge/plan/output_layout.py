@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from handlers.merge.plan.operations import Experts, Operation
 from handlers.models.files import read_json
 from handlers.models.folder import INDEX, SINGLE, ModelFolder

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, AdapterSource
 from handlers.merge.adapters.changes import Change
 from handlers.merge.adapters.keys import parse

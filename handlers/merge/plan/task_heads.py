@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change
 from handlers.merge.adapters.name_mapping import OPERATION, Names

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change, digest, named_in, signature
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft

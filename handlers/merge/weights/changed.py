@@ -5,7 +5,7 @@ Called by `handlers.merge.api` after a merge by PEFT, which does not say what it
 
 from __future__ import annotations
 
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.models.folder import ModelFolder
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.safetensors import TensorInfo
 from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.models.folder import ModelFolder

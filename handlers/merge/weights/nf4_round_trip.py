@@ -12,8 +12,8 @@ import math
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.weights.dequantize import TransposedSource
 from handlers.merge.weights.model_structure import model_class
 from handlers.models.folder import ModelFolder

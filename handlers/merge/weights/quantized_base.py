@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.merge.weights.dequantize import (
     FLOATS,
     EightBitSource,

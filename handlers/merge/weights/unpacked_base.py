@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 

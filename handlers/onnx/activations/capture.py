@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.families.base import architecture
 from handlers.onnx.activations.calls import Call
 from handlers.onnx.activations.contract import Kind

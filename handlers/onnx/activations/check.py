@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from handlers.graphs import graphset
 from handlers.graphs.comparison import GraphMismatchError
 from handlers.graphs.graph_file import MODEL_FILE

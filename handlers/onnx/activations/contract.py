@@ -22,8 +22,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Frozen, digest_of
 
 FILE = "activations.json"

@@ -26,8 +26,8 @@ from handlers.graphs.signature import Ports, Signature
 from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput
 from handlers.onnx.activations.reference import Torchs, compare
-from handlers.onnx.export.attempts import try_strategies
 from handlers.onnx.export.building import build
+from handlers.onnx.export.failures.attempts import try_strategies
 from handlers.onnx.tracing.strategies import STRATEGIES
 
 

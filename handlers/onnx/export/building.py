@@ -19,7 +19,7 @@ from daemon.contract.version import __version__
 from handlers.child.progress import Reporter
 from handlers.families.base import Family, Form, Graphs, NotApplicableError, Part, has_experts, release
 from handlers.families.chain.family import Layered, divided
-from handlers.families.library_warnings import LibraryWarnings, report_lines
+from handlers.families.warnings.library_warnings import LibraryWarnings, report_lines
 from handlers.graphs import graph_file
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.graphs.sessions import check_form, described

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.folder.playback import tokenize

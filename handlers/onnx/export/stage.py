@@ -27,9 +27,9 @@ from handlers.layerwise import skeleton
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder
 from handlers.onnx.export import profiles, templated
-from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
 from handlers.onnx.export.building import Built, wanted_form
-from handlers.onnx.export.failure_report import failure_with_report
+from handlers.onnx.export.failures.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
+from handlers.onnx.export.failures.failure_report import failure_with_report
 from handlers.onnx.export.history import History, PastExport, key_of
 from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.options import OnnxOptions

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.families.base import Family, release

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json

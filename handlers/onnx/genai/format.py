@@ -32,7 +32,7 @@ FORMAT = Format(
     recommended_first=frozenset({"laptop"}),
     options=OnnxOptions,
     section="onnx",
-    engines={"onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"}},
+    engines={"onnx-genai": {"causal": "handlers.validate.engines.graphs.genai:GenaiEngine"}},
     variants=(
         Variant(
             "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.genai import int4_levels

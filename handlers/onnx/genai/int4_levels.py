@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import StageOutput
 from handlers.folder import genai_config

@@ -12,8 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import variant_names
 from daemon.contract.values import Json

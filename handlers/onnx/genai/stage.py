@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 import onnx
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child import foreign
 from handlers.child.progress import Reporter, StageOutput
 from handlers.families.base import architecture
-from handlers.families.library_warnings import LibraryWarnings
+from handlers.families.warnings.library_warnings import LibraryWarnings
 from handlers.folder import genai_config
 from handlers.graphs.graph_file import DATA_FILE, MODEL_FILE
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
-from handlers.models.older_readers import make_readable
+from handlers.models.releases.older_readers import make_readable
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.export.building import metadata
 from handlers.onnx.genai.source import OPERATION, check_supported, prepare, unsupported

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.values import digest_of
 from handlers.child.progress import Reporter, StageOutput
@@ -31,11 +31,11 @@ from handlers.onnx.mixed.trial import FULL, Trial
 from handlers.onnx.mixed.weights import Group, Weight, find, grouped
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
-from handlers.onnx.quantize.block_quantization import Blocks, Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.derive import derive, sizes, unturned
+from handlers.onnx.quantize.rewriters.block_quantization import Blocks, Scheme
+from handlers.onnx.quantize.rewriters.weight_only_rewriter import WeightOnlyRewriter
 from handlers.onnx.quantize.weight_only import choose_level
-from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from handlers.texts.selection import calibration_texts
 
 OPERATION = "choose the bits of each layer"

@@ -19,7 +19,7 @@ from handlers.graphs.graphset import GraphSet
 from handlers.graphs.sessions import MappedWeights
 from handlers.models.probabilities import divergence, log_softmax
 from handlers.onnx.mixed.weights import Weight
-from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize
+from handlers.onnx.quantize.rewriters.block_quantization import Blocks, Scheme, dequantize, quantize
 
 FULL = 32
 """Bits of a weight that stays as it is."""

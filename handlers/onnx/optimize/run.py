@@ -23,9 +23,9 @@ from handlers.folder.playback import UnknownInputError as UnplayedError
 from handlers.graphs import graph_file as graphs_on_disk
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.graphs.sessions import check_form
-from handlers.onnx.optimize import acceptance
+from handlers.onnx.optimize.judging import acceptance
+from handlers.onnx.optimize.judging.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.matching import by_operator
-from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
 from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Step, StepInput, StepReport
 from handlers.onnx.optimize.steps import STEPS
 from handlers.onnx.optimize.workspace import Bench, CandidateGraph

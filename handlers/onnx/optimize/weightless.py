@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from handlers.graphs.shared_weights import INLINE_BYTES
+from handlers.graphs.weights.shared_weights import INLINE_BYTES
 
 
 @dataclass(frozen=True)

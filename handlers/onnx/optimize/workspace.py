@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
 from handlers.graphs import graph_file as graphs_on_disk
-from handlers.graphs import shared_weights
 from handlers.graphs.graphset import GraphSet
+from handlers.graphs.weights import shared_weights
 
 SCRATCH = ".optimizing"
 """Folder within the folder, gone at the end."""

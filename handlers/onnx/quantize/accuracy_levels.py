@@ -17,9 +17,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from handlers.folder.playback import GraphRun, run
-from handlers.graphs import pages
 from handlers.graphs.sessions import MappedWeights, open_session
-from handlers.onnx.quantize.weight_only_rewriter import round_rows
+from handlers.graphs.weights import pages
+from handlers.onnx.quantize.rewriters.weight_only_rewriter import round_rows
 
 EXACT, FAST = 1, 4
 WORSE = 1.25

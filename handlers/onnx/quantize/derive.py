@@ -13,8 +13,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.graphs import graph_file
@@ -24,7 +24,7 @@ from handlers.graphs.attention.reading import OtherFormError
 from handlers.graphs.graphset import Graph, GraphSet, copy_beside, read
 from handlers.graphs.rewriting import Counts
 from handlers.graphs.sessions import check_form, described
-from handlers.graphs.spool import Spool, spool_for
+from handlers.graphs.weights.spool import Spool, spool_for
 from handlers.onnx.options import OnnxOptions
 
 Transform = Callable[[Graph, ir.Model], ir.Model]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.folder.playback import GraphRun, UnknownInputError
@@ -26,7 +26,7 @@ from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import watch
 from handlers.onnx.quantize.derive import derive, sizes, too_large
-from handlers.onnx.quantize.fp16_rewriter import LARGEST, Converted, HalfRewriter
+from handlers.onnx.quantize.rewriters.fp16_rewriter import LARGEST, Converted, HalfRewriter
 from handlers.onnx.quantize.weight_only import reference_calls
 
 OPERATION = "convert the ONNX graph to fp16"

@@ -14,10 +14,10 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.graphs.graphset import Graph, read
 from handlers.graphs.rewriting import Counts
-from handlers.graphs.spool import Spool
+from handlers.graphs.weights.spool import Spool
 from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.derive import quantize
-from handlers.onnx.quantize.int8_rewriter import OPERATION, IntegerRewriter
+from handlers.onnx.quantize.rewriters.int8_rewriter import OPERATION, IntegerRewriter
 
 SMALL_ENOUGH = 0.5
 """Share of the fp32 size from which on the result is worth a warning."""

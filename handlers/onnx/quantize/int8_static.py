@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.folder.playback import MAX_TOKENS, GraphRun, Player, Tokens, UnknownInputError, tokenize
@@ -27,13 +27,13 @@ from handlers.graphs.graph_file import fresh_folder
 from handlers.graphs.graphset import Graph, GraphSet, read
 from handlers.graphs.rewriting import Counts, Product, find_products
 from handlers.graphs.sessions import open_session
-from handlers.graphs.spool import Spool
+from handlers.graphs.weights.spool import Spool
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.cache import keep_in_int8
 from handlers.onnx.quantize.derive import quantize
-from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
+from handlers.onnx.quantize.rewriters.int8_rewriter import Int8Rewriter
 from handlers.texts.distribution import Vocabulary, describe
 from handlers.texts.rendering import ModelFiles
 from handlers.texts.selection import Texts, calibration_texts

@@ -16,20 +16,20 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from daemon.contract.errors import Permanent
+from daemon.contract.faults.errors import Permanent
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
 from handlers.graphs.graphset import Graph, GraphSet, read
 from handlers.graphs.rewriting import Counts
 from handlers.graphs.sessions import MappedWeights, open_session
-from handlers.graphs.spool import LARGE, Spool
+from handlers.graphs.weights.spool import LARGE, Spool
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize import derive
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
-from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.cache import keep_in_int8
-from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
+from handlers.onnx.quantize.rewriters.block_quantization import Scheme
+from handlers.onnx.quantize.rewriters.weight_only_rewriter import WeightOnlyRewriter, set_level
 from handlers.texts.selection import calibration_texts
 
 TRIAL_TEXTS = 4

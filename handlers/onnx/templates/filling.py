@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 import onnx_ir as ir
 
-from handlers.graphs.shared_weights import initializers
+from handlers.graphs.weights.shared_weights import initializers
 from handlers.onnx.templates.sources import Finder, Source
 from handlers.onnx.templates.weights import Weights
 

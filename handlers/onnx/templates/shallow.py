@@ -20,7 +20,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 from handlers.onnx.templates.layers import Layers

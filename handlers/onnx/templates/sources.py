@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from handlers.graphs.turning import turned
+from handlers.graphs.weights.turning import turned
 
 MOST_PARTS = 4096
 """Tensors that one weight may be put together from."""

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from daemon.contract import cpu
 from daemon.contract.values import Frozen, Json, digest_of
-from handlers.graphs.shared_weights import initializers
+from handlers.graphs.weights.shared_weights import initializers
 from handlers.models.files import read_json
 from handlers.onnx.templates.sources import Source
 from handlers.onnx.templates.weights import Weights

@@ -9,8 +9,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from daemon.contract.safetensors import TensorInfo, parse_header
-from handlers.graphs import pages
+from daemon.contract.models.safetensors import TensorInfo, parse_header
+from handlers.graphs.weights import pages
 from handlers.models.folder import ModelFolder
 
 _COMPARED = 16 << 20

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.merge.plan.output_layout import Output
 from handlers.models.folder import ModelFolder
 from handlers.pytorch.quantize.writing import LARGEST, WeightFiles

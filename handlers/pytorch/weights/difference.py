@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from daemon.contract.errors import Permanent
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.models.safetensors import TensorInfo
 from daemon.contract.values import Json
 from handlers.merge.weights.dequantize import FLOATS
 from handlers.models.folder import ModelFolder

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from daemon.contract.errors import Fault
+from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import is_published

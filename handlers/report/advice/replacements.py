@@ -1,6 +1,6 @@
 """What took the place of variants that were not exact enough, as the report tells it. Pure; the rule is `daemon.contract.jobs.fallbacks`'s.
 
-Called by `handlers.report.build`.
+Called by `handlers.report.content.build`.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.folder import GENERATION, ModelFolder
 from handlers.tensorrt.llm import mapping, readback
 from handlers.tensorrt.llm.stage import CONFIG, WEIGHTS
+from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.torch_causal import TorchEngine
 
 _OPERATION, _AGAIN = "read the checkpoint back", "make the variant again"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.safetensors import TensorInfo, read_header
+from daemon.contract.models.safetensors import TensorInfo, read_header
 from daemon.contract.values import Json
 from handlers.models.folder import ModelFolder
 from handlers.tensorrt.llm import mapping

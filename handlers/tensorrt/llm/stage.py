@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.safetensors import DTYPES, TensorInfo
+from daemon.contract.models.safetensors import DTYPES, TensorInfo
 from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import not_possible

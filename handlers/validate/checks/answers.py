@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
-from handlers.validate.checks.foresight import GROUP, of_answers
-from handlers.validate.checks.reference import Reference, greedy_likeness
-from handlers.validate.checks.samples import SHOWN, Sample
+from handlers.validate.checks.live.foresight import GROUP, of_answers
+from handlers.validate.checks.live.reference import Reference, greedy_likeness
+from handlers.validate.checks.live.samples import SHOWN, Sample
 from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode, Greedy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import EXACT_CACHE, Limits
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
@@ -20,9 +20,10 @@ from handlers.validate import findings
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, in_deviations, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
-from handlers.validate.checks import rounded, stock_generation, wide, worst
-from handlers.validate.checks.foresight import GROUP, Progress, of_examination
-from handlers.validate.checks.reference import (
+from handlers.validate.checks import stock_generation, wide, worst
+from handlers.validate.checks.live import rounded
+from handlers.validate.checks.live.foresight import GROUP, Progress, of_examination
+from handlers.validate.checks.live.reference import (
     Reference,
     answer_text,
     greedy_likeness,
@@ -30,7 +31,7 @@ from handlers.validate.checks.reference import (
     padding_error,
     teacher_forced,
 )
-from handlers.validate.checks.samples import SHOWN, Sample
+from handlers.validate.checks.live.samples import SHOWN, Sample
 from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.registry import EXACT
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of

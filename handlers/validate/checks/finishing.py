@@ -11,7 +11,7 @@ from pathlib import Path
 from handlers.child.progress import StageOutput
 from handlers.validate.checks import answers, scoring
 from handlers.validate.checks.examination import Examination, logits_file
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import as_taken
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import AskStats

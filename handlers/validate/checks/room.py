@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.tasks import Kind
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.workers.client import WorkerFailed
 
 

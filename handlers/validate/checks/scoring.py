@@ -17,8 +17,8 @@ from daemon.contract.jobs.figures import CheckFigures, Likeness, Scores
 from handlers.texts.rows import Text
 from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.checks.answers import Answers
-from handlers.validate.checks.reference import Reference, teacher_forced
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference, teacher_forced
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.workers.client import EngineWorker, WorkerRefused

@@ -15,8 +15,8 @@ import numpy as np
 
 from daemon.contract.values import Json
 from handlers.models.files import setting
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.generation_rules import tokens_of
 from handlers.validate.files import expected
 from handlers.validate.workers.client import EngineWorker, WorkerRefused

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from handlers.validate.arithmetic.comparison import in_deviations
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.findings import Finding
 from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import PaddedBatch, Padding

@@ -11,8 +11,8 @@ import numpy as np
 
 from daemon.contract.jobs.figures import WorstSample
 from handlers.validate.arithmetic.comparison import Rows
-from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.workers.client import EngineWorker, WorkerRefused
 from handlers.validate.workers.protocol import Decode
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.stages import LAYER_BY_LAYER
@@ -152,17 +152,17 @@ class EncoderEngine(LoadedModel, Protocol):
 
 _OURS: dict[str, dict[str, str]] = {
     "live": {
-        "causal": "handlers.validate.engines.live:LiveEngine",
-        "seq2seq": "handlers.validate.engines.live:LiveSeq2Seq",
-        "encoder": "handlers.validate.engines.live:LiveEncoder",
+        "causal": "handlers.validate.engines.pytorch.live:LiveEngine",
+        "seq2seq": "handlers.validate.engines.pytorch.live:LiveSeq2Seq",
+        "encoder": "handlers.validate.engines.pytorch.live:LiveEncoder",
     },
     "torch": {
-        "causal": "handlers.validate.engines.torch_causal:TorchEngine",
-        "seq2seq": "handlers.validate.engines.torch_tasks:TorchSeq2Seq",
-        "encoder": "handlers.validate.engines.torch_tasks:TorchEncoder",
+        "causal": "handlers.validate.engines.pytorch.torch_causal:TorchEngine",
+        "seq2seq": "handlers.validate.engines.pytorch.torch_tasks:TorchSeq2Seq",
+        "encoder": "handlers.validate.engines.pytorch.torch_tasks:TorchEncoder",
     },
-    "live-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseLive"},
-    "torch-layerwise": {"causal": "handlers.validate.engines.layerwise:LayerwiseTorch"},
+    "live-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseLive"},
+    "torch-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
 LAYERWISE = "-layerwise"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import FileKind
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.models.files import setting
 from handlers.models.folder import ModelFolder
-from handlers.models.older_readers import readable_tokenizer
+from handlers.models.releases.older_readers import readable_tokenizer
 from handlers.texts import chat
 from handlers.texts.reading import values
 from handlers.validate import findings

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from daemon.contract.values import Json
-from handlers.models.older_readers import UntranslatableError, translated
+from handlers.models.releases.older_readers import UntranslatableError, translated
 from handlers.validate.folders.wording import NOTHING, instead
 
 OWN = ("dtype", "torch_dtype", "quantization_config", "transformers_version", "_name_or_path")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from daemon.contract.values import Json
 
 METHOD, LINEAR = "compressed-tensors", "Linear"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.safetensors import TensorInfo
+from daemon.contract.models.safetensors import TensorInfo
 from handlers.models.folder import ModelFolder
 from handlers.validate.engines.arrays import same_start
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ChildLimits
-from daemon.contract.safetensors import read_header
+from daemon.contract.models.safetensors import read_header
 from daemon.contract.values import Json, digest_of
 from handlers.child.hints import Hints
 from handlers.models.folder import ModelFolder

@@ -17,7 +17,7 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
+from daemon.contract.models.safetensors import DTYPES, TensorInfo, read_header
 from daemon.contract.values import Json
 from handlers.models.folder import SINGLE, ModelFolder
 from handlers.tensors.sources import StoredSource

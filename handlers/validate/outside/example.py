@@ -20,7 +20,7 @@ import numpy as np
 from handlers.folder.examples import NAME
 from handlers.models import sentence
 from handlers.models.files import read_json
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.folders.programs import NoAnswer, output_of
 

@@ -14,7 +14,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.validate.checks.examination import Examination
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.files import expected
 from handlers.validate.outside import chat, example, optimum_reader

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.errors import CkptdError
-from daemon.contract.files import remove_tree
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import CkptdError
 from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json
 from handlers.toolchains import use
 from handlers.toolchains.optimum_reader import Reading
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.task_profile import ValidatedTask
 

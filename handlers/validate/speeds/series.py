@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.benchmark import BenchPoint, Spread
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing

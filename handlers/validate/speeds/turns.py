@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from daemon.contract.jobs.figures import Speed
-from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.live.reference import Reference
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 

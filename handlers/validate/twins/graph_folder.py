@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from handlers.validate.engines.onnx_folder import graph_files
+from handlers.validate.engines.graphs.onnx_folder import graph_files
 from handlers.validate.twins.messages import Order
 from handlers.validate.twins.weights import Stored
 

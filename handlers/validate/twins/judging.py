@@ -16,8 +16,8 @@ from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import fallback, unquantized
 from handlers.toolchains import use
 from handlers.validate import findings
-from handlers.validate.checks.reference import Reference, padded_batch
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.live.reference import Reference, padded_batch
+from handlers.validate.checks.live.samples import Sample
 from handlers.validate.findings import Compared
 from handlers.validate.folders.programs import NoAnswer, asked
 from handlers.validate.twins.messages import STEPS, Answer, Order, Rounding, Text

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from daemon.contract.fault_codes import Code, FaultCode, code_of
+from daemon.contract.faults.fault_codes import Code, FaultCode, code_of
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.contract.values import Json

@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import CkptdError, Retryable
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.messages import ChildLimits

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.data_files import DataPlace
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import seal
+from daemon.contract.disk.data_files import DataPlace
+from daemon.contract.disk.files import seal
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageContext, StageResult, Verdict
 from handlers.__main__ import _failed
 from handlers.child.outside import Outside

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.contract.errors import Fault
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow, StageRow
 from tests.simulation.absences.attempts import NOTE, OF_TEXTS, Made
 from tests.simulation.absences.things import Thing

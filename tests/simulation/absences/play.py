@@ -13,12 +13,14 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints import additions
-from daemon.contract import failpoints
-from daemon.running import outside, resumption
+from daemon.checkpoints.pinning import additions
+from daemon.contract.disk import failpoints
+from daemon.running import resumption
 from daemon.running.rules import resume_keys
-from daemon.system import episodes, looks
-from daemon.system.mounts import Mount, mount_of
+from daemon.running.sources import outside
+from daemon.system import episodes
+from daemon.system.filesystems.mounts import Mount, mount_of
+from daemon.system.processes import looks
 from daemon.toolchains.registry import digest_for
 from tests.runner.absences import without_override
 from tests.simulation.absences.world import World

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from daemon.contract import away
-from daemon.contract.errors import Fault
-from daemon.running import outside
+from daemon.contract.disk import away
+from daemon.contract.faults.errors import Fault
 from daemon.running.resumption import Resumption
+from daemon.running.sources import outside
 from daemon.system.episodes import Away
 from daemon.watching import tracker
 from handlers.child.outside import Outside

@@ -15,15 +15,15 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from daemon.config.paths import Paths, prepare
+from daemon.config.places.paths import Paths, prepare
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, Fault, UsageError
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Fault, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.journal.journal import Journal
-from daemon.running.executor import Order
+from daemon.running.attempts.executor import Order
 from daemon.running.runner import Runner
-from daemon.watching.intake import Intake
+from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.runner.desk import Fake, FakeExecutor
 from tests.simulation.absences import furniture, oracle

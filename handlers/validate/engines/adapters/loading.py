@@ -19,8 +19,8 @@ from peft import PeftConfig, PeftModel
 from peft import __version__ as peft_version
 from safetensors import safe_open
 
-from daemon.contract.errors import CkptdError, Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import CkptdError, Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child import foreign
 
 OPERATION = "load the live model"

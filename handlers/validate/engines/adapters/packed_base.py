@@ -15,8 +15,8 @@ import torch
 from transformers import BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.folder import ModelFolder
 from handlers.tensors.sources import Source
 

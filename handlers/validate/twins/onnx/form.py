@@ -17,9 +17,9 @@ from onnxruntime import OrtValue
 
 from handlers.folder import genai_config
 from handlers.models.tasks import BY_NAME
-from handlers.validate.engines.onnx_causal import OnnxEngine
-from handlers.validate.engines.onnx_folder import LoadedGraph
-from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
+from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
+from handlers.validate.engines.graphs.onnx_folder import LoadedGraph
+from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
 from handlers.validate.engines.registry import load
 from handlers.validate.twins.graph_folder import GraphFolder
 from handlers.validate.twins.messages import Order, Text

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from handlers.models.tasks import BY_NAME
+from handlers.validate.engines.pytorch.torch_causal import TorchEngine
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.torch_causal import TorchEngine
 
 
 class NpzEngine(TorchEngine):

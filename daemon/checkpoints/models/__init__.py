@@ -1,0 +1,1 @@
+"""Base models: where they are, and how large their layers are."""

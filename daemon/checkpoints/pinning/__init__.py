@@ -1,0 +1,1 @@
+"""Snapshots of checkpoints, and of the adapters that are merged beside them."""

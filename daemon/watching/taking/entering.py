@@ -1,0 +1,190 @@
+"""Enters what was pinned into the journal as a job: unless its content is known already, and with a folder of its own for the export.
+
+Used by `daemon.watching.taking.intake` for the watcher and by `ckptd export`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.pinning.pins import Moved, pins_of
+from daemon.config.places.paths import Paths
+from daemon.config.run_overrides import Effective
+from daemon.config.settings import Settings
+from daemon.contract.disk.answers import ask
+from daemon.contract.disk.export_layout import manifest_of
+from daemon.contract.disk.files import remove_tree
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.events import Event
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.plan import stage_names
+from daemon.contract.values import digest_of
+from daemon.journal.entries import JobEntry, write_entry
+from daemon.journal.jobs import NewJob
+from daemon.journal.journal import Journal
+from daemon.journal.rewrites import OFTEN, REMEDY
+from daemon.journal.rows import JobRow, now
+from daemon.watching.taking.places import Places, Takings, takings_of
+
+log = structlog.get_logger("intake")
+
+
+def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
+    """What the journal remembers of a directory's state."""
+    return digest_of([list(row) for row in fingerprint])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint on its way into the journal: its job's id, what it is, its pin, and the state it was seen in."""
+
+    job: str
+    reference: CheckpointRef
+    pin: Path
+    known: str
+    effective: Effective
+    fault: Fault | None = None
+    warnings: tuple[str, ...] = ()
+    """What its report says of how it was taken."""
+
+    def drop(self) -> None:
+        """It is not entered: its pin goes."""
+        remove_tree(self.pin)
+
+
+@dataclass(frozen=True)
+class Entering:
+    """Enters candidates. Used by every thread that takes checkpoints in."""
+
+    settings: Settings
+    journal: Journal
+    paths: Paths
+    lock: threading.Lock
+    """Two threads must not be given one place."""
+
+    def enter_new(self, candidate: Candidate) -> str | None:
+        """Commit the job of a candidate, or drop it where a job has its content already. Return the job's id, None without a new one.
+
+        Raises Moved while what an earlier job of it left is cleared away.
+        """
+        reference, jobs = candidate.reference, self.journal.jobs
+        with self.lock:
+            job, same = jobs.get(candidate.job), jobs.of_content(reference.step, reference.digest)
+            takings = Takings(jobs.runs(), jobs.places())
+            return None if self._is_known(candidate, job, same) else self._enter(candidate, takings)
+
+    def enter(self, candidate: Candidate) -> str | None:
+        """Commit the job, whatever else has its content. Return its id, None where the journal had it already."""
+        with self.lock:
+            return self._enter(candidate, takings_of(self.journal))
+
+    def place_of(self, reference: CheckpointRef) -> Path:
+        """Return the folder that an export would have, for a look; nothing is said."""
+        places = Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
+        return places.would_be(reference, takings_of(self.journal))
+
+    def _enter(self, candidate: Candidate, takings: Takings) -> str | None:
+        reference, settings, jobs = candidate.reference, candidate.effective.settings, self.journal.jobs
+        stands = frozenset(job for job in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(job, reference.path))
+        warning = candidate.effective.warning
+        warnings = (*((warning,) if warning else ()), *candidate.warnings)
+        pin = pins_of(self.settings.pin, self.paths) / candidate.job
+        if candidate.fault is None:
+            remove_tree(pin)
+            os.rename(candidate.pin, pin)
+        target = Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference, takings)
+        latest = settings.select.policy == "latest"
+        if candidate.fault is None:
+            # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
+            write_entry(self.paths, JobEntry(
+                job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
+                fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
+            ))  # fmt: skip
+        job = NewJob(
+            candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
+            warnings=warnings,
+        )  # fmt: skip
+        if candidate.fault is not None:
+            log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=reference.path, code=candidate.fault.code)
+        if not jobs.add(job, supersede=latest, fault=candidate.fault, stands=stands):
+            return None
+        log.info(
+            "checkpoint taken",
+            event_id=Event.CHECKPOINT_TAKEN,
+            job=candidate.job,
+            run=reference.run,
+            step=reference.step,
+            path=reference.path,
+            layout=reference.layout,
+            digest=reference.digest[:16],
+        )
+        count = jobs.rewrites(reference.run, reference.path) if candidate.fault is None else 0
+        if count and count % OFTEN == 0:  # one export after the other gives way to the directory's next content
+            log.warning(
+                "a checkpoint is written again and again before its export ends",
+                event_id=Event.CHECKPOINT_REWRITTEN,
+                path=reference.path,
+                count=count,
+                remedy=REMEDY,
+            )
+        return candidate.job
+
+    def _is_known(self, candidate: Candidate, job: JobRow | None, same: Sequence[str]) -> bool:
+        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then.
+
+        `job`: the one with the candidate's id. `same`: all of this step and content, the newest first.
+        """
+        path = candidate.reference.path
+        if job is not None and job.state == "superseded" and not self.journal.sightings.places(job.id):
+            # Its content was overwritten during the export, and now it is back.
+            if job.untidy:
+                candidate.drop()
+                raise Moved
+            self.journal.jobs.forget(job.id)
+        elif job is not None:
+            candidate.drop()
+            self.journal.sightings.remember(path, candidate.known, "known", job.id)
+            return True
+        for name in same:
+            if name == candidate.job:
+                continue
+            places = self.journal.sightings.places(name)
+            held = path in places or any(_holds(Path(place), known) for place, known in places.items())
+            if not held and (places or self._has_lost_its_place(name)):
+                candidate.drop()
+                self.journal.sightings.moved(name, path, candidate.known)
+                log.info("moved", event_id=Event.CHECKPOINT_MOVED, job=name, path=path, before=sorted(places))
+                return True
+        return False
+
+    def _lies_elsewhere(self, job: str, path: str) -> bool:
+        """Whether a job's content lies in another directory than `path` too, as where a run was copied or brought back."""
+        places = self.journal.sightings.places(job)
+        return any(place != path and _holds(Path(place), known) for place, known in places.items())
+
+    def _has_lost_its_place(self, name: str) -> bool:
+        """Whether the directory of a job is another job's content by now, as when two runs swap their names, and what it made still counts.
+
+        An export that another one has replaced does not: what it was made of is exported again where it comes back.
+        """
+        job = self.journal.jobs.get(name)
+        if job is None or job.state == "superseded" or self.journal.sightings.fingerprint(job.checkpoint.path) is None:
+            return False
+        return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
+
+
+def _holds(checkpoint: Path, known: str) -> bool:
+    """Whether a directory is still in the state that the journal knows; where its file system does not answer it may be."""
+    try:
+        return ask(f"checkpoint {checkpoint}", lambda: digest_of_fingerprint(fingerprint(checkpoint))) == known
+    except TimeoutError:
+        return True
+    except OSError:
+        return False

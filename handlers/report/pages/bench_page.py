@@ -1,0 +1,118 @@
+"""The page of `ckptd bench --html`: one self-contained file with tables and charts, in the style of `report.html`.
+
+Run by `python -m handlers` in a child of the verb: the engine of the templates is no library of the daemon. It reads the measurement from
+its input and writes one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+
+from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
+from daemon.contract.jobs.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.report import units
+from handlers.report.pages import charts
+from handlers.report.pages.html import environment
+
+Place = tuple[int, int, int]
+"""Threads, rows and tokens of a row."""
+_FIRST = {"causal": "Time to the first token", "seq2seq": "Time to the first token"}
+_RATE = {"encoder": "Tokens read per second"}
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Write the page into the staging folder. Raises ValidationError where the input is no measurement, OSError."""
+    value = Bench.model_validate_json(Path(context.inputs[STAGE], PAGE_INPUT).read_bytes())
+    reporter.progress(0.5, "drawing the page")
+    Path(context.staging, PAGE).write_text(render(value), encoding="utf-8")
+    return StageOutput(reusable=False)
+
+
+def render(value: Bench) -> str:
+    """The page."""
+    places = shown_places(value)
+    return (
+        environment()
+        .get_template("bench.html")
+        .render(
+            bench=value,
+            first=_FIRST.get(value.kind or "", "Time of one pass"),
+            short="One pass" if value.kind == "encoder" else "First token",
+            rate=_RATE.get(value.kind or "", "Tokens decoded per second"),
+            many=len(value.threads) > 1,
+            spread=spread,
+            ratio=ratio,
+            problems=[(entry.variant, point) for entry in value.variants for point in entry.points if point.problem],
+            speeds=[(said(value, place), rows) for place in places if (rows := _bars(value, place, "tokens_per_second", units.number))],
+            firsts=[(said(value, place), rows) for place in places if (rows := _bars(value, place, "prefill_seconds", units.duration))],
+            starts=_start_bars(value, lambda start: start.start_seconds, units.duration),
+            memory=_start_bars(value, lambda start: start.peak_rss_bytes, units.size),
+        )
+    )
+
+
+def shown_places(value: Bench) -> list[Place]:
+    """The places that have charts, of those that were measured: the shortest and the longest rows, and the longest with most rows and with
+    most threads."""
+    there = {
+        (point.threads, point.batch, point.length)
+        for entry in value.variants
+        for point in entry.points
+        if point.prefill_seconds is not None
+    }
+    if not there:
+        return []
+    threads, batches, lengths = (sorted({place[number] for place in there}) for number in range(3))
+    places = [
+        (threads[0], batches[0], lengths[0]), (threads[0], batches[0], lengths[-1]), (threads[0], batches[-1], lengths[-1]),
+        (threads[-1], batches[0], lengths[-1]),
+    ]  # fmt: skip
+    return list(dict.fromkeys(places))
+
+
+def said(value: Bench, place: Place) -> str:
+    """A place in words."""
+    threads, batch, length = place
+    rows = f"{batch} rows of " if batch > 1 else ""
+    return f"{rows}{units.count(length, 'token')}, {units.count(threads, 'thread')}"
+
+
+def _bars(value: Bench, place: Place, figure: str, say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
+    """A bar of a figure of `BenchPoint` for each variant, those with PyTorch beside them first."""
+    own, peer = attrgetter(figure), attrgetter(f"pytorch_{figure}")
+    rows = []
+    for entry in value.variants:
+        point = next((point for point in entry.points if (point.threads, point.batch, point.length) == place), None)
+        if point is not None and (mine := own(point)) is not None:
+            other = peer(point)
+            rows.append((entry.variant, mine.median, None if other is None else other.median))
+    rows.sort(key=lambda row: row[2] is None)
+    largest = max((figure for _, mine, other in rows for figure in (mine, other or 0)), default=0)
+    return tuple(
+        charts.Bar(
+            label=name, text=say(mine), width=charts.share(mine, largest), kind="measured",
+            beside=None if other is None else charts.share(other, largest),
+            beside_text="" if other is None else f"PyTorch {say(other)}",
+        )
+        for name, mine, other in rows
+    )  # fmt: skip
+
+
+def _start_bars(value: Bench, figure: Callable[..., float], say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
+    """A bar for each variant's process with the first number of threads."""
+    rows = [(entry.variant, figure(start)) for entry in value.variants for start in entry.starts if start.threads == value.threads[0]]
+    largest = max((number for _, number in rows), default=0)
+    return tuple(charts.Bar(name, say(number), charts.share(number, largest), "measured") for name, number in rows)
+
+
+def spread(value: Spread | None, say: Callable[[float], str] = units.duration) -> str:
+    """The quartiles of a time, or of what else `say` writes, in words; "" where there are none."""
+    return "" if value is None or value.rounds < 2 else f"{say(value.low)} to {say(value.high)}"
+
+
+def ratio(value: Spread | None) -> str:
+    """The quartiles of a number in words; "" where there are none."""
+    return spread(value, units.number)

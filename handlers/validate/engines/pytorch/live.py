@@ -1,0 +1,181 @@
+"""The engines of adapters: what training left behind, run as PEFT runs it. Imported only inside the live worker.
+
+Apart from `torch_engine`, since importing peft takes longer than importing torch and transformers together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# peft imports bitsandbytes, which asks torch to compile functions of its optimizers; that would load torch's whole compiler.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+import numpy as np
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import GenerationConfig
+
+from daemon.contract.faults.errors import Permanent
+from daemon.contract.faults.fault_codes import FaultCode
+from handlers.models.tasks import BY_NAME, task_of
+from handlers.validate.engines.adapters import loading, packed_base, vocabulary
+from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.pytorch.torch_causal import POOLER, TorchEngine, TorchModel, load_model
+from handlers.validate.engines.pytorch.torch_tasks import TorchEncoder, TorchSeq2Seq
+from handlers.validate.engines.registry import EngineSpec
+
+
+class Adapted(TorchModel):
+    """The base in fp32 with the adapter applied at run time, not merged.
+
+    transformers loads the base and PEFT the adapter, both from the files as they are. The tokenizer is the checkpoint's own where it has
+    one, else the base's. Where the adapter brings the head of a task that the base has not, the base is loaded as that task's class; where
+    it brings embeddings of another size, the base's are resized. `rebase` gives the base other values than those that are stored.
+    """
+
+    adapted = True
+    _again: Any = None
+    """Loads the base once more, as it was loaded, with other settings."""
+    _pin: Path
+    deviations: tuple[str, ...] = ()
+    """What was done beside the plain calls, and what PEFT reported, in sentences."""
+
+    def _plain(self) -> Any:
+        return self._model.get_base_model()
+
+    def _load(self, spec: EngineSpec) -> Any:
+        assert spec.base is not None
+        pin, base = Path(spec.folder), Path(spec.base)
+        self._pin = pin
+        self._tokenizer_folders = [pin, base]
+        shapes = loading.shapes_in(pin)
+        model = self._load_base(base, spec, shapes)
+        model, unpacked = packed_base.without_int8(model)
+        resized = self._resize(model, shapes)
+        if (pin / "generation_config.json").is_file() and model.can_generate():
+            model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
+        self._rebasing = packed_base.Rebasing(model, self._again, base)  # asked now, since PEFT gives the parameters other names
+        wrapped, deviations = loading.wrap(model, pin)
+        self._rebasing.note_changes({loading.in_base(key) for key in shapes})
+        self.deviations = (*unpacked, *(resized.settle(wrapped) if resized else ()), *deviations)
+        _mix(wrapped, spec)
+        return wrapped
+
+    def _resize(self, model: Any, shapes: dict[str, tuple[int, ...]]) -> vocabulary.Resized | None:
+        """Give the base the vocabulary that the adapter's embeddings have; None where it has it."""
+        weight = vocabulary.wanted(model, shapes)
+        return vocabulary.resize(model, weight.rows) if weight else None
+
+    def _load_base(self, base: Path, spec: EngineSpec, shapes: dict[str, tuple[int, ...]]) -> Any:
+        stored, task = task_of(base), spec.task
+        held = {loading.in_base(key): shape for key, shape in shapes.items()}
+        made: tuple[str, ...] = ()
+        settings: dict[str, Any] = {}
+        if spec.sentence:  # a head that the base names takes no part in it
+            made = (*held, *POOLER)
+        elif stored is not None and stored.name != task and BY_NAME[task].kind == "encoder":
+            self.adapted = False  # without the adapter there is only a head of random values
+            made = tuple(held)
+            if task not in ("question-answering", "fill-mask", "feature-extraction"):
+                settings["num_labels"] = _labels(base, task, held)
+        self._again = functools.partial(load_model, base, task, made, **settings)
+        model = self._again()
+        packed_base.keep_order(model)
+        return model
+
+    def rebase(self, values: str) -> int:
+        """Put the adapter on the base that `merge.base` names; the number of tensors that were set."""
+        self._values = values
+        return self._rebasing.take(values)
+
+    def fixed(self) -> str | None:
+        """Say why the adapter can't be put on another base, as a clause; None where it can."""
+        return self._rebasing.obstacle
+
+    def round(self, dtype: str) -> int:
+        """Merge as PEFT does with a base that was loaded in `dtype`, by its own `merge_adapter`, and go on in fp32; the number of weights.
+
+        Permanent where the adapter acts on one of two layers that share a weight: PEFT would change both.
+        """
+        layers = [layer for layer in (self._plain().get_input_embeddings(), self._plain().get_output_embeddings()) if layer is not None]
+        weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
+        if len(layers) == 2 and weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
+            cause = "the adapter changes the embedding or the head, which share a weight"
+            raise Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, "round the live model", cause, "", path=self._pin)
+        kept = _factors(self._model)
+        for weight in self._model.parameters():
+            if weight.is_floating_point() and id(weight) not in kept:
+                weight.data = weight.data.to(getattr(torch, dtype))
+        self._model.base_model.merge_adapter()
+        rounded = [weight for weight in self._model.parameters() if weight.is_floating_point()]
+        for weight in rounded:
+            weight.data = weight.data.float()
+        return len(rounded)
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, the model is the bare base."""
+        with self._model.disable_adapter():
+            self._bare = True
+            try:
+                yield
+            finally:
+                self._bare = False
+
+
+class LiveEngine(Adapted, TorchEngine):
+    """A language model."""
+
+
+class LiveSeq2Seq(Adapted, TorchSeq2Seq):
+    """An encoder-decoder."""
+
+
+class LiveEncoder(Adapted, TorchEncoder):
+    """An encoder, with a head or without."""
+
+    def wrapper_difference(self, ids: Sequence[int], types: Sequence[int]) -> float:
+        """Give max |Δ| of a text's outputs between PEFT's wrapper and the model inside of it, both with adapter and segments `types`."""
+        row, segments = np.array([ids], np.int64), np.array([types], np.int64)
+        wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
+        return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
+
+
+def _factors(model: Any) -> set[int]:
+    """Give the ids of the parameters that an adapter added, of any method: beside a base in 16 bits PEFT keeps them in fp32."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    holders = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
+    return {id(weight) for holder in holders if isinstance(holder, torch.nn.Module) for weight in holder.parameters()}
+
+
+def _mix(model: Any, spec: EngineSpec) -> None:
+    """Let the additions act beside the adapter, each with its factor: PEFT adds the deltas of all active adapters up.
+
+    Permanent where PEFT does not take one of them, or has no place for a tensor of it.
+    """
+    weights = dict(zip(model.peft_config, (spec.weight,), strict=True))
+    for number, (folder, weight) in enumerate(spec.additions):
+        name = f"addition-{number}"
+        loading.add(model, Path(folder), name)
+        weights[name] = weight
+    if spec.additions:
+        model.base_model.set_adapter(list(weights))
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            for name in weights.keys() & module.scaling.keys():
+                module.scaling[name] *= weights[name]
+
+
+def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
+    """Give number of labels of the head that the adapter brings: the rows of its last layer."""
+    heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
+    if not heads:
+        cause = f"the base is not a model for {task}, and the adapter brings no head for it"
+        raise Permanent(FaultCode.HEAD_INCOMPLETE, "load the live model", cause, "train with modules_to_save naming the head", path=base)
+    return min(heads)
