@@ -27,7 +27,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # containers do: a third of what a command costs. The same is true of the tests themselves, which pytest rewrites.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Graphs are optimized in tests/onnx/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
+# Graphs are optimized in tests/onnx/optimize/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
@@ -47,7 +47,7 @@ BEGAN = time.monotonic()
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 LONGEST = (
-    "live/test_training_exported_live.py", "onnx/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
+    "live/test_training_exported_live.py", "onnx/optimize/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
     "cli/test_bad_input.py", "onnx/test_activations.py", "validate/test_isolation.py", "simulation/test_simulation.py",
     "notify/test_delivery.py", "validate/test_sound_artifacts.py", "cli/test_explain.py", "onnx/test_export.py",
 )  # fmt: skip

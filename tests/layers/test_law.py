@@ -24,8 +24,8 @@ WRONG = {
     "daemon/operating/diagnosis/wrong.py": "daemon.operating.service",
     "daemon/cli/views/wrong.py": "daemon.cli.common",
     "handlers/pytorch/wrong.py": "daemon.journal.rows",
-    "handlers/litert/wrong.py": "handlers.coreml.options",
-    "handlers/static_programs/wrong.py": "handlers.litert.options",
+    "handlers/litert/wrong.py": "handlers.coreml.format",
+    "handlers/static_programs/wrong.py": "handlers.litert.format",
     "handlers/models/wrong.py": "handlers.graphs.graphset",
     "handlers/graphs/wrong.py": "handlers.folder.playback",
     "handlers/merge/weights/wrong.py": "handlers.merge.plan.operations",
@@ -47,15 +47,20 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
 
 
+def copied(folder: Path) -> Path:
+    """Copy the two packages and the law into `folder`."""
+    for name in ("daemon", "handlers"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests" / "layers").mkdir(parents=True)
+    for path in ("pyproject.toml", "tests/__init__.py", "tests/layers/__init__.py", "tests/layers/contract.py"):
+        shutil.copyfile(ROOT / path, folder / path)
+    return folder
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the two packages and of the law."""
-    for name in ("daemon", "handlers"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "tests" / "layers").mkdir(parents=True)
-    for path in ("pyproject.toml", "tests/__init__.py", "tests/layers/__init__.py", "tests/layers/contract.py"):
-        shutil.copyfile(ROOT / path, tmp_path / path)
-    return tmp_path
+    """The two packages and the law, to be broken."""
+    return copied(tmp_path)
 
 
 def test_the_tree_as_it_is_keeps_the_law(tree: Path) -> None:

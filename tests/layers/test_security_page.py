@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`([a-z_]+/[a-z_]+\.py)::(test_[a-z0-9_]+)`")
+NAMED = re.compile(r"`([a-z_/]+\.py)::(test_[a-z0-9_]+)`")
 
 
 def test_every_threat_names_a_test_that_is_there() -> None:

@@ -117,19 +117,19 @@ class Outcomes:
             attempt, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, counted=decision.counted,
             measured=measured,
         )  # fmt: skip
-        about = log.bind(stage=attempt.stage)
+        stage_log = log.bind(stage=attempt.stage)
         if result.outcome == Outcome.SUCCEEDED:
-            about.info(
+            stage_log.info(
                 "stage succeeded", event_id=Event.STAGE_SUCCEEDED, attempt=attempt.number, seconds=result.seconds, strategy=result.strategy
             )
         elif result.fault:
-            (about.error if decision.state == "failed" else about.warning)(
+            (stage_log.error if decision.state == "failed" else stage_log.warning)(
                 result.fault.sentence(), event_id=Event.STAGE_FAILED, attempt=attempt.number, code=result.fault.code,
                 outcome=str(result.outcome), log=log_file,
                 retry_in=round(decision.delay, 1) if decision.delay is not None else None,
             )  # fmt: skip
         for step in result.fallbacks:
-            about.warning("fallback taken", event_id=Event.STAGE_FALLBACK, wanted=step.wanted, taken=step.taken, reason=step.reason)
+            stage_log.warning("fallback taken", event_id=Event.STAGE_FALLBACK, wanted=step.wanted, taken=step.taken, reason=step.reason)
 
     def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
         """Return the result of an attempt, with what follows where it met something that is away: a pause, in the end a failure."""
