@@ -117,19 +117,30 @@ class Outcomes:
             attempt, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, counted=decision.counted,
             measured=measured,
         )  # fmt: skip
-        stage_log = log.bind(stage=attempt.stage)
         if result.outcome == Outcome.SUCCEEDED:
-            stage_log.info(
-                "stage succeeded", event_id=Event.STAGE_SUCCEEDED, attempt=attempt.number, seconds=result.seconds, strategy=result.strategy
+            log.info(
+                "stage succeeded",
+                event_id=Event.STAGE_SUCCEEDED,
+                stage=attempt.stage,
+                attempt=attempt.number,
+                seconds=result.seconds,
+                strategy=result.strategy,
             )
         elif result.fault:
-            (stage_log.error if decision.state == "failed" else stage_log.warning)(
-                result.fault.sentence(), event_id=Event.STAGE_FAILED, attempt=attempt.number, code=result.fault.code,
+            (log.error if decision.state == "failed" else log.warning)(
+                result.fault.sentence(), event_id=Event.STAGE_FAILED, stage=attempt.stage, attempt=attempt.number, code=result.fault.code,
                 outcome=str(result.outcome), log=log_file,
                 retry_in=round(decision.delay, 1) if decision.delay is not None else None,
             )  # fmt: skip
         for step in result.fallbacks:
-            stage_log.warning("fallback taken", event_id=Event.STAGE_FALLBACK, wanted=step.wanted, taken=step.taken, reason=step.reason)
+            log.warning(
+                "fallback taken",
+                event_id=Event.STAGE_FALLBACK,
+                stage=attempt.stage,
+                wanted=step.wanted,
+                taken=step.taken,
+                reason=step.reason,
+            )
 
     def _if_away(self, job: JobRow, result: StageResult) -> StageResult:
         """Return the result of an attempt, with what follows where it met something that is away: a pause, in the end a failure."""
