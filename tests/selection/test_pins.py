@@ -58,7 +58,7 @@ def test_small_files_are_copied_and_a_later_rewrite_does_not_reach_the_job(desk:
     (job,) = here.jobs()
     write_into(checkpoint / WEIGHTS)
     assert identify(job.pin) == job.checkpoint.digest
-    assert not here.runner.endings.is_rewritten(job)
+    assert not here.runner.parts.outcomes.is_rewritten(job)
 
 
 def test_files_above_the_limit_cost_no_space(desk: Desks, add: Add) -> None:  # R6.2
@@ -99,7 +99,7 @@ def test_a_file_that_was_only_touched_is_exported_after_all(desk: Desks, add: Ad
     here.clear()
     here.look()
     assert [one.id for one in here.jobs()] == [job.id]
-    assert not here.runner.endings.is_rewritten(here.job(job.id))
+    assert not here.runner.parts.outcomes.is_rewritten(here.job(job.id))
 
 
 def test_rotation_of_linked_files_is_no_rewrite(desk: Desks, add: Add) -> None:
@@ -108,7 +108,7 @@ def test_rotation_of_linked_files_is_no_rewrite(desk: Desks, add: Add) -> None:
     here.look()
     (job,) = here.jobs()
     (checkpoint / WEIGHTS).unlink()
-    assert not here.runner.endings.is_rewritten(job)
+    assert not here.runner.parts.outcomes.is_rewritten(job)
     assert identify(job.pin) == job.checkpoint.digest
 
 
