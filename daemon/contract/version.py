@@ -1,3 +1,3 @@
 """The version of ckptd, as exports, journals and logs name it."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

@@ -49,5 +49,5 @@ BENCH = Bench(
         cpu="A processor with a long name @ 2.50GHz", features=("avx2",), architecture="x86_64", logical_cores=16, usable_cores=8,
         memory_bytes=1 << 36, load=1.25, kernel="Linux 6.1",
     ),
-    versions={"ckptd": "0.1.0", "onnxruntime": "1.22.0"},
+    versions={"ckptd": "1.0.0", "onnxruntime": "1.22.0"},
 )  # fmt: skip
