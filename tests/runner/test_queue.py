@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,6 +259,30 @@ def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_goi
     desk.tick(40)
     fault = desk.journal.stages.of(lost)["merge"].fault
     assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
+
+
+def test_no_other_attempt_goes_on_in_the_folder_of_one_that_was_lost(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.running.attempts.children.NO_ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"retry_seconds": 0})
+    begun: list[list[str]] = []
+
+    def script(context: StageContext) -> StageResult | None:
+        if context.stage != "merge" or len(begun) > 1:
+            return done(context)
+        staging = Path(context.staging)
+        begun.append([path.name for path in staging.iterdir()])
+        if len(begun) > 1:
+            return done(context)
+        (staging / "half").touch()
+        raise OSError("the queue is out of reach")
+
+    desk.script = script
+    job = desk.add("run", 1)
+    desk.tick(40)
+    assert desk.state(job) == "succeeded"
+    assert begun == [[], []] and desk.fakes[0].stopped
 
 
 class Broken(list[str]):

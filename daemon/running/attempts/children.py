@@ -132,6 +132,7 @@ class Running:
             )
         if now - self.unanswered < NO_ANSWER_SECONDS:
             return None
+        self.hurry()  # it may run on, where it can still be told
         fault = Fault(
             code=FaultCode.UNEXPECTED, operation=f"run the stage {self.stage}", remedy="report it with the traceback in the log",
             cause=f"it gave no answer for {NO_ANSWER_SECONDS:.0f} s: {cause}",
