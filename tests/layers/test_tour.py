@@ -1,4 +1,4 @@
-"""docs/tour.md leads to what it names: every link exists, and every name in a link is defined in the file behind it."""
+"""docs/tour.md and docs/architecture.md lead to what they name: links, modules, and names that are defined in the file behind a link."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def test_what_a_link_of_the_tour_names_exists(target: str) -> None:
 @pytest.mark.parametrize(("name", "target"), NAMES)
 def test_a_name_in_a_link_of_the_tour_is_defined_there(name: str, target: str) -> None:
     assert name in defined(DOCS / target), f"{target} defines no {name}"
+
+
+def test_a_module_that_the_architecture_names_is_where_it_says() -> None:
+    """A path may leave out what its paragraph is about: `rules/ready.py` stands in the one on `running/`."""
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", (DOCS / "architecture.md").read_text()))
+    places = {str(path.relative_to(DOCS.parent)) for room in ("daemon", "handlers", "tests") for path in (DOCS.parent / room).rglob("*.py")}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any(place.endswith(f"/{name}") or place == name for place in places)] == []

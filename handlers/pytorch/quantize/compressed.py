@@ -104,7 +104,7 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     quantized, most = linears.quantized, context.work.options(PytorchOptions).group_size
     groups: dict[str, int] = {}
     if variant == W4A16:
-        sizes = {name: rounding.group_for(linear.inputs, most) for name, linear in quantized.items() if not linear.transposed}
+        sizes = {name: rounding.group_size_for(linear.inputs, most) for name, linear in quantized.items() if not linear.transposed}
         groups = {name: size for name, size in sizes.items() if size is not None}
         layers = {name: quantized[name] for name in groups}
     else:

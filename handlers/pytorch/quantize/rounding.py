@@ -26,7 +26,7 @@ ROWS = 1 << 22
 """Elements whose scales are searched at once."""
 
 
-def group_for(inputs: int, most: int) -> int | None:
+def group_size_for(inputs: int, most: int) -> int | None:
     """The largest size of a group, `most` at most, that divides a row; None where none does."""
     return next((size for size in GROUPS if size <= most and inputs % size == 0), None)
 
