@@ -136,8 +136,8 @@ def _readable(raw: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in work.items() if name in Work.model_fields or name in needed or _fits(known, name, value)}
 
     facts = raw.get("facts")
-    told = {"facts": {**facts, "work": without(facts.get("work"))}} if isinstance(facts, dict) else {}
-    return {**raw, "work": without(raw.get("work")), **told}
+    passed_on = {"facts": {**facts, "work": without(facts.get("work"))}} if isinstance(facts, dict) else {}
+    return {**raw, "work": without(raw.get("work")), **passed_on}
 
 
 def _fits(known: catalog.Catalog, section: str, value: object) -> bool:
