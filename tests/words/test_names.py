@@ -16,9 +16,6 @@ from tests.words.written import ROOT
 BANNED = {"one", "found", "told", "thing", "things"}
 """What every value is, so that it says nothing of any: the field has a noun for it. A leading underscore changes nothing."""
 
-ROOMS: dict[str, int] = {}
-"""Room → highest number of bindings of BANNED in it: a ratchet, which only falls. Whatever is not listed has none."""
-
 LOCATION = re.compile(r"`((?:daemon|handlers)(?:[./][A-Za-z_][A-Za-z0-9_]*)+(?:\.py)?/?)`")
 """`daemon.x.y` and `handlers/x`, as docstrings write them. What has a placeholder in capitals alone is no name of a module."""
 
@@ -48,30 +45,11 @@ def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def room_of(path: Path) -> str:
-    """The package below `daemon` or `handlers`; a package in it that is listed in ROOMS counts by itself."""
-    parts = path.relative_to(ROOT).parts
-    inner = "/".join(parts[:3])
-    return inner if inner in ROOMS else "/".join(parts[:2] if len(parts) > 2 else parts[:1])
-
-
-def named_without_a_noun() -> dict[str, list[str]]:
-    """Room → path:line name of each binding of a banned name."""
-    rows: dict[str, list[str]] = {}
-    for path in sources():
-        for line, name in bound(parsed(path)):
-            if name.strip("_") in BANNED:
-                rows.setdefault(room_of(path), []).append(f"{path.relative_to(ROOT)}:{line} {name}")
-    return rows
-
-
-def test_no_room_gains_names_that_say_nothing() -> None:
-    over = {room: rows for room, rows in named_without_a_noun().items() if len(rows) > ROOMS.get(room, 0)}
-    assert not over, {room: f"{len(rows)} instead of at most {ROOMS.get(room, 0)}: {rows}" for room, rows in over.items()}
-
-
-def test_every_listed_room_exists() -> None:
-    assert [room for room in ROOMS if not (ROOT / room).exists()] == []
+def test_no_name_says_nothing() -> None:
+    named = [
+        f"{path.relative_to(ROOT)}:{line} {name}" for path in sources() for line, name in bound(parsed(path)) if name.strip("_") in BANNED
+    ]
+    assert named == []
 
 
 @pytest.mark.parametrize(
