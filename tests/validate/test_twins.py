@@ -156,7 +156,7 @@ def test_sound_forms_of_other_families_raise_no_alarm(
         merged = (
             zoo.make_seq2seq_base(folder / "merged", kind) if pair else zoo.make_encoder_base(folder / "merged", auto, kind, num_labels=3)
         )
-        return merged, _exported(merged, folder / "onnx", pico_base)
+        return merged, _exported(merged, folder / "onnx", merged if pair else pico_base)
 
     merged, plain = shared(tmp_path_factory, f"twin-{kind}", make)
     drawn = np.random.default_rng(2)
