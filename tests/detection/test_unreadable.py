@@ -62,8 +62,8 @@ def close(path: Path, mode: int) -> None:
 def asked(code: str, *arguments: Path) -> str:
     """What a process that is another user, for these files, answers: setuid as root, oneself else."""
     become = f"import os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n" if ROOT else ""
-    script = "from pathlib import Path; import sys; from daemon.checkpoints import readable; from daemon.system.filesystems import access\n"
-        f"{become}{code}"
+    imports = "from pathlib import Path; import sys; from daemon.checkpoints import readable; from daemon.system.filesystems import access"
+    script = f"{imports}\n{become}{code}"
     answer = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
