@@ -38,9 +38,10 @@ os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = (
 # What a test's own process logs: structlog draws a table of variables for each exception otherwise, which takes a second and more.
 structlog.configure([structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
 
-# The same examples at every run, so that a failure is the change's; HYPOTHESIS=random looks for others.
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.register_profile("random", derandomize=False)
+# The same examples at every run, so that a failure is the change's; HYPOTHESIS=random looks for others. No example has a time limit: boxes
+# are busy.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("random", derandomize=False, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 BEGAN = time.monotonic()

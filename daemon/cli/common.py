@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
-WRONG_FILE = (FaultCode.CONFIG_INVALID, FaultCode.CONFIG_MISSING, FaultCode.CONFIG_INVALID, FaultCode.CONFIG_UNREADABLE)
+WRONG_FILE = (FaultCode.CONFIG_INVALID, FaultCode.CONFIG_MISSING, FaultCode.CONFIG_UNREADABLE)
 """Why a configuration can't be used, though a daemon that has read it before may run."""
 ConfigOption = Annotated[
     Path | None,

@@ -26,10 +26,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return real.exported(tmp_path_factory, "coreml")
 
 
+def test_report_and_page_say_that_apples_runtime_did_not_run_it_and_with_what_it_was_made(exported: Path) -> None:
+    report, html = json.loads((exported / "report.json").read_bytes()), (exported / "report.html").read_text()
+    assert report["versions"]["coremltools"] == "9.0"
+    assert "evaluated operator by operator" in json.dumps(report)
+    assert "evaluated operator by operator" in html and "runtime did not run it" in html
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_readme_says_how_it_is_run_and_that_it_was_not(variant: str, exported: Path) -> None:
     section, (code,) = real.section(exported, variant), real.blocks(exported, variant, "python")
-    assert "Not run here by Apple" in section
+    assert "Not run here by Apple" in section and re.search(r"pip install coremltools==9.0", section)
     ast.parse(code)
     assert f"SIZES = {[1, 32]}" in code and "make_state" in code and "model.makeState()" in section
     folder = exported / variant

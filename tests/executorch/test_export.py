@@ -31,6 +31,13 @@ def test_executorchs_own_runner_takes_all_forms(exported: Path) -> None:
     assert [(figures[variant]["runner"], figures[variant]["runner_begins"]) for variant in VARIANTS] == [(True, 0)] * 3
 
 
+def test_eight_bits_take_less_than_half(exported: Path) -> None:
+    report: dict[str, Any] = json.loads((exported / "report.json").read_bytes())
+    made = {artifact["variant"]: artifact["size_bytes"] for artifact in report["artifacts"]}
+    sizes = [made[variant] for variant in VARIANTS]
+    assert sizes[0] > 2 * sizes[1] > 2 * sizes[2]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_readmes_commands_run_from_the_folder_alone(variant: str, exported: Path, toolchain: Path, tmp_path: Path) -> None:
     moved, commands = shutil.copytree(exported, tmp_path / "moved"), real.blocks(exported, variant, "sh")

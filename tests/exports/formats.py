@@ -26,6 +26,8 @@ class Expected:
     """How many of them must fail: fewer bits may hide a small damage."""
     hidden: Mapping[str, int] = field(default_factory=dict)
     """Source of `sabotage` → how many, where it is another number."""
+    reason: str = ""
+    """What the reasons of each say, unless its damage is in `hidden`: it is no chance by which the check fails."""
 
 
 FORMATS = {
@@ -42,6 +44,7 @@ FORMATS = {
     ),
     "mlx": Expected(
         ("mlx", "mlx-int8", "mlx-int4"), frozenset({"mlx", "mlx-lm"}), "mlx-lm", ("Apple GPU",), caught=3, hidden={"rope theta": 2},
+        reason="not those of the merge",
     ),
     "litert": Expected(
         ("litert", "litert-int8", "litert-int4"), frozenset({"litert-torch", "ai-edge-litert", "ai-edge-quantizer"}), "ai-edge-litert",

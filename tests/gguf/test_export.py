@@ -25,9 +25,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return real.exported(tmp_path_factory, "gguf")
 
 
-def test_the_smallest_form_was_made_with_texts_and_no_form_has_a_note(exported: Path) -> None:
+def test_the_smallest_form_was_made_with_texts_no_form_has_a_note_and_fewer_bits_take_less(exported: Path) -> None:
     report: dict[str, Any] = json.loads((exported / "report.json").read_bytes())
     assert not any(artifact["figures"].get("notes") for artifact in report["artifacts"])
+    sizes = {artifact["variant"].removeprefix("gguf-"): artifact["size_bytes"] for artifact in report["artifacts"]}
+    assert sizes["q4_k_m"] <= sizes["q5_k_m"] <= sizes["q6_k"] <= sizes["q8_0"] < min(sizes["f16"], sizes["bf16"])
+    assert abs(sizes["f16"] - sizes["bf16"]) < 100
     figures = {stage["name"]: stage["figures"] for stage in report["stages"]}
     assert figures["gguf-q4_k_m"]["calibration_texts"] > 0 and figures["gguf-q4_k_m"]["weights"]["Q4_K"] > 0
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,12 +69,17 @@ class Bench:
         """Run one folder; `result` receives what is found out."""
         engine, subject = catalog().variants[variant].limits.engine, self.subject
         spec = EngineSpec(engine=engine, folder=str(folder), task=subject.task, sentence=subject.sentence)
-        outputs = self.outputs(folder)
+        outputs = own = self.outputs(folder)
+        if folder == self.merged:  # processes that share the scratch folder read these: they appear whole, and once
+            own = outputs.with_name(f"{outputs.name}.{os.getpid()}")
         direct, exact = cast(EngineWorker, Direct(variant, spec)), catalog().variants[variant].limits.exact
         merged = None if against is None else Merged(against)
-        return examine(
-            direct, self.reference, outputs, merged, tokenizer=True, exact=exact, progress=quiet, result=result
-        )  # fmt: skip
+        examination = examine(direct, self.reference, own, merged, tokenizer=True, exact=exact, progress=quiet, result=result)
+        if own != outputs:
+            with contextlib.suppress(OSError):  # another process was first
+                own.rename(outputs)
+            shutil.rmtree(own, ignore_errors=True)
+        return examination
 
     def told_of_weights(self, variant: str, folder: Path) -> str | None:
         """Why its weights are not those of the merged model, where its engine compares them."""

@@ -76,13 +76,15 @@ class _Stream(logging.StreamHandler[Any]):
     """Writes to stderr. Says nothing where that can't be written: the library would print a traceback there."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Handle an error of `emit`: there is no other place to name it, and the work goes on."""
+        """Handle an error of `emit`. Where stderr itself can't be written nothing is said, and the work goes on."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
     """Says once on stderr that the file can't be written; the library would print a traceback for each record.
 
-    Both may lie on the disk that is full: whoever logs never sees an error of that.
+    Both may lie on the same full disk: no error of that reaches the code that logs.
     """
 
     said = False
