@@ -32,15 +32,17 @@ MOST = 1 << 30
 """Bytes of a file that is read at all: a log of some million steps."""
 WHOLE = 1 << 20
 """Bytes of a file that is parsed as a whole."""
-ROWS, GIVE_WAY_SECONDS = 64, 0.0001
-"""After so many rows other threads may go on, which wait up to 5 ms for the interpreter otherwise, at each call of the system. (A shorter
-`sys.setswitchinterval` does the same, but lets threads that are told to give way wait on glibc's condition variables, whose bug 25847
-loses a wake-up now and then: a process at rest then stays so.)"""
+GIVE_WAY_SECONDS = 0.0001
+"""After each call of the parser for rows other threads may go on, which wait up to 5 ms for the interpreter otherwise, at each call of the
+system. (A shorter `sys.setswitchinterval` does the same, but lets threads that are told to give way wait on glibc's condition variables,
+whose bug 25847 loses a wake-up now and then: a process at rest then stays so.)"""
 _WINDOW = 1 << 20
 _MOST_VALUE = 8 << 20
 _MOST_KEPT, _MOST_KEYS = 16 << 20, 10_000
-MOST_VALUES = 1_000_000
-"""Values in one value of the object: a row of the log has some dozens."""
+MOST_VALUES = 100_000
+"""Values in one value of the object, and in one row of the log, which has some dozens."""
+_PARSED = 1 << 16
+"""Characters of the log's rows that are parsed in one call."""
 _LONGEST_NUMBER = 32
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
@@ -165,18 +167,16 @@ def _end_of(text: _Text) -> list[Any]:
     text.take("[")
     place = 0
     while text.next() != "]":
-        if place % ROWS == 0:
-            time.sleep(GIVE_WAY_SECONDS)
+        time.sleep(GIVE_WAY_SECONDS)
         if place:
             text.take(",")
-        row = text.value()
-        if isinstance(row, dict):
-            row = _scalars(row)
-            if "loss" in row:
-                losses.append((place, row))
-            if any(key.startswith("eval_") for key in row):
-                evaluation = [(place, row)]
-        place += 1
+        for row in text.objects() or [text.value()]:
+            if isinstance(row, dict):
+                if "loss" in row:
+                    losses.append((place, _scalars(row)))
+                if any(key.startswith("eval_") for key in row):
+                    evaluation = [(place, _scalars(row))]
+            place += 1
     text.take("]")
     return [row for _, row in sorted({place: (place, row) for place, row in (*losses, *evaluation)}.values(), key=lambda pair: pair[0])]
 
@@ -196,6 +196,8 @@ class _Text:
         self._text, self._at, self._ended = "", 0, False
         self.length = 0
         """Characters of the last value."""
+        self._singly = 0
+        """Characters from which no part was found that ends where a value does, and which are read value by value."""
 
     def next(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -232,7 +234,26 @@ class _Text:
                 continue  # a number may go on
             self._check(end)
             self._at, self.length = end, end - self._at
+            self._singly -= self.length
             return value
+
+    def objects(self) -> list[Any]:
+        """The next values of a list, as many as end with an object in what is read and are parsed in one call; [] where that is not so.
+
+        Python's parser is at its fastest with whole texts. Part of a list that is itself the inside of a list holds the list's own values,
+        since JSON is read from left to right; and a value that ends with a brace does not go on behind it.
+        """
+        self.next()
+        end = self._text.rfind("},", self._at, self._at + _PARSED) + 1
+        if self._singly > 0 or not end:
+            return []
+        try:
+            values: list[Any] = json.loads(f"[{self._text[self._at : end]}]")
+        except ValueError:  # the brace stands within a value
+            self._singly = _PARSED
+            return []
+        self._at = end
+        return values
 
     def _check(self, end: int) -> None:
         """Raise ValueError where the value here, up to `end`, is long and holds more than MOST_VALUES."""

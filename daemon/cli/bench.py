@@ -15,6 +15,7 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.system.processes.signals import on_signals
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -90,8 +91,7 @@ def _measured(
     from daemon.operating.measuring.children import Progress
 
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    on_signals((signal.SIGINT, signal.SIGTERM), stop.set)
     view = BenchView(quiet=quiet)
     progress = Progress(view.show, stop.is_set)
     try:

@@ -51,6 +51,7 @@ from daemon.running.sources.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
 from daemon.system.filesystems.private import private_files
 from daemon.system.lock import holder
+from daemon.system.processes.signals import on_signals
 from daemon.system.processes.threads import Supervised
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
@@ -310,8 +311,7 @@ def _needs_help(waiting: Waiting, stages: dict[str, StageRow], *, begun: bool) -
 def _work(parts: Engine, job: str, view: ExportView) -> None:
     """Run the job to its end while showing it; Ctrl-C ends the child in order and leaves the job to be gone on with."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    on_signals((signal.SIGINT, signal.SIGTERM), stop.set)
     thread = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
     thread.start()
     lacking, live, began, begun = None, ExportLive(parts.paths.live), now(), False

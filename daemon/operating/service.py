@@ -38,6 +38,7 @@ from daemon.running.attempts.executor import Executor
 from daemon.system.filesystems.disks import Place, Refusals
 from daemon.system.processes.allocator import give_back_early
 from daemon.system.processes.rounds import Complaints
+from daemon.system.processes.signals import on_signals
 from daemon.system.processes.threads import Supervised, reason_of
 from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
@@ -140,9 +141,8 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until a signal asks to stop."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
+        on_signals((signal.SIGTERM, signal.SIGINT), self._on_stop)
+        on_signals((signal.SIGHUP,), self._on_reload)
         self._notifier.start()
         self._runner.start()
         self._watcher.start()
@@ -186,13 +186,13 @@ class Daemon:
                 waiting=len(self._parts.journal.jobs.open_ids()),
             )  # fmt: skip
 
-    def _on_stop(self, _number: int, _frame: object) -> None:
+    def _on_stop(self) -> None:
         if self._stop.is_set():
             self._parts.runner.hurry()
         self._stop.set()
         self._parts.attention.set()
 
-    def _on_reload(self, _number: int, _frame: object) -> None:
+    def _on_reload(self) -> None:
         self._reload_wanted = True
         self._parts.attention.set()
 

@@ -249,3 +249,17 @@ def test_a_slow_look_is_told_from_a_file_system_that_does_not_answer(
     finally:
         held.set()
     assert caught.value.fault.code == "timeout"
+
+
+def test_a_run_whose_checkpoints_take_long_is_answered_in_time_and_says_what_was_left_out(
+    tmp_path: Path, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "run"
+    for step in (4, 8, 12):
+        copy_of(pico_checkpoint, run / f"checkpoint-{step}")
+    monkeypatch.setattr(monitoring, "RUN_SECONDS", -1.0)
+    value = explain(Settings(state=StateSettings(directory=tmp_path / "state")), run)
+    assert isinstance(value, monitoring.RunExplanation)
+    assert not value.complete and value.checkpoints == ()
+    (sentence,) = value.unreadable
+    assert "3 were left out" in sentence and f"for example {run / 'checkpoint-4'}" in sentence

@@ -64,6 +64,7 @@ class Box:
         self._faults = Faults(kinds=("write", "fsync", "open", "rename", "mkdir"))
         self._base, self._aside = folder / "base", folder / "base-aside"
         self._receiver = Receiver(folder)
+        self._toy.environment["PYTHONFAULTHANDLER"] = "1"
         self._toy.environment["CKPTD_NOTIFY__URLS_FILE"] = str(self._receiver.urls_file)
         self._neighbour = Sharing(folder / "neighbour", [folder / "runs-of-neighbour"], self._toy.exports, "")
         self._trainers = Trainers(source, self._toy.root, self._rng)
@@ -157,7 +158,9 @@ class Box:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
         if process.poll() is None:
-            self.problems.append("the daemon did not end within 60 s of SIGTERM")
+            self.problems.append("the daemon did not end within 60 s of SIGTERM; daemon.log says where its threads were")
+            process.send_signal(signal.SIGABRT)  # faulthandler
+            self._sleep(1)
             self._toy.kill()
         elif process.returncode not in (0, -signal.SIGTERM):  # the latter before it has taken the signal over
             self.problems.append(f"the daemon ended with {process.returncode} after SIGTERM")

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pwd
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ _SAID = 5
 """Directories of one root that are named."""
 _LOOKS = 200
 """Checkpoints that are inspected for the model that they need: checkpoints of one run need one."""
+_LOOK_SECONDS = 10.0
+"""After so long no further one is: long training logs take seconds each."""
 _ENTRIES = 1000
 """Folders below one folder of base models that are looked at."""
 _NAMED = 4
@@ -159,10 +162,10 @@ def _models(checkpoints: Iterable[Path], settings: Settings) -> list[ModelFound]
     time is limited."""
     models: dict[str, ModelFound] = {}
     of_run: dict[Path, str] = {}
-    looks = 0
+    looks, end = 0, time.monotonic() + _LOOK_SECONDS
     for path in checkpoints:
         if path.parent not in of_run:
-            if looks >= _LOOKS:
+            if looks >= _LOOKS or time.monotonic() > end:
                 continue
             looks += 1
             if (name := _model_of(path, settings, models)) is None:

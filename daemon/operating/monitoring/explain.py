@@ -25,7 +25,7 @@ from daemon.checkpoints.selection import choice_for
 from daemon.config.places.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.faults.errors import CkptdError, UsageError, from_oserror
+from daemon.contract.faults.errors import CkptdError, Fault, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.journal.file.database import reading
@@ -36,6 +36,8 @@ from daemon.watching.events.observers import innermost_first
 from daemon.watching.scan import Scanner, ScanRules, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint
 
+RUN_SECONDS = 20.0
+"""After so long no further checkpoint of a run is looked into: long training logs take seconds each."""
 _SKEW_SECONDS = 5.0
 """By which a file server's clock may be before this one's without its times counting as wrong."""
 
@@ -164,7 +166,11 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     if not inside:
         return own
     rows = [] if own.layout is None else [own]
-    for checkpoint in inside:
+    end = time.monotonic() + RUN_SECONDS
+    for place, checkpoint in enumerate(inside):
+        if time.monotonic() > end:
+            unreadable.append(_left_out(inside[place:]).sentence())
+            break
         try:
             rows.append(_checkpoint(settings, checkpoint, live))
         except OSError as error:
@@ -172,6 +178,14 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     rows = [row for row in rows if not _is_run_alone(row)]
     complete = all(row.complete for row in rows) and not unreadable
     return RunExplanation(str(folder), complete, tuple(rows), tuple(unreadable))
+
+
+def _left_out(checkpoints: list[Path]) -> Fault:
+    """What is said of those that there was no time for."""
+    return UsageError(
+        FaultCode.TIMEOUT, "look into all checkpoints", f"{len(checkpoints)} were left out, since those before took {RUN_SECONDS:.0f} s",
+        f"name a directory below it, for example {checkpoints[0]}",
+    ).fault  # fmt: skip
 
 
 def _is_run_alone(row: CheckpointExplanation) -> bool:
