@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.demo import corpus, make_base
+from benchmarks import _corpus as corpus
+from handlers.demo import make_base
 
 SIZES = {"1M": (128, 3), "6M": (256, 6), "12M": (320, 8), "30M": (512, 9), "100M": (768, 12)}
 """Name → hidden size and layers; the names are those of the decoders with gates. An encoder-decoder has half as many on each side."""

@@ -1,39 +1,34 @@
-"""The text that the demo's models learn from: functions of Python's own standard library.
+"""The text that the demo's models learn from: what Python's own standard library says of its functions and classes.
 
-Every Python installation has it, so nothing is downloaded. `make_base` learns plain functions of many modules;
-`finetune` learns asyncio's, docstrings included, which the base has never seen. Both are rewritten by `ast.unparse`: without
-comments and in one style, a model of a million parameters has enough to do.
+Every Python installation has it, so nothing is downloaded. `make_base` learns the sentences of many modules; `finetune` learns
+asyncio's, which the base has never seen. Only whole sentences of prose are taken: a model of a million parameters has enough to do.
 """
 
 from __future__ import annotations
 
 import ast
 import random
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-BASE_PATTERNS = (
-    "*.py", "collections/*.py", "concurrent/futures/*.py", "email/*.py", "http/*.py", "importlib/*.py", "json/*.py", "logging/*.py",
-    "multiprocessing/*.py", "unittest/*.py", "urllib/*.py", "xml/*/*.py",
-)  # fmt: skip
-FINETUNE_PATTERNS = ("asyncio/*.py",)
+FINETUNE = "asyncio"
+LEFT_OUT = frozenset({FINETUNE, "site-packages", "dist-packages", "test", "tests", "idlelib"})
+_PROSE = re.compile(r"[A-Z][^<>{}=\\|]{15,}[.!]")
+"""A paragraph that is neither code nor a table."""
 
 
 def base_texts() -> list[str]:
-    """Functions and methods of many modules, without docstrings, in a fixed random order: about 3 million characters."""
-    return _shuffled(_functions(_modules(BASE_PATTERNS), docstrings=False))
+    """The docstrings of all modules but asyncio's, in a fixed random order: about a million characters."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return _shuffled(_docstrings(path for path in library.rglob("*.py") if not LEFT_OUT & {*path.relative_to(library).parts}))
 
 
 def finetune_texts() -> list[str]:
-    """Functions and methods of asyncio with their docstrings, in a fixed random order: about 350,000 characters."""
-    return _shuffled(_functions(_modules(FINETUNE_PATTERNS), docstrings=True))
-
-
-def _modules(patterns: Iterable[str]) -> list[Path]:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    return sorted({path for pattern in patterns for path in library.glob(pattern)})
+    """The docstrings of asyncio, in a fixed random order: about 55,000 characters."""
+    return _shuffled(_docstrings((Path(sysconfig.get_paths()["stdlib"]) / FINETUNE).glob("*.py")))
 
 
 def _shuffled(texts: Iterable[str]) -> list[str]:
@@ -42,23 +37,20 @@ def _shuffled(texts: Iterable[str]) -> list[str]:
     return order
 
 
-def _functions(modules: Iterable[Path], *, docstrings: bool) -> Iterator[str]:
-    for path in modules:
+def _docstrings(modules: Iterable[Path]) -> Iterator[str]:
+    for path in sorted(modules):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a module's odd escapes are not our business
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError):
             continue
-        scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
-        for scope in scopes:
-            for node in scope.body:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield _text(node, docstrings=docstrings)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := _prose(node)):
+                yield text + "\n"
 
 
-def _text(node: ast.FunctionDef | ast.AsyncFunctionDef, *, docstrings: bool) -> str:
-    node.decorator_list = []
-    if not docstrings and ast.get_docstring(node, clean=False) is not None:
-        node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(node) + "\n"
+def _prose(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The paragraphs of its docstring that are sentences, each in one line."""
+    paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
+    return "\n".join(paragraph for paragraph in paragraphs if _PROSE.fullmatch(paragraph))

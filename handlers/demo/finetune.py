@@ -1,4 +1,4 @@
-"""Fine-tunes the demo's base as a user would: transformers' Trainer with a PEFT LoRA adapter, on asyncio's functions.
+"""Fine-tunes the demo's base as a user would: transformers' Trainer with a PEFT LoRA adapter, on asyncio's docstrings.
 
 `python -m handlers.demo.finetune BASE RUN_DIR --steps 150 --save-steps 50 --threads 1` is called by `ckptd demo`. One checkpoint
 is kept (`save_total_limit=1`), so the trainer deletes each one while its export still runs. It never speaks to ckptd.
@@ -23,7 +23,7 @@ REPORT_SECONDS = 0.5
 
 
 def rows_of(tokenizer: Any) -> list[dict[str, list[int]]]:
-    """Asyncio's functions, an end token after each, cut into rows of 128 tokens that are their own labels."""
+    """Asyncio's docstrings, an end token after each, cut into rows of 128 tokens that are their own labels."""
     tokens = [token for text in corpus.finetune_texts() for token in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
     pieces = [tokens[start : start + LENGTH] for start in range(0, len(tokens) - LENGTH, LENGTH)]
     return [{"input_ids": piece, "labels": piece} for piece in pieces]

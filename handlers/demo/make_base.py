@@ -1,8 +1,8 @@
-"""Makes the demo's base: a real Qwen3 of a million parameters that writes recognizable Python after half a minute.
+"""Makes the demo's base: a real Qwen3 of a million parameters that writes short sentences after half a minute.
 
 `python -m handlers.demo.make_base FOLDER --seconds 25 --threads 2` is called by `ckptd demo`; it works by itself too. The folder
 is what a published base looks like: bf16 safetensors, tokenizer, chat template, generation config.
-It is a language model of its size: the style is Python's, the sense is not.
+It is a language model of its size: the style is that of a manual, the sense is not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 
 VOCABULARY = 2048
 PAD, END = "<|pad|>", "<|end|>"
-# A request becomes a comment and the answer is the code below it: the only dialogue that a model of functions could hold.
+# A request becomes a question in one line and the answer is the line below it: the only dialogue that a model of docstrings could hold.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ message['content'] }}<|end|>"
-    "{% else %}# {{ message['content'] }}\n{% endif %}{% endfor %}"
+    "{% else %}{{ message['content'] }}?\n{% endif %}{% endfor %}"
 )
-PROMPT, PENALTY = "def", 1.15
+PROMPT, PENALTY = "Create a", 1.15
 """How the base is shown: the same prompt and repetition penalty that `ckptd demo` gives to `handlers.validate.generate`."""
 BATCH, LENGTH = 8, 128
 MATRIX_RATE, OTHER_RATE = 0.02, 6e-3
@@ -153,7 +153,7 @@ def make_base(folder: Path, seconds: float, steps: int = 0) -> None:
 
     folder = empty_folder(folder, "the base model")
     texts = corpus.base_texts()
-    say("corpus", functions=len(texts), characters=sum(map(len, texts)))
+    say("corpus", docstrings=len(texts), characters=sum(map(len, texts)))
     tokenizer = make_tokenizer(texts)
     stream = token_stream(tokenizer, texts)
     say("tokenizer", vocabulary=len(tokenizer), tokens=len(stream))

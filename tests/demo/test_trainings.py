@@ -39,12 +39,12 @@ def test_the_base_is_a_published_model_that_loads_with_tokenizer_chat_template_a
     assert model.dtype == torch.bfloat16
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(tokenizer) == model.config.vocab_size == 2048
-    text = "def größe(self):\n    return '東京'\n"
+    text = "Gib die Größe von '東京' zurück.\n"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "add two numbers"}, {"role": "assistant", "content": "a + b"}], tokenize=False
     )
-    assert rendered == "# add two numbers\na + b<|end|>"
+    assert rendered == "add two numbers?\na + b<|end|>"
     generation = GenerationConfig.from_pretrained(folder)
     assert (generation.do_sample, generation.eos_token_id, generation.pad_token_id) == (
         True,
@@ -60,7 +60,7 @@ def test_the_base_learns_and_tells_each_step_as_a_json_line(made: Any) -> None:
     assert losses[0] == pytest.approx(7.7, abs=0.3)  # ln 2048 = 7.62: nothing learnt yet
     assert losses[-1] < losses[0] - 0.3
     assert [event["event"] for event in events if event["event"] != "step"] == ["corpus", "tokenizer", "sample", "saved"]
-    assert next(event for event in events if event["event"] == "sample")["text"].startswith("def")
+    assert next(event for event in events if event["event"] == "sample")["text"].startswith("Create a")
     assert events[-1]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -107,6 +107,6 @@ def test_bad_arguments_end_with_one_sentence_and_exit_code_2(arguments: list[str
 @pytest.mark.slow
 def test_the_fine_tuning_text_differs_from_the_bases_in_a_way_that_can_be_seen() -> None:
     base, narrow = "\n".join(corpus.base_texts()), "\n".join(corpus.finetune_texts())
-    assert len(base) > 1_000_000 and len(narrow) > 100_000
-    assert narrow.count("loop") / len(narrow) > 20 * base.count("loop") / len(base)
-    assert '"""' in narrow
+    assert len(base) > 500_000 and len(narrow) > 30_000
+    assert narrow.count("event loop") / len(narrow) > 20 * base.count("event loop") / len(base)
+    assert all(text.rstrip().endswith((".", "!")) for text in (*corpus.base_texts(), *corpus.finetune_texts()))

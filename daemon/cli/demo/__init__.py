@@ -2,7 +2,7 @@
 
 Called by the command line. It makes a small real base, starts `ckptd run` as a user would, fine-tunes the base with
 Trainer and PEFT in a third process, shows what happens, and judges the published exports by their reports. All models
-are made here from the standard library's sources; nothing is downloaded.
+are made here from the docstrings of Python's standard library; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ASKED = ExportOptions().variants
 """What is exported: the demo's configuration leaves that as it is."""
 STEPS_A_CHECKPOINT = 50
 BASE_SECONDS = 25.0
-PROMPT, PENALTY = "def", "1.15"
+PROMPT, PENALTY = "Create a", "1.15"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAW_SECONDS = 0.25
 PATIENCE_SECONDS = 600.0
@@ -68,7 +68,7 @@ class Demo:
 
     def play(self) -> int:
         """Play all of it; give the exit code. Raises CkptdError where a process fails."""
-        base, run = self.folder / "bases" / "pico-python", self.folder / "runs" / "asyncio"
+        base, run = self.folder / "bases" / "pico-english", self.folder / "runs" / "asyncio"
         cores = len(os.sched_getaffinity(0))
         self.say(f"Everything happens in {self.folder}")
         with self.screen():
@@ -196,7 +196,7 @@ class Demo:
         if self.base.sample:
             self.console.rule(f"the base, after {self.base.sample[0]!r}", align="left")
             self.say(self.base.sample[1])
-        self.console.rule(f"the last checkpoint's {artifact.name}, fine-tuned on asyncio, after {PROMPT!r}", align="left")
+        self.console.rule(f"the last checkpoint's {artifact.name}, fine-tuned on asyncio's docstrings, after {PROMPT!r}", align="left")
         self.say(done.stdout.rstrip() if done.returncode == 0 else done.stderr[-2000:])
         self.console.rule()
         return 0 if done.returncode == 0 and done.stdout.strip() else 1

@@ -10,10 +10,9 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 
 PROMPTS = (
-    "def get_loop(self):", "async def _wait(self, timeout):", "def __init__(self, *, loop=None):", "def close(self):",
-    "async def read(self, n=-1):", "def _run_once(self):",
+    "Return the", "Create a new", "Wait until", "Close the transport and", "Called when the", "Run the event loop until",
 )  # fmt: skip
-"""What validation runs: the beginnings of functions such as the fine-tuning reads."""
+"""What validation runs: the beginnings of sentences such as the fine-tuning reads."""
 
 
 def configure(folder: Path, jobs: int) -> Path:

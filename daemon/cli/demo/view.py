@@ -48,7 +48,7 @@ class Training:
         kind = event.get("event")
         if kind == "corpus":
             self.state = "reading"
-            self.about = f"{event['functions']:,} functions of the standard library"
+            self.about = f"{event['docstrings']:,} docstrings of the standard library"
             return f"{self.title}: {self.about}"
         if kind == "tokenizer":
             self.about = f"byte-level BPE, {event['vocabulary']:,} tokens"
