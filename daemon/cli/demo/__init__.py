@@ -196,7 +196,7 @@ class Demo:
         if self.base.sample:
             self.console.rule(f"the base, after {self.base.sample[0]!r}", align="left")
             self.say(self.base.sample[1])
-        self.console.rule(f"the last checkpoint's {artifact.name}, fine-tuned on asyncio's docstrings, after {PROMPT!r}", align="left")
+        self.console.rule(f"the last {artifact.name}, fine-tuned on asyncio, after {PROMPT!r}", align="left")
         self.say(done.stdout.rstrip() if done.returncode == 0 else done.stderr[-2000:])
         self.console.rule()
         return 0 if done.returncode == 0 and done.stdout.strip() else 1
