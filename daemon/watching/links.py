@@ -57,8 +57,8 @@ class Links:
                 continue
             self._looked[root] = (links, time.monotonic())
         followed, targets = dict[Path, Path](), list[str]()
-        found = [(target, link, root) for root, links in self._of_root.items() for link, target in links.items()]
-        for target, link, root in sorted(found, key=lambda row: (row[0].count("/"), row)):
+        leading = [(target, link, root) for root, links in self._of_root.items() for link, target in links.items()]
+        for target, link, root in sorted(leading, key=lambda row: (row[0].count("/"), row)):
             if not any(_is_in(target, other) for other in targets):
                 targets.append(target)
                 followed[link] = root
