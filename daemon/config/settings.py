@@ -78,6 +78,7 @@ class WatchSettings(Section):
     backend: Literal["auto", "inotify", "poll"] = "auto"
     depth: int = Field(default=0, ge=0, le=64)
     models: Literal["trained", "all"] = "trained"
+    links: Literal["follow", "no"] = "follow"
 
 
 class SelectSettings(Section):

@@ -23,16 +23,17 @@ class Sightings:
         return str(rows[0][0]) if rows else None
 
     def fingerprints_below(self, root: str) -> dict[str, str]:
-        """The same for everything below a root, in one query."""
+        """The same for a root and everything below it, in one query."""
         prefix = root.rstrip("/") + "/"
-        rows = self._database.read("SELECT path, fingerprint FROM seen WHERE path >= ? AND path < ?", prefix, prefix[:-1] + "0")
+        query = "SELECT path, fingerprint FROM seen WHERE (path >= ? AND path < ?) OR path = ?"
+        rows = self._database.read(query, prefix, prefix[:-1] + "0", root)
         return {str(row[0]): str(row[1]) for row in rows}
 
     def skipped_below(self, root: str) -> frozenset[str]:
         """Directories below a root of which it was decided that they are not exported."""
         prefix = root.rstrip("/") + "/"
-        query = "SELECT path FROM seen WHERE path >= ? AND path < ? AND verdict = 'skipped'"
-        return frozenset(str(row[0]) for row in self._database.read(query, prefix, prefix[:-1] + "0"))
+        query = "SELECT path FROM seen WHERE ((path >= ? AND path < ?) OR path = ?) AND verdict = 'skipped'"
+        return frozenset(str(row[0]) for row in self._database.read(query, prefix, prefix[:-1] + "0", root))
 
     def remember(self, path: str, fingerprint: str, verdict: str, job: str | None = None) -> None:
         """Record that a directory in this state has been decided upon without a new job. `job`: the one that has it already."""

@@ -44,6 +44,7 @@ from daemon.toolchains.overview import lacking_for
 from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
 from daemon.watching.taking.intake import Intake
+from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("daemon")
 
@@ -123,11 +124,11 @@ class Daemon:
         self._ticks.soon("heartbeat")
 
     def _make_watcher(self) -> Watchers:
-        watchers = Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
-        for watcher in watchers.each:
+        def made(watcher: Watcher) -> None:
             watcher.complaints.noted = watcher.tracker.refused = self._refusals.note
             watcher.thread.lost = self._parts.attention.set
-        return watchers
+
+        return Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake, made=made)
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.system.filesystems.mounts import mount_of, mounts
+from daemon.watching.links import Links
 from daemon.watching.resting import Incomplete
 from daemon.watching.taking.intake import INCOMING, Intake
 from daemon.watching.watcher import Watcher
@@ -32,26 +33,58 @@ ANSWER_SECONDS = 0.5
 """What the question takes at most of the caller's time."""
 SILENT_SECONDS = 5.0
 """A mount that has not answered a plain question for this long does not answer."""
+STOP_SECONDS = 2.0
+"""What a watcher of links that are followed no longer may take to end."""
 _numbers = itertools.count(1)
 
 
 class Watchers:
-    """One watcher for the roots of each mount."""
+    """One watcher for the roots of each mount, and for the links on each that lead out of the roots."""
 
-    def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, intake: Intake, taken: Callable[[], None], made: Callable[[Watcher], object] = lambda watcher: None
+    ) -> None:  # fmt: skip
+        """`made` is called with each watcher before it starts."""
+        self._settings, self._intake, self._taken, self._made = settings, intake, taken, made
+        self._links = Links(settings)
         self._silent: dict[Path, float] = {}
         self._of: dict[Path, Watcher] = {}
+        self._stopping = False
         self.each: list[Watcher] = []
         """The watchers, one for each mount."""
         groups = groups_of(settings.watch.roots)
         for group in groups:
-            # Its own name, also against a watcher from before a reload that still waits for its mount.
-            own = replace(intake, incoming=f"{INCOMING}-{next(_numbers)}")
-            elsewhere = frozenset(str(root) for other in groups if other is not group for root in other)
-            watch = settings.watch.model_copy(update={"roots": group})
-            watcher = Watcher(settings.model_copy(update={"watch": watch}), own, taken, elsewhere=elsewhere)
-            self.each.append(watcher)
-            self._of.update(dict.fromkeys(group, watcher))
+            self._make(group, frozenset(str(root) for other in groups if other is not group for root in other))
+
+    def _make(self, roots: tuple[Path, ...], elsewhere: frozenset[str] = frozenset(), outer: Mapping[Path, Path] | None = None) -> Watcher:
+        """A watcher of `roots`. `outer`: where these are links, the roots below which they lie."""
+        # Its own name, also against a watcher from before a reload that still waits for its mount.
+        own = replace(self._intake, incoming=f"{INCOMING}-{next(_numbers)}", outer=outer or {})
+        watch = self._settings.watch.model_copy(update={"roots": roots})
+        settings = self._settings.model_copy(update={"watch": watch})
+        watcher = Watcher(settings, own, self._taken, elsewhere=elsewhere, linked=roots if outer else ())
+        self._made(watcher)
+        self.each = [*self.each, watcher]
+        self._of = {**self._of, **dict.fromkeys(roots, watcher)}
+        return watcher
+
+    @property
+    def links(self) -> tuple[Path, ...]:
+        """The links below roots that are watched as roots."""
+        return tuple(self._links.followed)
+
+    def _follow(self) -> None:
+        """Watch the links that are to be followed, each mount's by one watcher, and no others."""
+        wanted = groups_of(tuple(sorted(self._links.followed)))
+        own = {watcher.roots: watcher for watcher in self.each if not set(watcher.roots) <= set(self._settings.watch.roots)}
+        for roots, watcher in own.items():
+            if not any(set(roots) == set(group) for group in wanted):
+                self.each = [other for other in self.each if other is not watcher]
+                self._of = {root: other for root, other in self._of.items() if other is not watcher}
+                watcher.stop(STOP_SECONDS)
+        for group in wanted:
+            if not any(set(roots) == set(group) for roots in own):
+                self._make(group, outer={link: self._links.followed[link] for link in group}).start()
 
     def start(self) -> None:
         """Start every thread; comes back when the roots that answer are watched."""
@@ -62,6 +95,7 @@ class Watchers:
 
     def stop(self) -> None:
         """End the threads and the observers; a thread whose mount does not answer is left behind."""
+        self._stopping = True
         self.look()
         for watcher in self.each:
             watcher.end()
@@ -70,7 +104,14 @@ class Watchers:
             watcher.stop(patience=10 if watcher in answering else 0.1)
 
     def look(self) -> None:
-        """Find out which mounts do not answer, and say when that begins and ends."""
+        """Find out which mounts do not answer, and say when that begins and ends; and which links lead out of the roots."""
+        self._look_at_mounts()
+        if not self._stopping:
+            seen = {root: links for root in self._settings.watch.roots if (links := self._of[root].tracker.links.get(root)) is not None}
+            if self._links.look({root: links for root, links in seen.items() if root not in self._silent}):
+                self._follow()
+
+    def _look_at_mounts(self) -> None:
         silent = {}
         for root, watcher in self._of.items():
             if watcher.busy_for() > BUSY_SECONDS and (since := _unanswered(root)) is not None:

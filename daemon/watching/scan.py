@@ -36,6 +36,8 @@ seconds have one time, and the clock of a server may be another."""
 MOST_ENTRIES = 2_000_000
 """Entries that one walk lists; directories that lie deeper are left out, and that is said."""
 MOST_SECONDS = 60.0
+MOST_LINKS = 10_000
+"""Links of one root that are remembered."""
 UNTRAINED = (
     "it contains a whole model, but no file there shows that a training wrote it;"
     ' set watch.models = "all", or export it with `ckptd export`'
@@ -61,6 +63,8 @@ class ScanRules:
     """Roots that are walked by themselves, since they lie on another mount."""
     roots: tuple[Path, ...] = ()
     """The roots that are walked by these rules: what lies below another one is found there."""
+    linked: frozenset[Path] = frozenset()
+    """Those of them that are links below another root, and so a run themselves, perhaps."""
 
 
 def rules_of(settings: WatchSettings, state: Path) -> ScanRules:
@@ -98,17 +102,20 @@ class Scanner:
     most_seconds: float = MOST_SECONDS
     left_out: str = ""
     """Why the last walk did not see everything; "" where it did."""
+    links: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+    """Root → the links to anything that its last walk saw, by their paths, at most MOST_LINKS. Replaced as a whole."""
     _wide: dict[str, _Wide] = field(default_factory=dict)
 
     def find(self, root: Path, on_error: Callable[[OSError], None]) -> Iterator[Found]:
-        """Directories below `root` that hold a checkpoint, by name or by what is in them. Links are not followed; one that is called
-        `checkpoint-N` and leads out of what is watched is passed over.
+        """Directories below `root` that hold a checkpoint, by name or by what is in them. Links are not followed, but noted
+        (`links`); one that is called `checkpoint-N` and leads out of what is watched is passed over.
 
-        Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one.
+        Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one, unless it is `linked`.
         """
         self.left_out = ""
         in_run = functools.cache(_is_of_run)  # many models may lie side by side
-        levels = deque([(str(root), "", 1)])
+        levels = deque([(str(root), root.name if root in self.rules.linked else "", 1)])
+        seen_links: list[str] = []
         entries_seen, end = 0, time.monotonic() + self.most_seconds
         while levels:
             folder, name, level = levels.popleft()
@@ -129,8 +136,12 @@ class Scanner:
             if what is not Candidate.NONE:
                 yield Found(Path(folder), self._passed_over(folder, what, in_run))
             for link in links:
-                if (not self.rules.depth or level <= self.rules.depth) and self._leads_elsewhere(root, f"{folder}/{link}"):
-                    yield Found(Path(folder, link), _is_a_link(Path(folder, link)))
+                if self.rules.depth and level > self.rules.depth:
+                    continue
+                if not is_checkpoint_name(link):
+                    seen_links += [f"{folder}/{link}"] if len(seen_links) < MOST_LINKS else []
+                elif self._leads_elsewhere(root, f"{folder}/{link}"):
+                    yield Found(Path(folder, link), is_a_link(Path(folder, link)))
             for entry in folders:
                 path = f"{folder}/{entry}" if folder != "/" else f"/{entry}"
                 if is_checkpoint_name(entry):
@@ -138,6 +149,7 @@ class Scanner:
                         yield Found(Path(path))
                 elif self._goes_into(path, entry, level):
                     levels.append((path, entry, level + 1))
+        self.links = {**self.links, root: tuple(seen_links)}
 
     def _goes_into(self, path: str, name: str, level: int) -> bool:
         depth = self.rules.depth
@@ -161,7 +173,7 @@ class Scanner:
         return os.path.isdir(target) and not any(target.startswith(os.path.join(top, "")) for top in watched)
 
     def _list(self, folder: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...], Candidate, int]:
-        """The subdirectories of a directory, its links called `checkpoint-N`, what it is, and how many entries were listed to know."""
+        """The subdirectories of a directory, its links, what it is, and how many entries were listed to know."""
         known, state, now = self._wide.pop(folder, None), None, time.monotonic()
         if known is not None:
             state = _state(folder)  # before the listing: what comes during it changes the time once more
@@ -184,12 +196,12 @@ class Scanner:
         Asks the file system, so that what it says is true now. `path` lies below `root`.
         """
         parts = path.relative_to(root).parts
-        if not parts:
+        if not parts and root not in self.rules.linked:
             return "it is the root itself; put the directory above it into watch.roots"
         for index, part in enumerate(parts):
             inside = root.joinpath(*parts[: index + 1])
             if inside.is_symlink():
-                return _is_a_link(inside)
+                return is_a_link(inside)
             if str(inside) in self.rules.ours:
                 return f"{inside} is one of ckptd's own folders"
             if index + 1 < len(parts) and is_checkpoint_name(part):
@@ -203,6 +215,8 @@ class Scanner:
         return self._why_none(path)
 
     def _reaches(self, parts: tuple[str, ...]) -> bool:
+        if not parts:
+            return True
         own = not is_checkpoint_name(parts[-1]) and not is_loose_name(parts[-1])
         return len(parts) + own <= self.rules.depth
 
@@ -228,10 +242,10 @@ class Scanner:
                 return root.joinpath(*parts[: index + 1])
             if is_ignored(part) and index + 1 < len(parts):
                 return None
-        if not parts or (is_ignored(parts[-1]) and changed.endswith("/")):
+        if (not parts and root not in self.rules.linked) or (parts and is_ignored(parts[-1]) and changed.endswith("/")):
             return None
         for length in (len(parts), len(parts) - 1):
-            if length > 0 and self._may_be(parts, length):
+            if (length > 0 or (length == 0 and root in self.rules.linked)) and self._may_be((root.name, *parts), length + 1):
                 folder = root.joinpath(*parts[:length])
                 what = candidate(folder.name, _names_in(folder))
                 if what not in (Candidate.NONE, Candidate.OURS) and not self._passed_over(str(folder), what):
@@ -272,19 +286,19 @@ def _state(folder: str) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _is_a_link(path: Path) -> str:
+def is_a_link(path: Path) -> str:
+    """Why what lies below a link that is not followed is not taken, and what to do."""
     return f"{path} is a link, which scans don't follow; put its target into watch.roots"
 
 
 def _entries(folder: str | Path) -> tuple[dict[str, bool], list[str]]:
-    """What lies in a directory: name → whether it is a directory, and the links called `checkpoint-N`. Other links are left out: no export
-    reads them, as in a hub's cache."""
+    """What lies in a directory: name → whether it is a directory, and the links. No export reads these, as in a hub's cache."""
     entries, links = {}, []
     with os.scandir(folder) as listing:
         for entry in listing:
             if not entry.is_symlink():
                 entries[entry.name] = entry.is_dir(follow_symlinks=False)
-            elif is_checkpoint_name(entry.name):
+            elif not is_ignored(entry.name):
                 links.append(entry.name)
     return entries, links
 

@@ -56,7 +56,7 @@ class Tracker:
 
     def __init__(
         self, settings: WatchSettings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = (),
-        apart: Apart | None = None,
+        apart: Apart | None = None, linked: Collection[Path] = (),
     ) -> None:  # fmt: skip
         """`taken` is called, in any thread, when a job was entered. `apart` reads and pins; by default that is done at once."""
         self._apart = apart or AtOnce()
@@ -65,7 +65,8 @@ class Tracker:
         self._taken = taken
         self._unknown: set[str] = set()
         """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
-        self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
+        rules = rules_of(settings, intake.paths.state)
+        self._scanner = Scanner(replace(rules, elsewhere=frozenset(elsewhere), linked=frozenset(linked)))
         self.listing = Listing()
         """What people are told of directories that are not taken."""
         self.undecided = Undecided(settings.roots, settings.settle_seconds, intake.journal.sightings, self._is_watched)
@@ -76,6 +77,11 @@ class Tracker:
         """Directories that were taken apart from this thread, which has not noted it yet: one that is gone meanwhile is not lost."""
         self.refused: Callable[[Fault | None], object] = lambda fault: None
         """Called with what kept a checkpoint from being pinned."""
+
+    @property
+    def links(self) -> dict[Path, tuple[str, ...]]:
+        """Root → the links that its last scan saw. May be asked by any thread."""
+        return self._scanner.links
 
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
@@ -112,7 +118,7 @@ class Tracker:
         self.listing.note_scan(root, seen, passed, self._scanner.left_out)
         self.listing.note_closed(root, seen, errors)
         for path in {*self.undecided.sighted, *self.listing.incomplete} - seen:
-            if root in path.parents:
+            if path.is_relative_to(root):
                 self._settler.hint(str(path), now)  # it may have gone without an event
 
     def _is_as_it_was(self, path: Path, now: float, moment: float) -> bool:
@@ -195,7 +201,7 @@ class Tracker:
         quiet = self._settler.looked(str(path), seen, now)
         if quiet is None:
             return
-        root = next(root for root in self._settings.roots if root in path.parents)
+        root = next(root for root in self._settings.roots if path.is_relative_to(root))
         if (fault := closed(path)) is not None:
             self.listing.note_unreadable(path, fault)
             return  # the next rescan tries again
@@ -308,7 +314,7 @@ class Tracker:
             )
 
     def _is_watched(self, path: Path) -> bool:
-        root = next((root for root in self._settings.roots if root in path.parents), None)
+        root = next((root for root in self._settings.roots if path.is_relative_to(root)), None)
         return root is not None and is_text(str(path)) and self._scanner.why_not(root, path) is None
 
     def _forget(self, path: Path) -> None:

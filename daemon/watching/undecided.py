@@ -125,7 +125,7 @@ class Undecided:
         """A directory is gone: say so where it was never decided upon. A root that went as a whole, and perhaps left its empty mount
         point, is no loss of one."""
         entry = self.sighted.get(path)
-        if entry is None or path in self.runs or all(root not in path.parents or problem_of_whole(root) for root in self._roots):
+        if entry is None or path in self.runs or all(not path.is_relative_to(root) or problem_of_whole(root) for root in self._roots):
             return
         if (elsewhere := self._renamed(path, entry.marks)) is not None:
             known = self.sighted.setdefault(elsewhere, entry)

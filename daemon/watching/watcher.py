@@ -37,12 +37,15 @@ BATCH = 10_000
 class Watcher:
     """Finds complete checkpoints below the roots and hands them to the intake."""
 
-    def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = (), linked: Collection[Path] = ()
+    ) -> None:  # fmt: skip
+        """`linked`: roots that are links below others."""
         # A checkpoint below two roots belongs to the inner one, and the tracker takes the first that fits.
         self._settings = settings.watch.model_copy(update={"roots": tuple(innermost_first(settings.watch.roots))})
         self._hints: Hints = queue.SimpleQueue()
         self._hands = Hands(lambda path: self._hints.put(Hint(Kind.WORKED, str(path))))
-        self.tracker = Tracker(self._settings, intake, taken, elsewhere, self._hands)
+        self.tracker = Tracker(self._settings, intake, taken, elsewhere, self._hands, linked)
         self._observers = Observers(self._settings, self._hints, self.tracker.listing.say_once, elsewhere)
         self._rescan_at = self._poll_at = self._check_at = 0.0
         self._stopping = threading.Event()

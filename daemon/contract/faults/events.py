@@ -95,6 +95,8 @@ class Event(StrEnum):
     """A root leads into another root through a link, and is not used."""
     WATCH_AFRESH = "watch.afresh"
     """All watches are set up again, and all roots are scanned."""
+    WATCH_LINK = "watch.link"
+    """A link below a root leads out of all roots; what is below it is watched too."""
     WATCH_TOO_MANY = "watch.too-many"
     """There are more directories below the roots than can be watched by events."""
     WATCH_BOUNDED = "watch.bounded"

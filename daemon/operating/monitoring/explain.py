@@ -33,6 +33,7 @@ from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.watching.events.observers import innermost_first
+from daemon.watching.links import leading_out, link_above
 from daemon.watching.scan import Scanner, ScanRules, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint
 
@@ -275,6 +276,9 @@ def _unwatched(settings: Settings, path: Path) -> str | None:
             return f"it is below the root {real} only through a link; give its real path below that root"
         named = ", ".join(map(str, settings.watch.roots)) or "none"
         return f"it is not below any of watch.roots, which are: {named}"
+    link = link_above(roots[0], path)
+    if link is not None and settings.watch.links == "follow" and leading_out((str(link),), settings):
+        return Scanner(replace(_rules(settings), linked=frozenset({link}))).why_not(link, path)
     return Scanner(_rules(settings)).why_not(roots[0], path)
 
 

@@ -38,7 +38,7 @@ def take_gauges(
     figures.set("ckptd_thread_deaths", sum(death.count for death in condition.deaths))
     figures.set("ckptd_resident_bytes", psutil.Process().memory_info().rss)
     figures.set("ckptd_last_scan_age_seconds", time.monotonic() - watcher.last_scan)
-    for root in settings.watch.roots:
+    for root in (*settings.watch.roots, *watcher.links):
         figures.set("ckptd_root_up", root not in watcher.silent and watcher.exists(root), root=str(root))
     figures.set("ckptd_incomplete_checkpoints", len(watcher.incomplete))
     figures.set("ckptd_unreadable_directories", len(watcher.unreadable))

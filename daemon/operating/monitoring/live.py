@@ -195,7 +195,7 @@ def live_file(
         healthy=condition.verdict == "healthy",
         configuration=loaded,
         journal=care,
-        roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
+        roots=tuple(_root_state(root, watcher) for root in (*settings.watch.roots, *watcher.links)),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress_of(runner),
         waiting={job: describe(waiting.fault) for job, waiting in dict(runner.waits.of).items()},

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class Intake:
     settings: Settings
     journal: Journal
     paths: Paths
+    outer: Mapping[Path, Path] = field(default_factory=dict)
+    """Link that is watched as a root → the root below which it lies, by which runs are named."""
     incoming: str = INCOMING
     """Name below the pins under which a checkpoint is pinned before its identity is known. Each thread that takes them in has its own."""
     _said: set[str] = field(default_factory=set)
@@ -102,6 +104,7 @@ class Intake:
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
         if self.settings.merge.add:
             self._settling.check(self.settings.merge.add)
+        root = self.outer.get(root, root)
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
         return self.entering.enter_new(candidate)
 
@@ -153,7 +156,7 @@ class Intake:
 
     def take_damaged(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Enter a job that only reports: the trainer said it was done, and what is there can't be used."""
-        mine = self._effective(run_of(inspection.path))
+        root, mine = self.outer.get(root, root), self._effective(run_of(inspection.path))
         known = digest_of_fingerprint(fingerprint)  # its state stands for its content
         reference = _reference(root, run_name(root, inspection.path), inspection, known)
         name = job_id(reference, mine.settings)
