@@ -59,6 +59,19 @@ def move_links(job: JobRow, around: Held, export: str, by_quality: ByQuality | N
         _move("best", _link(job, around, "best"), best, job)
 
 
+def links_from_inside(job: JobRow) -> dict[str, str]:
+    """`latest` and `best` → that link of the run, as a path from inside the job's export; "" where there is none.
+
+    `latest` is given also where it is still to be made: the first export's report is published before that.
+    """
+    around = Held(job.target.parent, job.target.parent)
+    latest, best = (_link(job, around, name) for name in ("latest", "best"))
+    return {
+        "latest": f"../{latest.path.name}" if latest is not None else "",
+        "best": f"../{best.path.name}" if best is not None and best.at.exists() else "",
+    }
+
+
 def _link(job: JobRow, around: Held, name: str) -> Spot | None:
     """The run's link beside its exports; where several runs share the folder, the run's name is part of it.
 

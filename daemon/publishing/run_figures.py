@@ -129,4 +129,5 @@ def run_figures(journal: Journal, job: JobRow, best_variant: str) -> RunFigures:
     reports = published_of(journal, job)
     known = [(read.point.step, read.metadata) for read in reports] + [(job.checkpoint.step, job.checkpoint.metadata)]
     known.sort(key=lambda row: row[0])
-    return figures_of_run(reports, [metadata for _, metadata in known], best_variant)
+    folders = {read.point.export: os.path.relpath(read.path, job.target) for read in reports}
+    return figures_of_run(reports, [metadata for _, metadata in known], best_variant).model_copy(update={"folders": folders})

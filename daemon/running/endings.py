@@ -164,7 +164,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         artifacts={check.variant: str(check.verdict) for check in published.checks},
     )  # fmt: skip
     if access.why:
-        log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
+        log.debug(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
     rules = settings.retention
     if rules.keep_last or rules.keep_best or rules.keep_days:
         _prune(job, published.target, journal, paths, settings)

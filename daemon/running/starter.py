@@ -30,6 +30,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.kept import OutputCache
+from daemon.publishing.links import links_from_inside
 from daemon.publishing.run_figures import run_figures
 from daemon.running.attempts.children import Children, Grant
 from daemon.running.attempts.job_file import ReadyStage
@@ -188,7 +189,7 @@ class Starter:
         if not self._gate.offer(self._toolchains, self._paths.cache) and spec.toolchain:
             return False
         limits = self._settings.limits
-        grant = Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec))
+        grant = Grant(threads, size, need, self._access(job, spec), self._run(job, spec))
         if self._children.getting_ready(stage, grant, limits):
             self._waits.add(job.id, loading(spec), LOADING_LOOK_SECONDS)
             return False
@@ -221,12 +222,13 @@ class Starter:
         needed = sizes.memory(adapter, options.new_tokens, spec.layerwise, long=bool(spec.memory_long and options.long_tokens))
         return by_layers(spec, whole, allowed, needed)
 
-    def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
-        why = access_of(job, self._settings.output).why if spec.name == "report" else None
-        return (why,) if why else ()
+    def _access(self, job: JobRow, spec: StageSpec) -> str | None:
+        return access_of(job, self._settings.output).why if spec.name == "report" else None
 
     def _run(self, job: JobRow, spec: StageSpec) -> RunFigures | None:
-        return run_figures(self._journal, job, self._settings.select.best_variant) if spec.name == "report" else None
+        if spec.name != "report":
+            return None
+        return run_figures(self._journal, job, self._settings.select.best_variant).model_copy(update=links_from_inside(job))
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside what runs."""

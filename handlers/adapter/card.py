@@ -12,18 +12,19 @@ from handlers.report.pages.readme import front_matter, license_keys, tag
 
 
 def text(
-    adapter: Adapter, base: BaseName, digest: str, unsuited: Mapping[str, Sequence[str]], task: str | None, license_: License | None
-) -> str:
-    """The card; `unsuited` as `servers.unsuited` gives it, `task` as hubs name it, the license the base's."""
+    adapter: Adapter, base: BaseName, repository: str | None, digest: str, unsuited: Mapping[str, Sequence[str]], task: str | None,
+    license_: License | None,
+) -> str:  # fmt: skip
+    """The card; `unsuited` as `servers.unsuited` gives it, `task` as hubs name it; `repository` and license are the base's."""
     head = {
-        "base_model": base.repository,
-        "base_model_relation": "adapter" if base.repository else None,
+        "base_model": repository,
+        "base_model_relation": "adapter" if repository else None,
         "library_name": "peft",
         "pipeline_tag": task,
         **license_keys(*((license_.license, license_.license_name, license_.license_link) if license_ else (None, None, None))),
         "tags": ["ckptd", "peft", tag(adapter.method)],
     }
-    name = PurePosixPath(base.name).name if base.name and base.local else base.name
+    name = repository or (PurePosixPath(base.name).name if base.name and base.local else base.name)
     lines = [
         f"{front_matter(head)}",
         f"{_code(adapter.method)} adapter alone, without its base. Before it was published, PEFT loaded it over the base, and"

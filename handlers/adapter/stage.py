@@ -70,9 +70,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     published = config.cleaned(adapter.config, named.name)
     _write(staging / "adapter_config.json", published)
     task = task_of_config(merged.config)
-    license_ = hub.license_of(Path(context.base), named.repository)
+    repository = hub.repository_of(named, Path(context.base))
+    license_ = hub.license_of(Path(context.base), repository)
     unsuited = servers.unsuited(adapter, task.kind if task else None)
-    write_atomic(staging / "README.md", card.text(adapter, named, digest, unsuited, task.name if task else None, license_))
+    write_atomic(staging / "README.md", card.text(adapter, named, repository, digest, unsuited, task.name if task else None, license_))
     output = StageOutput(
         figures={
             "weight_bytes": size,

@@ -59,7 +59,7 @@ class License:
 def name_of(named: str | None, folder: Path) -> BaseName:
     """Return the name of the base in `folder`, which the adapter calls `named`.
 
-    Not taken from the base's own config.json: `_name_or_path` there is what the base itself was once made of.
+    What the base states of itself is `repository_of`'s: here it would become the name that servers load.
     """
     cached = _SNAPSHOT.search(str(folder))
     commit = cached["commit"] if cached else None
@@ -69,6 +69,23 @@ def name_of(named: str | None, folder: Path) -> BaseName:
     if written is None:
         return BaseName(named, local=named is not None)
     return BaseName(_hub_name(written), written["commit"])
+
+
+def repository_of(named: BaseName, folder: Path) -> str | None:
+    """Return the repository of the base in `folder`: by its name, else as the base states it itself. Raises nothing.
+
+    Its `_name_or_path` and its card's `base_model` often name what it was made of: they count where the folder is called as they say.
+    """
+    if named.repository:
+        return named.repository
+    try:
+        stated = [read_json(folder / "config.json", "read the base's name").get("_name_or_path")]
+    except (CkptdError, OSError, ValueError):
+        stated = []
+    parents = _metadata(folder / "README.md").get("base_model")
+    stated += parents if isinstance(parents, list) else [parents]
+    names = [name for name in stated if isinstance(name, str) and "/" in name and _REPOSITORY.fullmatch(name)]
+    return next((name for name in names if PurePosixPath(name).name.casefold() == folder.name.casefold()), None)
 
 
 def _hub_name(match: re.Match[str]) -> str:

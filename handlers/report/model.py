@@ -7,6 +7,7 @@ are ISO 8601 in UTC. Fields may be added within a version; none is renamed, remo
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,7 +32,7 @@ class Added(ReportPart):
     name: str
     """Name of its folder."""
     path: str
-    """Folder in which it lay when the checkpoint was taken."""
+    """Folder of this machine in which it lay when the checkpoint was taken."""
     weight: float
     """Factor of its delta."""
     digest: str
@@ -42,7 +43,7 @@ class Checkpoint(ReportPart):
     """The checkpoint that was exported."""
 
     root: str
-    """Watched directory below which it was found."""
+    """Watched directory of this machine below which it was found."""
     run: str
     """Training run, as a path relative to the root."""
     step: int
@@ -50,7 +51,7 @@ class Checkpoint(ReportPart):
     ending: bool
     """Whether its directory has no number: written when training had ended, after the checkpoint of that step."""
     path: str
-    """Folder in which training wrote it; rotation may have removed it since."""
+    """Folder of this machine in which training wrote it; rotation may have removed it since."""
     layout: str
     """Rule by which it was recognized, for example `trainer-adapter`."""
     digest: str
@@ -71,11 +72,11 @@ class Base(ReportPart):
     """The base model that the adapter was fused with; every field is null when it is not known."""
 
     name: str | None
-    """Name that the adapter's configuration gives."""
+    """Name that the adapter's configuration gives: a hub's, or a folder of this machine."""
     revision: str | None
     """Revision that the adapter's configuration gives."""
     folder: str | None
-    """Folder from which it was read; null for a full fine-tune."""
+    """Folder of this machine from which it was read; null for a full fine-tune."""
     digest: str | None
     """Digest of the base's weights, in hex."""
     size_bytes: int | None
@@ -92,6 +93,11 @@ class Base(ReportPart):
     """Name of a license that is `other`."""
     license_link: str | None = None
     """Address of a license that is `other`."""
+
+    @property
+    def title(self) -> str | None:
+        """What people call it, without a folder of this machine."""
+        return self.repository or (PurePosixPath(place).name if (place := self.name or self.folder) else None)
 
 
 class Machine(ReportPart):
@@ -131,7 +137,7 @@ class Attempt(ReportPart):
     seconds: float | None
     """Wall time from start to end."""
     log: str | None
-    """File that holds what it printed."""
+    """File of this machine that holds what it printed."""
     fault: Fault | None
     """What failed."""
 
@@ -366,7 +372,7 @@ class Failure(ReportPart):
     cause: str = ""
     """The cause alone, as a clause: failures with the same code, cause and remedy have one root."""
     log: str | None
-    """Log file of the last attempt."""
+    """Log file of the last attempt, on this machine."""
     details: str | None
     """Bounded traceback or end of a log."""
 
@@ -392,6 +398,38 @@ class RunSoFar(ReportPart):
     """Its step."""
     sentence: str
     """Which checkpoint to deploy, or why that can't be said."""
+
+
+class Neighbour(ReportPart):
+    """Another export of the run, which was there when this report was written."""
+
+    export_id: str
+    """Identifier of its job."""
+    step: int
+    """Its step."""
+    ending: bool
+    """Whether it is of what training ended with."""
+    status: str
+    """How it ended."""
+    path: str
+    """Its folder, as a path from inside this export's folder."""
+
+
+class Neighbours(ReportPart):
+    """The exports around this one in the order of training; null where there is none."""
+
+    before: Neighbour | None = None
+    """The one before."""
+    after: Neighbour | None = None
+    """The one after; known where steps are not exported in their order."""
+    best: Neighbour | None = None
+    """The one to deploy, as `run_so_far` names it in `best`, where it is another."""
+    is_best: bool = False
+    """Whether that is this one."""
+    latest_link: str | None = None
+    """The run's link `latest`, as a path from inside this export's folder: it leads to exports that are newer than this report."""
+    best_link: str | None = None
+    """The run's link `best`, if it was there."""
 
 
 class Report(ReportPart):
@@ -455,6 +493,10 @@ class Report(ReportPart):
     """Everything that failed in the end."""
     run_so_far: RunSoFar | None = None
     """The run's exports; null for the first one."""
+    neighbours: Neighbours = Neighbours()
+    """Where the run's other exports lie, seen from this one."""
+    access: str | None = None
+    """Who may read the export, where its sources are open to fewer users than its folder would be."""
     replaced: tuple[Replaced, ...] = ()
     """Variants that were not exact enough, and the less quantized forms that took their place."""
     not_verified: tuple[NotVerified, ...]

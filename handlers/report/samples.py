@@ -43,6 +43,11 @@ def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> tup
     )
 
 
+def different_first(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The samples, those first in which an artifact writes something else than the live model."""
+    return tuple(sorted(samples, key=lambda sample: all(text in (None, sample.live) for text in sample.artifacts.values())))
+
+
 @dataclass(frozen=True)
 class Cell:
     """One text with who wrote it. `parts` are (text, whether it is marked)."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
-from pathlib import PurePosixPath
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -17,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from daemon.contract.jobs.plan import find_variant
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import units
+from handlers.report.content.places import local_paths, without_paths
 from handlers.report.model import Report
 
 PROMPT = "def main():"
@@ -24,7 +24,6 @@ QUESTION = "How are you?"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 _INSTALL = re.compile(r"^```shell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PATH = re.compile(r"""(?<![\w.:/~])~?/(?:[^\s/:;,'"`()\[\]<>|]+/)+[^\s/:;,'"`()\[\]<>|]*""")
 
 
 class Usage:
@@ -98,23 +97,6 @@ def literal(text: str) -> str:
 def word(text: str) -> str:
     """`text`, which fits into one line of a code block, as one word of a shell's command line."""
     return shlex.quote(text)
-
-
-def local_paths(report: Report) -> tuple[str, ...]:
-    """Folders of this box that a report names, longest first: they mean nothing to whoever reads a model card."""
-    checkpoint, base = report.checkpoint, report.base
-    named = {
-        checkpoint.root, checkpoint.path, base.folder, base.name, *(addition.path for addition in checkpoint.additions),
-        *(failure.log for failure in report.failures), *(fault.path for stage in report.stages if (fault := stage.fault)),
-    }  # fmt: skip
-    return tuple(sorted((path for path in named if path and path.startswith("/") and len(path) > 1), key=len, reverse=True))
-
-
-def without_paths(text: str, places: tuple[str, ...] = ()) -> str:
-    """`text` with each absolute path cut to its last name; `places` are paths that may hold spaces."""
-    for place in places:
-        text = text.replace(place, f"…/{PurePosixPath(place).name}")
-    return _PATH.sub(lambda match: f"…/{PurePosixPath(match[0]).name}", text)
 
 
 def _said(report: Report, figure: str) -> Any:

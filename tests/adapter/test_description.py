@@ -154,5 +154,5 @@ def test_the_rank_that_vllm_must_be_started_with_is_one_that_it_takes(rank: int,
 
 
 def test_names_from_the_adapter_are_no_markup_in_the_card() -> None:
-    text = card.text(adapter_of(), BaseName("x`\n# y <b>", local=True), "0" * 64, {"vLLM": ["on <script> [a](b) `c`"]}, None, None)
+    text = card.text(adapter_of(), BaseName("x`\n# y <b>", local=True), None, "0" * 64, {"vLLM": ["on <script> [a](b) `c`"]}, None, None)
     assert "\n# y" not in text and "<script>" not in text and "[a](b)" not in text.replace("\\[", "")

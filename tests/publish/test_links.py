@@ -16,6 +16,7 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing import publication
 from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.exchange.ours import Looked
+from daemon.publishing.links import links_from_inside
 from daemon.publishing.publication import publish_job
 from daemon.publishing.retention import prune
 from tests.journal.conftest import WORK
@@ -47,6 +48,14 @@ class Press:
     def stage(self, name: str, folder: Path, files: tuple[FileEntry, ...], checks: tuple[ArtifactCheck, ...] = ()) -> StageRow:
         result = StageResult(outcome=Outcome.SUCCEEDED, files=files, checks=checks)
         return StageRow(name, "succeeded", 1, 0, None, None, folder, result, None)
+
+    def job(self, run: str, step: int, naming: str = "{run}/step-{step}") -> JobRow:
+        """A job that is about to be published."""
+        reference = CheckpointRef(
+            root="/runs", run=run, step=step, path=f"/runs/{run}/checkpoint-{step}", layout="trainer-adapter", digest="d", method="LORA"
+        )
+        target = self.paths.output / naming.format(run=run, step=step)
+        return JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, "", None, None)
 
     def publish(
         self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}",
@@ -123,6 +132,24 @@ def test_best_goes_where_the_trainers_own_best_is(press: Press) -> None:
         press.publish(step, best=4)
     assert (press.paths.output / "run" / "best").resolve().name == "step-4"
     assert (press.paths.output / "run" / "latest").resolve().name == "step-6"
+
+
+def test_an_export_is_told_the_links_of_its_run_as_seen_from_inside_it(press: Press) -> None:
+    """`latest` is told before it is there, since a first export's report is written before it is published."""
+    assert links_from_inside(press.job("run", 2)) == {"latest": "../latest", "best": ""}
+    press.publish(2, best=2)
+    assert links_from_inside(press.job("run", 4)) == {"latest": "../latest", "best": "../best"}
+    shared = "all/{run}-{step}"
+    press.publish(2, naming=shared)
+    assert links_from_inside(press.job("run", 4, naming=shared))["latest"] == "../run-latest"
+    assert (press.paths.output / "all" / "run-latest").is_symlink()
+
+
+def test_what_lies_in_the_place_of_a_runs_link_is_not_taken_for_it(press: Press) -> None:
+    folder = press.paths.output / "run"
+    (folder / "best").mkdir(parents=True)
+    assert links_from_inside(press.job("run", 2))["best"] == ""
+    assert links_from_inside(press.job("run", 2))["latest"] == "../latest"
 
 
 def test_a_failed_export_stands_beside_a_good_one_and_goes_when_the_next_try_succeeds(press: Press) -> None:

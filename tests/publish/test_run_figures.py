@@ -214,5 +214,7 @@ def test_what_an_export_takes_the_place_of_is_not_compared_with_it(tmp_path: Pat
     job = JobRow("another-4", "running", checkpoint, WORK, tmp_path, tmp_path / "step-4", None, "", None, None)
     journal = Journal(tmp_path / "journal.sqlite3")
     assert [read.point.step for read in published_of(journal, job)] == [2]
-    assert [one.step for one in run_figures(journal, job, "").points] == [2]
+    figures = run_figures(journal, job, "")
+    assert [point.step for point in figures.points] == [2]
+    assert figures.folders == {"run-2": "../step-2"}
     journal.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -121,6 +122,30 @@ def test_a_base_that_is_a_folder_of_this_box_is_not_named_as_a_repository(named:
     job = exported("pytorch", checkpoint=facts.checkpoint(base_name=named), base="/models/my base")
     found, text = card_of(job, tmp_path)
     assert found.data.base_model is None and "/models" not in text
+
+
+@pytest.mark.parametrize(
+    ("folder", "config", "card", "expected"),
+    [
+        ("Qwen3-0.6B", {"_name_or_path": "Qwen/Qwen3-0.6B"}, "", "Qwen/Qwen3-0.6B"),
+        ("qwen3-0.6b", {}, "base_model: Qwen/Qwen3-0.6B\n", "Qwen/Qwen3-0.6B"),
+        ("Qwen3-0.6B", {"_name_or_path": "/tmp/x"}, "base_model:\n- a/b\n- Qwen/Qwen3-0.6B\n", "Qwen/Qwen3-0.6B"),
+        ("zephyr", {"_name_or_path": "mistralai/Mistral-7B"}, "base_model: mistralai/Mistral-7B\n", None),
+        ("b", {"_name_or_path": "../b"}, "base_model: {a: b}\n", None),
+    ],
+)
+def test_a_base_in_a_folder_is_named_where_it_states_its_name_itself(
+    folder: str, config: dict[str, str], card: str, expected: str | None, tmp_path: Path
+) -> None:
+    """What it was made of itself is another model: that it is called otherwise than its folder."""
+    place = tmp_path / folder
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (place / "README.md").write_text(f"---\nlicense: apache-2.0\n{card}---\n", encoding="utf-8")
+    job = exported("pytorch", checkpoint=facts.checkpoint(base_name=str(place)), base=str(place))
+    card_read, text = card_of(job, tmp_path / "work")
+    assert (card_read.data.base_model, card_read.data.license) == (expected, "apache-2.0")
+    assert f"| Base | {expected} |" in text or (expected is None and f"| Base | {folder}, a folder of the machine" in text)
 
 
 def test_no_path_of_this_box_is_left_whatever_failed(tmp_path: Path) -> None:

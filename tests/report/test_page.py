@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import timedelta
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from daemon.contract.jobs.messages import JobFacts, Verdict
 from handlers.report import units
 from handlers.report.advice import headline
 from handlers.report.content.build import build
+from handlers.report.content.places import local_paths, without_paths
 from handlers.report.pages import charts, html
 from tests.report import facts
 
@@ -30,6 +32,8 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
+        self.shown: list[str] = []
+        """Those outside what is folded."""
         self.open: list[str] = []
         self.feed(text)
         self.close()
@@ -49,10 +53,17 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.words.append(data)
+            inside = self.open[self.open.index("details") + 1 :] if "details" in self.open else ["summary"]
+            if inside[:1] == ["summary"] and "title" not in self.open:
+                self.shown.append(data)
 
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+    @property
+    def first_screen(self) -> str:
+        return " ".join(" ".join(self.shown).split())
 
 
 def page_of(job: JobFacts, folder: Path) -> str:
@@ -69,15 +80,18 @@ def test_the_page_is_safe_whole_for_everybody_and_says_first_what_matters_most(c
     title, words = headline.title_line(report), page.text
     assert words.index(title) < words.index("Artifacts")
     for failure in report.failures:
-        assert words.index(title) < words.index(failure.sentence) < words.index(failure.remedy) < words.index("Agreement")
+        sentence = without_paths(failure.sentence, local_paths(report))
+        assert words.index(title) < words.index(sentence) < words.index(failure.remedy) < words.index("Agreement")
     assert ("What failed, and what to do" in words) == bool(report.failures)
 
 
 def assert_alone(page: Page, text: str) -> None:
     """It refers to nothing outside itself, and runs nothing."""
     names = {name for name, _ in page.elements}
-    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "audio", "video", "a"})
-    for _, attributes in page.elements:
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "audio", "video"})
+    for name, attributes in page.elements:
+        if name == "a":  # within the page, or to what lies beside it
+            assert re.match(r"(#note-\d+|\.\./)", attributes.pop("href") or "")
         assert not {"src", "href", "xlink:href", "action", "srcset", "background"} & attributes.keys()
         assert not [name for name in attributes if name.startswith("on")]
     assert not re.search(r"url\(|@import|javascript:|https?://", text)
@@ -110,13 +124,59 @@ def test_what_to_do_does_not_end_with_the_same_command_that_failed(tmp_path: Pat
     assert "run it once more, with what you changed" in told
 
 
-def test_fallbacks_gaps_and_warnings_are_on_the_page_and_not_folded_away(tmp_path: Path) -> None:
-    text = Page(page_of(facts.succeeded(), tmp_path / "one")).text
-    details = text.index("Details")
-    assert text.index("opset 18 instead of opset 23: the runtime has no kernel for Attention 23") < details
-    assert text.index("1 MatMul has no constant weight") < details
-    text = Page(page_of(facts.unverified(), tmp_path / "two")).text
-    assert text.index("pytorch: everything; onnx: everything; onnx-int8: everything : reference failed, see above") < text.index("Details")
+def test_fallbacks_gaps_and_warnings_stand_under_the_table_that_they_are_about(tmp_path: Path) -> None:
+    page = page_of(facts.succeeded(), tmp_path / "one")
+    text = Page(page).first_screen
+    table, samples = text.index("Largest error"), text.index("What the models write")
+    assert table < text.index("onnx : opset 18 instead of opset 23: the runtime has no kernel for Attention 23") < samples
+    assert table < text.index("onnx-int8 : 1 MatMul has no constant weight") < samples
+    (number,) = re.findall(r'id="note-(\d+)"><b>onnx-int8</b>: 1 MatMul', page)
+    assert f'scope="row">onnx-int8<sup><a href="#note-{number}"' in page, "its row has the mark"
+    text = Page(page_of(facts.unverified(), tmp_path / "two")).first_screen
+    assert "pytorch, onnx, onnx-int8 : not verified: everything: reference failed, see above" in text
+
+
+def test_what_the_texts_lack_is_said_at_the_columns_that_it_is_about(tmp_path: Path) -> None:
+    job = facts.succeeded()
+    few = "The texts have 53 tokens together: too few for a verdict"
+    stages = [
+        stage.model_copy(update={"result": stage.result.model_copy(update={"warnings": (few,)})})
+        if stage.name == "reference" and stage.result
+        else stage
+        for stage in job.stages
+    ]
+    page = page_of(job.model_copy(update={"stages": tuple(stages)}), tmp_path)
+    (number,) = re.findall(rf'id="note-(\d+)"><b>agreement, KL, error</b>: {few}', page)
+    mark = rf'<sup><a href="#note-{number}" aria-label="note {number}">{number}</a></sup>'
+    assert len(re.findall(rf"(?:Agreement|KL, nats/token|Largest error, σ){mark}</th>", page)) == 3
+    assert page.index(mark) < page.index('id="artifacts"'), "beside what is to be deployed too"
+
+
+@pytest.mark.parametrize("case", [facts.succeeded, facts.rejected_int8], ids=lambda case: case.__name__)
+def test_the_first_screen_has_what_decides_and_few_words(case: Any, tmp_path: Path) -> None:
+    page = Page(page_of(case(), tmp_path))
+    text = page.first_screen
+    places = [text.index(words) for words in ("artifacts passed", "What to deploy", "Install", "Agreement", "What the models write")]
+    assert places == sorted(places)
+    assert len(text.split()) <= 480 < 1000 < len(page.text.split())
+    headings = [int(name[1]) for name, _ in page.elements if name in ("h1", "h2", "h3", "h4")]
+    assert headings[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(headings))
+
+
+def test_the_sample_in_which_an_artifact_differs_is_the_one_that_is_seen_first(tmp_path: Path) -> None:
+    text = Page(page_of(facts.succeeded(), tmp_path)).first_screen
+    assert "the lamp was lit" in text and "def add(a, b):" not in text.split("What the models write")[1]
+
+
+def test_pages_name_no_folder_of_this_machine_and_the_report_for_programs_does(tmp_path: Path) -> None:
+    job = facts.rejected_int8().model_copy(update={"base": "/home/ann/some models/base", "access": "because /home/ann/runs/x is 0600"})
+    job = job.model_copy(update={"checkpoint": facts.checkpoint(base_name="/home/ann/some models/base")})
+    report = build(facts.context(job, tmp_path), END)
+    page = html.render(report)
+    assert report.base.folder == "/home/ann/some models/base" and report.access == "because /home/ann/runs/x is 0600"
+    assert not re.search(r"/home|/runs/|/var/log|some models", page)
+    assert "<dt>Base</dt><dd>base</dd>" in page and "because …/x is 0600" in page
+    assert "ckptd show 7f3a9c21" in page
 
 
 def test_hostile_texts_are_shown_as_text_and_nothing_more(tmp_path: Path) -> None:

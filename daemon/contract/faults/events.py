@@ -152,7 +152,7 @@ class Event(StrEnum):
     EXPORT_FINISHED = "export.finished"
     """An export has ended. Level: info if all variants were made, warning if only some were made, error if none was made."""
     EXPORT_ACCESS = "export.access"
-    """Fewer users can read an export than its folder would allow; the message says which."""
+    """Fewer users can read an export than its folder would allow; its report says so too."""
     EXPORT_PLACE_TAKEN = "export.place-taken"
     """Another checkpoint already uses the export's normal folder name; the export gets another name."""
     EXPORT_REFUSED = "export.refused"

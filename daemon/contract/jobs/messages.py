@@ -224,7 +224,9 @@ class JobFacts(Frozen):
     """Folder in which the export will be published."""
     warnings: tuple[str, ...] = ()
     run: RunFigures | None = None
-    """What the run's other exports say; given to the report alone."""
+    """What the run's other exports say; given to the report alone, as is the next."""
+    access: str | None = None
+    """Who may read the export, where its sources are open to fewer users than its folder would be."""
 
 
 class StageContext(Frozen):

@@ -83,3 +83,9 @@ class RunFigures(Point):
     """The step that the trainer names as its best; null where it names none."""
     best_variant: str = ""
     """`select.best_variant`."""
+    folders: dict[str, str] = Field(default_factory=dict)
+    """Id of an export's job → its folder, as a path from inside this export's; of those that are there."""
+    latest: str = ""
+    """The run's link `latest` as such a path, whether it is there already or will be; "" where the run has none."""
+    best: str = ""
+    """The run's link `best`, if it is there."""

@@ -149,8 +149,8 @@ class Grant:
     """Of the base, from which the need was estimated."""
     need: Estimate
     """What is promised to it, of memory and disk."""
-    remarks: tuple[str, ...] = ()
-    """What the report says beside what the journal knows."""
+    access: str | None = None
+    """What the report says of who may read the export."""
     run: RunFigures | None = None
     """What the report is told of the run's other exports."""
 
@@ -209,7 +209,7 @@ class Children:
         context = context.model_copy(update={"strategy": need.strategy, "staging_inode": inode})
         if spec.name == "report":
             facts = self._journal.attempts.facts(job, ready.stages)
-            facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks), "run": grant.run})
+            facts = facts.model_copy(update={"run": grant.run, "access": grant.access})
             context = context.model_copy(update={"facts": facts})
         row = self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key))
         if row is None:

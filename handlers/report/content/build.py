@@ -36,6 +36,7 @@ from handlers.report.advice import headline
 from handlers.report.advice.replacements import replaced
 from handlers.report.advice.so_far import run_so_far
 from handlers.report.content import machine
+from handlers.report.content.neighbours import neighbours
 from handlers.report.content.not_verified import blindness, not_verified
 from handlers.report.content.sanitize import clean
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
@@ -104,13 +105,15 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         replaced=stories,
         not_verified=not_verified(facts, checks),
         warnings=_warnings(facts, reference.reference),
+        access=facts.access,
     )
     notes: list[str] = []
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    advice = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
-    return cleaned.model_copy(update=advice)
+    so_far = run_so_far(facts.run, plain)
+    advice = {"recommendation": headline.recommend(cleaned), "run_so_far": so_far}
+    return cleaned.model_copy(update={**advice, "neighbours": neighbours(facts.run, plain, so_far.best if so_far else None)})
 
 
 def _as_written(facts: JobFacts, name: str) -> Json:
@@ -135,8 +138,9 @@ def _checkpoint(reference: CheckpointRef) -> Checkpoint:
 
 def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Base:
     place = facts.base or folder
-    repository = hub.name_of(facts.checkpoint.base_name, Path(place or "")).repository
+    named = hub.name_of(facts.checkpoint.base_name, Path(place or ""))
     # Only where the merge has read the base: of one that can't be read, or that does not answer, a report is written all the same.
+    repository = hub.repository_of(named, Path(place)) if place and merge else named.repository
     terms = hub.license_of(Path(place), repository) if place and merge else None
     return Base(
         name=facts.checkpoint.base_name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
@@ -17,8 +18,9 @@ from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples, units
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
-from handlers.report.model import Failure, Report
-from handlers.report.pages import charts
+from handlers.report.content.places import without_folders
+from handlers.report.model import Failure, Neighbour, Report
+from handlers.report.pages import caveats, charts
 from handlers.report.usage import word
 
 
@@ -40,12 +42,17 @@ def environment() -> Environment:
 
 def render(report: Report) -> str:
     """The page of a report. Raises nothing for missing figures: they are shown as "–" or left out."""
+    around, report = links(report), without_folders(report)
+    notes = caveats.notes(report)
     return environment().get_template("report.html").render(
         report=report,
+        links=around,
+        shown_samples=samples.different_first(report.samples),
         title=headline.title_line(report),
         places=target_rows(report),
         failures=roots(report),
-        gaps=gaps(report),
+        notes=notes,
+        marks={name: [note.number for note in notes if name in note.about] for note in notes for name in note.about},
         sizes=charts.size_bars(report),
         speeds=charts.speed_bars(report),
         distances=charts.limit_rows(report),
@@ -53,7 +60,6 @@ def render(report: Report) -> str:
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
         run_lines=charts.run_lines(report),
-        speed_note=speed_note(report),
         lengths=lengths.sentences(report),
         compared=comparison.table(report.comparison),
         partings=comparison.partings(report),
@@ -61,21 +67,41 @@ def render(report: Report) -> str:
     )  # fmt: skip
 
 
-def speed_note(report: Report) -> str:
-    """Why an artifact with more tokens a second than another has the lower factor over PyTorch; "" where none has."""
-    known = [
-        (artifact.variant, speed, factor)
-        for artifact in report.artifacts
-        if (speed := artifact.measured.tokens_per_second) is not None and (factor := artifact.measured.speed_over_pytorch) is not None
-    ]
-    for name, speed, factor in known:
-        for other, lower, higher in known:
-            if speed > lower and units.times(factor) != units.times(higher) and factor < higher:
-                return (
-                    f"{name} has more tokens/s than {other} but a lower factor: each artifact was measured beside PyTorch in its own"
-                    f" turns, and PyTorch was faster in the turns of {name}. Compare artifacts by the factor."
-                )
-    return ""
+@dataclass(frozen=True)
+class Link:
+    """A link to another report of the run."""
+
+    text: str
+    address: str
+    """Relative, with what a browser would read otherwise escaped."""
+    relation: str = ""
+    """`prev` or `next`, where it is that."""
+
+
+def links(report: Report) -> tuple[Link, ...]:
+    """The run's other exports, as far as they were there when the report was written; the rest is reached by the run's own links."""
+    around = report.neighbours
+    best = around.best
+    shown = [_link("Step before", around.before, best, "prev"), _link("Step after", around.after, best, "next")]
+    if best not in (None, around.before, around.after):
+        shown.append(_link("Step to deploy", best, None))
+    for text, path in (("Newest step", around.latest_link), ("Best step", around.best_link)):
+        shown.append(Link(text, _address(path)) if path else None)
+    return tuple(link for link in shown if link)
+
+
+def _link(text: str, other: Neighbour | None, best: Neighbour | None, relation: str = "") -> Link | None:
+    if other is None:
+        return None
+    step = f"{'end, ' if other.ending else ''}{other.step}"
+    state = [f" ({other.status})"] if other.status not in ("", "succeeded") else []
+    chosen = [", to deploy"] if other == best else []
+    return Link("".join([f"{text}: {step}", *state, *chosen]), _address(other.path), relation)
+
+
+def _address(path: str) -> str:
+    """The report in a folder. Escaped, so that no name can make an address of another kind of it."""
+    return f"{quote(path)}/report.html"
 
 
 @dataclass(frozen=True)
@@ -106,16 +132,6 @@ def roots(report: Report) -> tuple[Root, ...]:
 
 def _without_cause(failure: Failure) -> str:
     return f"{failure.sentence.removesuffix('.').removesuffix(failure.cause.removesuffix('.')).rstrip().rstrip(':')}."
-
-
-def gaps(report: Report) -> dict[str, list[str]]:
-    """What was not verified, by the reason; a failure that has an entry of its own is only named."""
-    said = {"; ".join(artifact.reasons): artifact.failed_stage for artifact in report.artifacts if artifact.failed_stage}
-    by_reason: dict[str, list[str]] = {}
-    for gap in report.not_verified:
-        why = f"{said[gap.why]} failed, see above" if gap.why in said else gap.why
-        by_reason.setdefault(why, []).append(gap.what)
-    return by_reason
 
 
 def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:

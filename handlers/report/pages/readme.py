@@ -26,7 +26,7 @@ from handlers.report import lengths
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
-from handlers.report.pages import html
+from handlers.report.pages import caveats, html
 from handlers.report.units import is_number
 from handlers.report.usage import Usage
 
@@ -44,7 +44,7 @@ def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
     return _filled(
         "readme.md", report, Usage(report),
-        title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=html.gaps(report),
+        title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=caveats.gaps(report),
         lengths=lengths.sentences(report),
     )  # fmt: skip
 
@@ -110,11 +110,9 @@ def metadata(report: Report) -> str:
 def _base_in_words(report: Report) -> str:
     """The base for people who have not this box."""
     base = report.base
-    if base.repository:
-        return base.repository
-    if base.name is None and base.folder is None:
+    if base.title is None:
         return "none: a full fine-tune"
-    return f"{PurePosixPath(base.name or base.folder or '').name}, a folder of the machine that trained it"
+    return base.title if base.repository else f"{base.title}, a folder of the machine that trained it"
 
 
 def _is_sentence(artifact: Artifact) -> bool:
