@@ -151,11 +151,11 @@ class Daemon:
         if self._parts.settings.metrics.textfile:
             self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
-        self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
-        self._say_paused()
-        self._steps["the live file"][0].during(self._write_live)
-        systemd.notify("READY=1\nSTATUS=watching")
         try:
+            self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
+            Complaints(log, "the start").during(self._say_paused)
+            self._steps["the live file"][0].during(self._write_live)
+            systemd.notify("READY=1\nSTATUS=watching")
             self._serve()
         except BaseException as error:
             end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread had an error: {reason_of(error)}")

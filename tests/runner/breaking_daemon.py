@@ -1,7 +1,7 @@
 """`python -m tests.runner.breaking_daemon CONFIG`: the toy daemon, in which functions raise where their threads call them.
 
 `BREAK=JSON`: a list of [thread, module, name, error, times, after, early]: where the thread calls that function, it raises the error, so
-many times (0: always), from the call `after` on; in the first thread and the journal's once the main loop runs, or (early) also before.
+many times (0: always), from the call `after` on; in the first thread and the journal's once the daemon watches, or (early) also before.
 `BREAK_FIRED=FILE`: the number of each entry that has raised is written there, one a line. `BREAK_OVER=FILE`: once this file exists nothing
 raises any more. `BREAK_TRACE=FILE`: instead, every function of `daemon` that a thread calls is written there, one a line, in that form
 without what follows the name; of the first thread those that its main loop calls. `BREAK_QUICK=1`: attempts take no process.
@@ -50,7 +50,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 OURS = ("daemon.", "tests.runner.toy_daemon")
 MAIN, JOURNAL = "MainThread", "journal"
 _serving = threading.Event()
-"""Set while the main loop runs: before and after it, the first thread starts and ends the others."""
+"""Set while the daemon watches: before and after it, the first thread starts and ends the others."""
 
 
 def kind(name: str) -> str:
@@ -177,17 +177,20 @@ def hurry() -> None:
     disk_watch.FIRST_PAUSE, disk_watch.LONGEST_PAUSE, disk_watch.AGAIN_SECONDS = 0.2, 0.5, 1.0
 
 
-def serving(real: Callable[[service.Daemon], None]) -> Callable[[service.Daemon], None]:
-    """The main loop, which tells while it runs."""
+def serving(say_watching: Callable[..., None], serve: Callable[[service.Daemon], None]) -> None:
+    """Have `_serving` tell from when the daemon has said that it watches until its main loop ends."""
 
-    def serve(daemon: service.Daemon) -> None:
+    def say_and_tell(daemon: service.Daemon, *what: Any) -> None:
+        say_watching(daemon, *what)
         _serving.set()
+
+    def serve_and_tell(daemon: service.Daemon) -> None:
         try:
-            real(daemon)
+            serve(daemon)
         finally:
             _serving.clear()
 
-    return serve
+    service.Daemon._say_watching, service.Daemon._serve = say_and_tell, serve_and_tell  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -200,7 +203,7 @@ def main() -> None:
     for number, case in enumerate(json.loads(os.environ.get("BREAK", "[]"))):
         break_(number, *case)
     service.Notifier = functools.partial(notifier.Notifier, begin=Told)  # type: ignore[misc, assignment]
-    service.Daemon._serve = serving(service.Daemon._serve)  # type: ignore[method-assign]
+    serving(service.Daemon._say_watching, service.Daemon._serve)
     toy_daemon.main(Path(sys.argv[1]), *([Quick] if os.environ.get("BREAK_QUICK") else []))
 
 
