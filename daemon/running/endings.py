@@ -25,6 +25,7 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.exchange.owners import refusal
 from daemon.publishing.exchange.swap import complete_swap
+from daemon.publishing.keeping import Scope, begin
 from daemon.publishing.lending import PUBLISH
 from daemon.publishing.links import ByQuality
 from daemon.publishing.moving import move_elsewhere
@@ -161,12 +162,13 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
-        artifacts={check.variant: str(check.verdict) for check in published.checks},
+        artifacts={check.variant: str(check.verdict) for check in published.checks}, retention=settings.retention.said,
     )  # fmt: skip
     if access.why:
         log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
     rules = settings.retention
-    if rules.keep_last or rules.keep_best or rules.keep_days:
+    by_hand = paths.state != paths.outer and rules.by_default  # who exports one step after the other has all of them
+    if (rules.keep_last or rules.keep_best or rules.keep_days) and not by_hand:
         _prune(job, published.target, journal, paths, settings)
     return None
 
@@ -207,9 +209,11 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
     folder, top = target.parent, top_of(target, paths)
     try:
+        ids = (id for id, _ in journal.jobs.places())
+        scope = Scope(begin(paths), frozenset(ids)) if settings.retention.by_default else None
         for gone in prune(
             [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),
-            select=settings.select, owner=paths.owner, records=paths.published,
+            select=settings.select, owner=paths.owner, records=paths.published, scope=scope,
         ):  # fmt: skip
             log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
