@@ -326,8 +326,8 @@ class RetentionSettings(Section):
         ]  # fmt: skip
         if not rules:
             return "keeps all (no rule of [retention] is set)"
-        where = "the default of [retention]" if self.by_default else "[retention]"
-        return f"keeps {', '.join(rules)} and what `ckptd prune --keep` names, of each run; older ones are removed ({where})"
+        where = "[retention], by default" if self.by_default else "[retention]"
+        return f"keeps {', '.join(rules)} and what `prune --keep` names, of each run; older ones are removed ({where})"
 
 
 class LogSettings(Section):

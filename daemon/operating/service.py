@@ -314,7 +314,8 @@ class Daemon:
 
     def _load(self, at: str, problem: str | None = None, changed: tuple[str, ...] | None = None) -> ConfigLoad:
         file, digest = (self._taken.file, self._taken.digest) if self._taken else (None, None)
-        return ConfigLoad(at, problem, file, digest, None if changed is None else bool(changed), changed or ())
+        said, has_changed = self._parts.settings.retention.said, None if changed is None else bool(changed)
+        return ConfigLoad(at, problem, file, digest, has_changed, changed or (), said)
 
     def _go_on_by(self, settings: Settings) -> None:
         """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""

@@ -115,7 +115,15 @@ def _fitting(jobs: Sequence[JobStatus], width: int | None, room: int) -> list[Jo
 
 def _head(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
     """(label, text, style of the label) of what there is to say before the exports."""
-    return [*_daemon(value), *_notices(value), *_roots(value), *_directories(value, most), *_undelivered(value), *_queue(value)]
+    return [
+        *_daemon(value),
+        *_notices(value),
+        *_roots(value),
+        *_directories(value, most),
+        *_undelivered(value),
+        *_kept(value),
+        *_queue(value),
+    ]
 
 
 def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -196,6 +204,11 @@ def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
     waiting = value.outbox.get("pending", 0)
     notices = [(f"{waiting} notification{'s wait' if waiting != 1 else ' waits'}", "for delivery", "yellow")] if waiting else []
     return notices + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
+
+
+def _kept(value: Snapshot) -> list[tuple[str, str, str]]:
+    loaded = value.daemon.configuration if value.daemon.running else None
+    return [("retention", loaded.retention, "bold")] if loaded and loaded.retention else []
 
 
 def _trouble_of(target: TargetState) -> str:
