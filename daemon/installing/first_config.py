@@ -59,11 +59,7 @@ def _in_short(meaning: str) -> str:
 def _toml(value: Any) -> str:
     """A value of strings, numbers, lists and tables as TOML, in one line."""
     if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(entry)}" for key, entry in value.items()) + " }"
-            if value
-            else "{}"
-        )
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007F")
