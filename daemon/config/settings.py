@@ -287,6 +287,10 @@ class NotifySettings(Section):
         """Whether anybody is to be told of this kind of event."""
         return kind in self.on and bool(self.receivers)
 
+    def has_urls_of(self, other: NotifySettings) -> bool:
+        """Whether the configuration itself, without the file, names the same services."""
+        return self.urls == other.urls
+
     def with_file(self, *, needed: bool = True) -> Self:
         """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used.
 

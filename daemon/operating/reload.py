@@ -56,7 +56,7 @@ def changes(old: Settings, new: Settings) -> tuple[str, ...]:
     if any(key.startswith(_DECIDES) for key in direct):
         keys = direct  # what follows from these for each variant is in `ckptd config show validate.thresholds`
     lines = [f"{key}: {_said(key, before.get(key))} → {_said(key, after.get(key))}" for key in keys if not _is_secret(key)]
-    if old.notify.urls != new.notify.urls:
+    if not old.notify.has_urls_of(new.notify):
         lines.append("notify.urls: changed")
     elif old.notify.receivers != new.notify.receivers and "notify.urls_file" not in keys:
         lines.append("notify.urls_file: what it holds changed")

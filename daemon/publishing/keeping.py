@@ -59,7 +59,8 @@ def release(top: Path, export: Path) -> bool:
 
 def is_kept(export: Path) -> bool:
     """Whether `keep` named an export."""
-    return os.path.realpath(export.with_name(KEEP + export.name)) == os.path.realpath(export)
+    link = export.with_name(KEEP + export.name)
+    return link.is_symlink() and os.path.realpath(link) == os.path.realpath(export)
 
 
 def since(state: Path) -> float | None:

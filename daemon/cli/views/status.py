@@ -273,7 +273,7 @@ def handles(ids: Sequence[str]) -> dict[str, str]:
 
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
     state = job.activity or job.state
-    what = (_in_short if short else _what)(job)
+    what = (_in_short if short else _what)(job) + (" · kept" if job.kept else "")
     return [
         Cell(name), Cell(job.run), Cell("final" if job.ending else str(job.step)), Cell(_loss(job.loss)),
         Cell(state, STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),
