@@ -13,7 +13,7 @@ import structlog
 from daemon.checkpoints.pinning.pins import held
 from daemon.config.places.output_owners import is_anothers, owner_of, record_of
 from daemon.config.places.paths import Paths
-from daemon.config.settings import Settings
+from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.disk import away
 from daemon.contract.disk.files import remove_tree
 from daemon.contract.disk.own_folders import own
@@ -162,15 +162,21 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
-        artifacts={check.variant: str(check.verdict) for check in published.checks}, retention=settings.retention.said,
+        artifacts={check.variant: str(check.verdict) for check in published.checks},
+        retention=settings.retention.said if removes(settings.retention, paths) else "keeps all",
     )  # fmt: skip
     if access.why:
         log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
-    rules = settings.retention
-    by_hand = paths.state != paths.outer and rules.by_default  # who exports one step after the other has all of them
-    if (rules.keep_last or rules.keep_best or rules.keep_days) and not by_hand:
+    if removes(settings.retention, paths):
         _prune(job, published.target, journal, paths, settings)
     return None
+
+
+def removes(rules: RetentionSettings, paths: Paths) -> bool:
+    """Whether older exports go when one is published. By default an export in the foreground removes none: who makes one after the other
+    wants them all."""
+    by_hand = paths.state != paths.outer
+    return bool(rules.keep_last or rules.keep_best or rules.keep_days) and not (by_hand and rules.by_default)
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:

@@ -12,12 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.cli.main import maintenance
-from daemon.config.places.paths import StatePaths
+from daemon.config.places.paths import Paths, StatePaths, foreground_state
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.publishing import keeping
 from daemon.publishing.keeping import SPARED, Scope
 from daemon.publishing.retention import Export, plan_removal, prune
 from daemon.publishing.verification import verify
+from daemon.running.endings import removes
 from tests.publish.parts import publish
 
 STEPS = tuple(range(1, 11))
@@ -122,3 +123,10 @@ def test_by_default_the_command_removes_nothing_before_a_daemon_began_and_says_w
     planned = json.loads(CliRunner().invoke(app, ["prune", "--config", str(config), "--json"]).output)
     assert planned["removed"] == [] and there(output) == list(STEPS)
     assert {export["reason"] for export in planned["kept"] if export["step"] < 6} == {SPARED}
+
+
+def test_an_export_in_the_foreground_removes_others_only_by_rules_that_are_set(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    mine, by_hand = (Paths(place, tmp_path, "me") for place in (state, foreground_state(state, tmp_path / "checkpoint-1")))
+    assert removes(RetentionSettings(), mine) and not removes(RetentionSettings(), by_hand)
+    assert removes(RetentionSettings(keep_last=1), by_hand) and not removes(RetentionSettings(keep_last=0), mine)
