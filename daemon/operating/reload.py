@@ -131,7 +131,8 @@ def ask_for_reload(settings: Settings, config: Path | None = None) -> tuple[str,
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = read_live(StatePaths(state).live).configuration
-        if now is not None and now.at != (before and before.at):
+        answered = now is not None and (now.problem is not None or now.changed is not None)  # else it says what it read at its start
+        if now is not None and answered and now.at != (before and before.at):
             if now.problem:
                 raise UsageError(
                     FaultCode.RELOAD_REFUSED, operation, one_line(now.problem).rstrip("."), "correct it and reload again", path=state
