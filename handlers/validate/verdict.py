@@ -204,11 +204,13 @@ _CHOICES = {
 
 
 def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool:
-    """Tell whether the agreement is judged: always where the configuration asks for more than the class does at any strictness."""
+    """Tell whether the agreement is judged: always where somebody asks for more than the default, but by `validate.strictness`."""
     default = catalog().thresholds.get(variant)
     if default is None or not notes.even(figures, thresholds):
         return True
-    return thresholds.agreement > default.agreement and thresholds.agreement != default.scaled("strict").agreement
+    strict = default.scaled("strict")
+    by_strictness = thresholds.agreement == strict.agreement and (thresholds.kl == strict.kl or thresholds.error == strict.error)
+    return thresholds.agreement > default.agreement and not by_strictness
 
 
 def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tuple[list[tuple[str, str]], str | None]:
