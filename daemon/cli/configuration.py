@@ -91,6 +91,7 @@ def show(
             FaultCode.CONFIG_INVALID, "show the configuration", cause, "give a section or a key; docs/configuration.md describes each"
         )
     origins = {names: layers.origin_of(".".join(names), files) for names, _ in rows}
+    rows = [row for row in rows if origins[row[0]] != layers.DEFAULT or not _is_hidden(row[0], wanted)]
     rows = [(names, value) for names, value in rows if not changed or origins[names] != layers.DEFAULT]
     if json_:
         print_json({
@@ -101,6 +102,14 @@ def show(
     named = ", ".join(str(file) for file, _ in files.each) or "no file; these are the defaults"
     width = width_of(terminal())
     say_lines("\n".join([*_comment(named, width), *_tables(rows, origins, width)]))
+
+
+def _is_hidden(names: Names, wanted: Names) -> bool:
+    """Whether a key is one of an earlier version, and nobody asks for it by its name."""
+    from daemon.config.older_keys import HIDDEN
+
+    above = {".".join(names[:depth]) for depth in range(1, len(names) + 1)}
+    return bool(HIDDEN & above) and len(wanted) < 2
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:

@@ -6,8 +6,10 @@ Exit codes: 0 nothing is wrong, 1 something is, 2 usage or configuration.
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +18,16 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.views.markup import say, terminal
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from daemon.config.settings import Settings
     from daemon.operating.integrity.fsck import Findings
+    from daemon.publishing.keeping import Scope
     from daemon.publishing.retention import Export, Removal
     from daemon.publishing.verification import Verification
 
@@ -138,9 +145,18 @@ def prune_command(
         bool, typer.Option("--dry-run", "-n", help="Only show what would be removed, and why the other exports are kept.")
     ] = False,
     run: Annotated[str, typer.Option("--run", help="Only exports of this run.")] = "",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep", metavar="EXPORT", help="Remove nothing; never remove this export: its folder, or the id of its job. Repeatable."
+        ),
+    ] = None,
+    unkeep: Annotated[
+        list[str] | None, typer.Option("--unkeep", metavar="EXPORT", help="Remove nothing; leave this export to the rules again.")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Remove the exports that no rule of `retention` keeps."""
+    """Remove the exports that no rule of `retention` keeps. With --keep or --unkeep: only say of single exports that they stay."""
     import time
 
     from daemon.config.places.paths import prepare
@@ -149,17 +165,21 @@ def prune_command(
     from daemon.publishing.verification import exports_below
 
     settings = load_settings(config)
+    if keep or unkeep:
+        _mark(settings, keep or (), unkeep or (), json_=json_)
+        return
     rules, output, moment = settings.retention, settings.output.directory, time.time()
-    busy = _busy(settings.state_directory)
+    busy, scope = _busy(settings.state_directory), _scope(settings)
     folders = sorted({export.parent for export in exports_below(output)}) if output.is_dir() else []
     paths = (paths_of if dry_run else prepare)(settings.state_directory, output)
     removed = prune(
         folders, run or None, rules, staging=paths.staging, top=output, dry_run=dry_run, busy=busy, now=moment, select=settings.select,
-        owner=paths.owner, records=paths.published,
+        owner=paths.owner, records=paths.published, scope=scope,
     )  # fmt: skip
     exports = [export for folder in folders for export in read_exports(folder, run or None, busy, paths.owner)]
     gone = {removal.path for removal in removed}
-    kept = [(export, reason) for export, reason in plan_removal(exports, rules, moment, settings.select).kept if export.path not in gone]
+    planned = plan_removal(exports, rules, moment, settings.select, scope).kept
+    kept = [(export, reason) for export, reason in planned if export.path not in gone]
     if json_:
         print_json({
             "dry_run": dry_run, "freed": sum(removal.freed for removal in removed), "removed": removed,
@@ -169,19 +189,71 @@ def prune_command(
         _print_removals(removed, kept, dry_run=dry_run)
 
 
+def _mark(settings: Settings, keep: Sequence[str], unkeep: Sequence[str], *, json_: bool) -> None:
+    """Keep some exports, and leave others to the rules again."""
+    from daemon.publishing.keeping import keep as keep_export
+    from daemon.publishing.keeping import release
+
+    output = settings.output.directory
+    kept, left = ([_export(settings, wanted) for wanted in names] for names in (keep, unkeep))
+    for export in kept:
+        keep_export(output, export)
+    for export in left:
+        release(output, export)
+    if json_:
+        print_json({"kept": kept, "left_to_the_rules": left})
+        return
+    for export in kept:
+        say(f"{export} stays, whatever [retention] says. `ckptd prune --unkeep` leaves it to the rules again.")
+    for export in left:
+        say(f"{export} is left to the rules of [retention].")
+
+
+def _export(settings: Settings, wanted: str) -> Path:
+    """The folder of the export that a person means, by a path or a job. Raises UsageError where it is none in the output."""
+    from daemon.operating.monitoring.status import job_meant
+    from daemon.publishing.exchange.ours import is_export
+
+    output, operation = settings.output.directory, "keep an export"
+    remedy = "give the folder of a published export, or the id of its job as `ckptd list` shows it"
+    given = [Path(os.path.abspath(wanted)), output / wanted]
+    folder = next((path.parent.resolve() / path.name for path in given if path.is_dir() and not path.is_symlink()), None)
+    folder = folder or next((path.resolve() for path in given if path.is_dir()), None)  # `latest`: what it leads to
+    folder = folder or Path(job_meant(settings.state_directory, wanted, operation, remedy).target)
+    place = folder.parent.resolve() / folder.name
+    top = output.resolve()
+    if not is_export(place) or not place.is_relative_to(top):
+        raise UsageError(FaultCode.NO_SUCH_JOB, operation, f"{folder} is no published export in {output}", remedy, path=folder)
+    return output / place.relative_to(top)
+
+
+def _scope(settings: Settings) -> Scope | None:
+    """What may go where nobody has set a rule; None where somebody has."""
+    from daemon.journal.overview import known_ids
+    from daemon.publishing.keeping import Scope, since
+
+    if not settings.retention.by_default:
+        return None
+    moment = since(settings.state_directory)
+    return Scope(math.inf if moment is None else moment, _ids(settings.state_directory, known_ids))
+
+
 def _busy(state: Path) -> set[str]:
-    """Ids of all jobs that are open now. Raises UsageError for a journal of an unknown schema."""
-    from daemon.config.places.paths import StatePaths
-    from daemon.journal.file.database import reading
+    """Ids of all jobs that are open now, also of exports in the foreground. Raises UsageError for a journal of an unknown schema."""
     from daemon.journal.overview import open_ids
 
-    ids: set[str] = set()
-    for folder in _states(state):
-        journal = StatePaths(folder).journal
-        if journal.exists():
-            with reading(journal) as connection:
-                ids |= open_ids(connection)
-    return ids
+    return set[str]().union(*(_ids(folder, open_ids) for folder in _states(state)))
+
+
+def _ids(state: Path, ask: Callable[[sqlite3.Connection], set[str]]) -> set[str]:
+    from daemon.config.places.paths import StatePaths
+    from daemon.journal.file.database import reading
+
+    journal = StatePaths(state).journal
+    if not journal.exists():
+        return set()
+    with reading(journal) as connection:
+        return ask(connection)
 
 
 def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, dry_run: bool) -> None:

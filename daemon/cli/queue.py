@@ -178,7 +178,10 @@ def reload(config: ConfigOption = None) -> None:
     from daemon.operating.reload import ask_for_reload
 
     file = configuration_of(config, of_daemon=True)
-    if ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file):
+    changes = ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file)
+    if changes is not None:
         say("The daemon uses the new configuration now.")
+        for change in changes:
+            say(f"  {change}")
     else:
         say("The daemon has read its configuration again; nothing has changed in it.")

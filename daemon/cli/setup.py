@@ -71,6 +71,7 @@ def init(
 ) -> None:
     """Write a first configuration with what is found on this machine. On a terminal, ask for values that no option gives."""
     from daemon.config import receivers
+    from daemon.config.settings import RetentionSettings
     from daemon.installing import first_config
 
     target = (file or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
@@ -101,6 +102,7 @@ def init(
     say(f"{target} is written: {len(roots)} root{'s' if len(roots) != 1 else ''}, exports go to {folder}.")
     if urls:
         say(f"{secret} is written, for you alone: the URL{'s' if len(urls) != 1 else ''} of notifications.")
+    say(f"Exports: ckptd {RetentionSettings().said}.")
     service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
     check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
     say(f"Next: `{check}`, then `{run}`, or as a service: `{made}`.")
@@ -161,11 +163,13 @@ def _default(key: str, values: dict[str, Any], proposal: Proposal | None, *, sys
 
 
 def _sections(values: dict[str, Any], proposal: Proposal | None) -> dict[str, dict[str, Any]]:
-    """The values by section, without notifications where none are wanted; with the bases that lie in a cache."""
+    """The values by section, without those that are empty or proposed for everybody; with the bases that lie in a cache."""
+    from daemon.contract.jobs.options import ExportOptions
+
     chosen: dict[str, dict[str, Any]] = {"base": {"map": dict(proposal.mapped)} if proposal and proposal.mapped else {}}
     for name, value in values.items():
         section, _, key = name.partition(".")
-        if value or section != "notify":
+        if value and (name != "export.variants" or tuple(value) != ExportOptions().variants):
             chosen.setdefault(section, {})[key] = value
     return chosen
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from daemon.config import layers, suggestions
+from daemon.config import layers, older_keys, suggestions
 from daemon.config.places import instances
 from daemon.config.settings import Settings, StateSettings, state_of_service
 from daemon.config.sources import credentials_in, given_on_command_line, keep_secrets, option_for, variable_for
@@ -86,6 +86,7 @@ def load(
         problems += [problem] if problem else []
     if problems or settings is None:
         raise WrongValues([_with_source(problem, files) for problem in problems], path)
+    settings._older = older_keys.notes(files)
     return settings
 
 
@@ -222,8 +223,9 @@ def conflicts(settings: Settings, *, need_roots: bool = False, need_variants: bo
             'export.variants: nothing is left to make; name at least one, for example ["pytorch"]'
         ]
     problems += [
-        f"validate.thresholds.{name_shown(name)}: there is no such variant; {suggestions.nearest(name, variant_names())}"
-        for name in settings.validate.thresholds
+        f"validate.{key}.{name_shown(name)}: there is no such variant; {suggestions.nearest(name, variant_names())}"
+        for key in ("limits", "thresholds")
+        for name in getattr(settings.validate, key)
         if name not in variant_names()
     ]
     problems += [

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from daemon.config import older_keys
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
@@ -51,13 +52,15 @@ Variants that `export.deploy` of the main configuration asks for are also made, 
 """
 
 THRESHOLDS = """\
-Limits that an artifact must meet in the comparison with the live model to be published; this table has their defaults, and config.toml
-does not list them. `ckptd config show validate.thresholds` prints those that count. A table of yours needs only the limits that you
-change: `[validate.thresholds.onnx-int8]` with `kl = 0.1`, or `--set validate.thresholds.onnx-int8.kl=0.1` for one command. agreement:
-minimum share of positions with the same most likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error
-in standard deviations of the logits. Merging rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most
-likely token where two tokens are almost equally likely; therefore agreement is not 100 %, and a limit of it that is not above the
-default does not count where the divergence is certainly at most a fifth of the limit of kl."""
+What an artifact must reach in the comparison with the live model to be published, for every variant. The numbers below are those of
+`strictness = "normal"`. With `"strict"`, kl, error and the share of positions that may differ (1 − agreement) are half as large; with
+`"loose"`, twice. A table of yours needs only the limits that you change: `[validate.limits.onnx-int8]` with `kl = 0.1`, or
+`--set validate.limits.onnx-int8.kl=0.1` for one command; a number of yours counts as it is, with any strictness. `ckptd config show
+validate.thresholds` prints the limits that count, and report.json holds them. agreement: minimum share of positions with the same most
+likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error in standard deviations of the logits. Merging
+rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most likely token where two tokens are almost
+equally likely; therefore agreement is not 100 %, and unless your table sets it above the default it does not count where the divergence
+is certainly at most a fifth of the limit of kl."""
 
 
 @dataclass
@@ -106,7 +109,8 @@ def page(text: str) -> str:
         lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
         lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(table.name, key) for key in table.keys]
-    lines += ["", "## `[validate.thresholds.VARIANT]`", "", *_thresholds()]
+    lines += ["", "## Keys of earlier versions", "", _older()]
+    lines += ["", "## `[validate.limits.VARIANT]`", "", *_thresholds()]
     return "\n".join(lines) + "\n"
 
 
@@ -117,6 +121,14 @@ def _row(table: str, key: Key) -> str:
     info = model.model_fields[key.name]
     variable = f"{PREFIX}{'__'.join([*filter(None, table.split('.')), key.name])}".upper()
     return f"| `{key.name}`<br>`{variable}` | {_cell(kind_of(info))} | `{_cell(key.default)}` | {_cell(key.text)} |"
+
+
+def _older() -> str:
+    renamed = ", ".join(f"`{old}` is `{new}` now" for old, new in older_keys.RENAMED.items())
+    return (
+        f"These still count until version 2; log and `ckptd check` name each that is set. {renamed}. Left to ckptd, whose values fit:"
+        f" {', '.join(f'`{key}`' for key in older_keys.OURS)}."
+    )
 
 
 def _thresholds() -> Iterator[str]:

@@ -26,6 +26,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -287,6 +288,10 @@ class NotifySettings(Section):
         """Whether anybody is to be told of this kind of event."""
         return kind in self.on and bool(self.receivers)
 
+    def has_urls_of(self, other: NotifySettings) -> bool:
+        """Whether the configuration itself, without the file, names the same services."""
+        return self.urls == other.urls
+
     def with_file(self, *, needed: bool = True) -> Self:
         """The same with the URLs of `urls_file` or of the service manager's credential. Raises ValueError where it can't be used.
 
@@ -301,11 +306,33 @@ class NotifySettings(Section):
 
 
 class RetentionSettings(Section):
-    """`[retention]`: which exports are kept."""
+    """`[retention]`: which exports are kept. Where one of its keys is set, the others are 0 unless they are set too."""
 
-    keep_last: int = Field(default=0, ge=0)
-    keep_best: int = Field(default=0, ge=0)
+    keep_last: int = Field(default=5, ge=0)
+    keep_best: int = Field(default=3, ge=0)
     keep_days: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_set(cls, value: Any) -> Any:
+        return {**dict.fromkeys(cls.model_fields, 0), **value} if isinstance(value, dict) and value else value
+
+    @property
+    def by_default(self) -> bool:
+        """Whether nobody has set any rule: then exports that were there before, or made by hand, are left alone."""
+        return not self.model_fields_set
+
+    @property
+    def said(self) -> str:
+        """What stays of each run, in words."""
+        rules = [
+            *([f"the latest {self.keep_last}"] if self.keep_last else []), *([f"the best {self.keep_best}"] if self.keep_best else []),
+            *([f"those of the last {self.keep_days:g} days"] if self.keep_days else []),
+        ]  # fmt: skip
+        if not rules:
+            return "keeps all (no rule of [retention] is set)"
+        where = "[retention], by default" if self.by_default else "[retention]"
+        return f"keeps {', '.join(rules)} and what `prune --keep` names, of each run; older ones are removed ({where})"
 
 
 class LogSettings(Section):
@@ -354,6 +381,12 @@ with warnings.catch_warnings():
         retention: RetentionSettings = RetentionSettings()
         log: LogSettings = LogSettings()
         metrics: MetricsSettings = MetricsSettings()
+        _older: tuple[str, ...] = PrivateAttr(default=())
+
+        @property
+        def older(self) -> tuple[str, ...]:
+            """Sentences about keys of earlier versions that set some of these values; `daemon.config.loading` knows them."""
+            return self._older
 
         @classmethod
         def settings_customise_sources(

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from daemon.config.older_keys import HIDDEN
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.values import Frozen
 
@@ -22,7 +23,7 @@ WIDTH = 130
 
 def section(name: str, options: type[Frozen]) -> str:
     """A section of the file: each key with its comment and its default."""
-    return "\n".join([*comment((options.__doc__ or "").strip()), f"[{name}]", *_keys(options)])
+    return "\n".join([*comment((options.__doc__ or "").strip()), f"[{name}]", *_keys(name, options)])
 
 
 def comment(text: str) -> list[str]:
@@ -30,9 +31,11 @@ def comment(text: str) -> list[str]:
     return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _keys(options: type[Frozen]) -> Iterator[str]:
+def _keys(section: str, options: type[Frozen]) -> Iterator[str]:
     defaults = options().model_dump(mode="json")
     for key, field in options.model_fields.items():
+        if f"{section}.{key}" in HIDDEN:
+            continue
         yield from comment(field.description or "")
         yield f"{key} = {json.dumps(defaults[key], ensure_ascii=False)}"
 

@@ -1,13 +1,13 @@
-"""The text of a first configuration: the keys that were chosen, and those that most people decide, each with its comment.
+"""The text of a first configuration: the keys that were chosen, each with a line of comment. Called by `ckptd init`.
 
-Called by `ckptd init`. Of the latter those that were not chosen are commented out with their default: they follow the default of the
-release that runs, and stand there to be found.
+What was not chosen is not there: it follows the default of the release that runs, and docs/configuration.md explains it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -17,7 +17,7 @@ from typing import Any
 
 from daemon.config import loading, receivers, reference, template
 from daemon.config.places.paths import file_on_the_way, refuse_file
-from daemon.config.settings import Settings
+from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -26,46 +26,40 @@ from daemon.publishing.telling.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
-DECIDED = {
-    "watch": ("roots",), "base": ("search", "map"), "output": ("directory",), "export": ("variants", "deploy"),
-    "validate": ("prompts", "data"), "limits": ("threads", "priority"), "schedule": ("heavy",), "notify": ("urls",),
-    "retention": ("keep_last", "keep_best", "keep_days"),
-}  # fmt: skip
-"""Section → keys that depend on a site and not on what ckptd knows."""
 _HEAD = """\
-# ckptd's configuration, written by `ckptd init`. A key with a # directly before it has the default value that the line shows. To change a
-# value, remove the # and edit the line. There are more keys: docs/configuration.md explains each, `ckptd config show` prints their values.
-# `ckptd check` lists everything that is wrong here, and `ckptd reload` makes the running daemon use the changed file.
-# Environment variables override the file: CKPTD_SECTION__KEY, for example CKPTD_LIMITS__JOBS=2. Relative paths are relative to this file.
+# Written by `ckptd init`: only what was chosen. docs/configuration.md explains every key, `ckptd config show` prints all values.
+# After a change: `ckptd check` lists what is wrong, and `ckptd reload` makes the running daemon use it.
+# Exports: ckptd {retention}.
 """
 Chosen = Mapping[str, Mapping[str, Any]]
 """Section → key → value."""
 
 
 def text(chosen: Chosen) -> str:
-    """The file. Raises KeyError for a key that config.toml does not have."""
-    left, lines = {name: dict(keys) for name, keys in chosen.items()}, [_HEAD]
-    for table in reference.tables(template.updated(DEFAULTS.read_text("utf-8"))):
-        mine, decided = left.get(table.name, {}), DECIDED.get(table.name, ())
-        keys = [key for key in table.keys if key.name in mine or key.name in decided]
-        lines += [f"[{table.name}]"] if keys and table.name else []
+    """The file. Empty values are left out. Raises KeyError for a key that config.toml does not have."""
+    left = {name: {key: value for key, value in keys.items() if value or value is False} for name, keys in chosen.items()}
+    lines = [_HEAD.format(retention=RetentionSettings().said)]
+    for table in reference.tables(DEFAULTS.read_text("utf-8")):
+        mine = left.get(table.name, {})
+        keys = [key for key in table.keys if key.name in mine]
+        lines += [f"[{table.name}]"] if keys else []
         for key in keys:
-            line = f"{key.name} = {_toml(mine.pop(key.name))}" if key.name in mine else f"#{key.name} = {key.default}"
-            lines += [*template.comment(key.text), line]
+            lines += [template.comment(_in_short(key.text))[0], f"{key.name} = {_toml(mine.pop(key.name))}"]
         lines += [""] if keys else []
     if unknown := [f"{name}.{key}" for name, keys in left.items() for key in keys]:
         raise KeyError(*unknown)
     return "\n".join(lines)
 
 
+def _in_short(meaning: str) -> str:
+    """The first sentence of what a key means."""
+    return re.split(r"(?<=[.])\s", meaning, maxsplit=1)[0]
+
+
 def _toml(value: Any) -> str:
     """A value of strings, numbers, lists and tables as TOML, in one line."""
     if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(entry)}" for key, entry in value.items()) + " }"
-            if value
-            else "{}"
-        )
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -217,6 +217,11 @@ def open_ids(connection: sqlite3.Connection) -> set[str]:
     return {str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state IN ('pending', 'running')")}
 
 
+def known_ids(connection: sqlite3.Connection) -> set[str]:
+    """Ids of all jobs."""
+    return {str(row[0]) for row in connection.execute("SELECT id FROM job")}
+
+
 def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
     """What was last decided about a directory; None where nothing was."""
     row = connection.execute(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from daemon.config import layers
 from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import censored
+from daemon.contract.faults.secrets import SECTIONS, censored
 from daemon.contract.faults.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
 from daemon.system.lock import is_locked
@@ -46,6 +48,49 @@ def changed_for_good(old: Settings, new: Settings) -> str | None:
     return f"{', '.join(changed)} can't be changed while the daemon runs; restart it" if changed else None
 
 
+def changes(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Each key whose value differs, as "KEY: OLD → NEW"; of a key that may hold a secret only that it differs."""
+    before, after = (dict(_leaves(settings.model_dump(mode="json"))) for settings in (old, new))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    direct = [key for key in keys if not key.startswith(_DERIVED)]
+    if any(key.startswith(_DECIDES) for key in direct):
+        keys = direct  # what follows from these for each variant is in `ckptd config show validate.thresholds`
+    lines = [f"{key}: {_said(key, before.get(key))} → {_said(key, after.get(key))}" for key in keys if not _is_secret(key)]
+    if not old.notify.has_urls_of(new.notify):
+        lines.append("notify.urls: changed")
+    elif old.notify.receivers != new.notify.receivers and "notify.urls_file" not in keys:
+        lines.append("notify.urls_file: what it holds changed")
+    return tuple(censored(line) for line in lines)
+
+
+_DERIVED, _DECIDES = "validate.thresholds.", ("validate.limits", "validate.strictness")
+_SHOWN = ("notify.on", "notify.urls_file")
+"""Keys of the sections with secrets that hold none."""
+_MOST_SHOWN = 100
+"""Characters of a value that a line shows."""
+
+
+def _is_secret(key: str) -> bool:
+    return key.partition(".")[0] in SECTIONS and key not in _SHOWN
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything that is no table; an empty table is none."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _said(key: str, value: Any) -> str:
+    """A value as the file writes it; None, which is none: "" for a key of ours, and nothing below a table whose keys are free."""
+    if value is None:
+        return "(not set)" if key.startswith((*_DECIDES, "base.map")) else '""'
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def unread_change(state: Path) -> str | None:
     """The sentence that the files of the running daemon's configuration say something else than when it read them."""
     loaded = read_live(StatePaths(state).live).configuration if is_locked(StatePaths(state).lock) else None
@@ -63,8 +108,8 @@ def unread_change(state: Path) -> str | None:
     )
 
 
-def ask_for_reload(settings: Settings, config: Path | None = None) -> bool:
-    """Let the running daemon read its configuration again, and wait until it has; gives whether that changed anything.
+def ask_for_reload(settings: Settings, config: Path | None = None) -> tuple[str, ...] | None:
+    """Let the running daemon read its configuration again, and wait until it has; gives what that changed, as `changes`, None for nothing.
 
     `config`: the file that is meant. Raises UsageError where none runs, it works on another file or it refuses, Retryable where it does not
     answer.
@@ -86,12 +131,13 @@ def ask_for_reload(settings: Settings, config: Path | None = None) -> bool:
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = read_live(StatePaths(state).live).configuration
-        if now is not None and now.at != (before and before.at):
+        answered = now is not None and (now.problem is not None or now.changed is not None)  # else it says what it read at its start
+        if now is not None and answered and now.at != (before and before.at):
             if now.problem:
                 raise UsageError(
                     FaultCode.RELOAD_REFUSED, operation, one_line(now.problem).rstrip("."), "correct it and reload again", path=state
                 )
-            return now.changed is not False
+            return None if now.changed is False else now.changes
         time.sleep(0.1)
     raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "see `ckptd logs`", path=state)
 

@@ -31,8 +31,9 @@ from daemon.operating.log import logs
 from daemon.operating.monitoring import metrics
 from daemon.operating.monitoring.gauges import take_gauges
 from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file
-from daemon.operating.reload import changed_for_good, reread
+from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
+from daemon.publishing.keeping import begin
 from daemon.publishing.telling.notifier import Notifier
 from daemon.running.attempts.executor import Executor
 from daemon.system.filesystems.disks import Place, Refusals
@@ -150,6 +151,7 @@ class Daemon:
         self._ticks.start()
         if self._parts.settings.metrics.textfile:
             self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
+        self._complaints.during(lambda: begin(self._parts.paths))
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         try:
             self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
@@ -172,8 +174,11 @@ class Daemon:
     def _say_watching(self, event_id: Event, sentence: str) -> None:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
         log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
-                 state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
+                 state=str(self._parts.paths.state), variants=list(self._parts.settings.variants),
+                 retention=self._parts.settings.retention.said)  # fmt: skip
         settings = self._parts.settings
+        for said in settings.older:
+            log.warning(said, event_id=Event.CONFIG_OLDER_KEY)
         by_itself = settings.toolchains.auto_install
         lacking = () if by_itself else lacking_for(settings.variants, Toolchains(settings.state_directory))
         for sentence in (*packages.unsuitable(), *lacking):
@@ -294,13 +299,13 @@ class Daemon:
         self._reload_wanted = False
         systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         settings, problem = reread(self._reload)
-        changed = None
+        changed: tuple[str, ...] | None = None
         if settings is not None:
             problem = changed_for_good(self._parts.settings, settings)
         if settings is None or problem:
             log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
-            changed = settings != self._parts.settings
+            changed = changes(self._parts.settings, settings)
             source = self._source() if self._source else None
             self._go_on_by(settings)
             self._taken = source
@@ -308,9 +313,10 @@ class Daemon:
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
 
-    def _load(self, at: str, problem: str | None = None, changed: bool | None = None) -> ConfigLoad:
+    def _load(self, at: str, problem: str | None = None, changed: tuple[str, ...] | None = None) -> ConfigLoad:
         file, digest = (self._taken.file, self._taken.digest) if self._taken else (None, None)
-        return ConfigLoad(at, problem, file, digest, changed)
+        said, has_changed = self._parts.settings.retention.said, None if changed is None else bool(changed)
+        return ConfigLoad(at, problem, file, digest, has_changed, changed or (), said)
 
     def _go_on_by(self, settings: Settings) -> None:
         """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
@@ -318,6 +324,7 @@ class Daemon:
         self._watcher.stop()
         self._ticks.stop()
         parts = self._parts
+        changed = changes(parts.settings, settings)
         parts.settings, parts.intake = settings, Intake(settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._disks.settings = settings
         logs.set_up(settings.log, parts.paths.log)
@@ -327,7 +334,8 @@ class Daemon:
         self._watcher.start()
         self._ticks.start()
         self._half_taken = None
-        self._say_watching(Event.CONFIG_RELOADED, "the configuration was taken over")
+        said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
+        self._say_watching(Event.CONFIG_RELOADED, f"the configuration was taken over{said}")
 
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")

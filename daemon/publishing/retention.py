@@ -2,8 +2,9 @@
 
 Called by the end of every job and by `ckptd prune`. `plan_removal` decides, purely; `prune` reads the folders and
 removes. Only real folders with a manifest are ever considered, and of them only what `daemon.publishing.exchange.ours` knows is deleted.
-Never removed: what a symlink beside it points to, what an open job belongs to, what another ckptd publishes, and the newest export of a
-run.
+Never removed: what a symlink beside it points to (so `daemon.publishing.keeping` keeps single ones), what an open job belongs to, what
+another ckptd publishes, and the newest export of a run. Where nobody has set a rule, `Scope` leaves alone what the daemon has not
+published since it has rules by default.
 
 "Best" follows the trainer's own metric (see `scores_of`), or the artifacts' own with `select.best_by = "quality"` (see
 `ranked_by_quality`). Exports that failed hold no model, only the report: they
@@ -34,6 +35,7 @@ from daemon.contract.values import Json
 from daemon.publishing.exchange.beneath import Held, held_below
 from daemon.publishing.exchange.ours import forget, is_export, look
 from daemon.publishing.exchange.swap import complete_removals, leave
+from daemon.publishing.keeping import KEEP, SPARED, Scope
 from daemon.publishing.run_figures import read_report
 
 log = structlog.get_logger("publish")
@@ -54,6 +56,8 @@ class Export:
     training: Json = field(default_factory=dict, hash=False)
     """What training recorded, as the report holds it."""
     linked: bool = False
+    pinned: bool = False
+    """`ckptd prune --keep` named it."""
     busy: bool = False
     """Its job is open."""
     anothers: bool = False
@@ -83,10 +87,10 @@ class Removal:
 
 
 def plan_removal(
-    exports: Iterable[Export], rules: RetentionSettings, now: float, select: SelectSettings | None = None
+    exports: Iterable[Export], rules: RetentionSettings, now: float, select: SelectSettings | None = None, scope: Scope | None = None
 ) -> RetentionDecision:
     """Which exports go. Each run is judged by itself; an export stays when any active rule keeps it. `now`: epoch seconds. `select`: by
-    what they are compared, the default by the trainer's metric."""
+    what they are compared, the default by the trainer's metric. `scope`: what may go at all; None: everything."""
     runs: dict[str, list[Export]] = {}
     for export in exports:
         runs.setdefault(export.run, []).append(export)
@@ -94,6 +98,8 @@ def plan_removal(
     for name in sorted(runs):
         ordered = sorted(runs[name], key=lambda export: (export.step, export.ending, export.published, str(export.path)), reverse=True)
         reasons = _reasons(ordered, rules, now, select or SelectSettings())
+        if scope is not None:
+            reasons = dict.fromkeys((export.path for export in ordered if scope.spares(export.published, export.export)), SPARED) | reasons
         for export in ordered:
             if export.path in reasons:
                 kept.append((export, reasons[export.path]))
@@ -109,6 +115,7 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float, select
     reasons = {export.path: "its job is open" for export in ordered if export.busy}
     reasons |= {export.path: "another ckptd publishes its run in this folder" for export in ordered if export.anothers}
     reasons |= {export.path: "a link in its folder, such as `latest`, points to it" for export in ordered if export.linked}
+    reasons |= {export.path: "`ckptd prune --keep` named it" for export in ordered if export.pinned}
     for export in ordered:
         if not (rules.keep_last or rules.keep_best or rules.keep_days):
             reasons.setdefault(export.path, "no rule of [retention] is active")
@@ -193,16 +200,23 @@ def _compared_by(exports: Sequence[Export]) -> str | None:
 
 def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = (), owner: str = "") -> list[Export]:
     """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs; `owner`: what names this ckptd's state."""
-    exports, linked = [], set()
+    exports: list[Export] = []
+    linked, pinned = set[str](), set[str]()
     for entry in folder.iterdir():
         if entry.is_symlink():
-            linked.add(os.path.realpath(entry))  # not Path.resolve, which raises for a link that leads to itself
+            leads_to = os.path.realpath(entry)  # not Path.resolve, which raises for a link that leads to itself
+            linked.add(leads_to)
+            pinned.update([leads_to] if entry.name.startswith(KEEP) else ())
         elif not entry.name.startswith(".") and is_export(entry):
             with contextlib.suppress(OSError):
                 exports += _read(entry, run, busy)
     owners = {name: owner_of(folder, name) for name in {export.run for export in exports}} if owner else {}
     anothers = {name for name, publisher in owners.items() if publisher is not None and publisher.instance != owner}
-    return [replace(export, linked=os.path.realpath(export.path) in linked, anothers=export.run in anothers) for export in exports]
+    places = {export.path: os.path.realpath(export.path) for export in exports}
+    return [
+        replace(export, linked=places[export.path] in linked, pinned=places[export.path] in pinned, anothers=export.run in anothers)
+        for export in exports
+    ]
 
 
 def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
@@ -221,14 +235,14 @@ def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
 def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
     top: Path | None = None, busy: Collection[str] = (), now: float | None = None, select: SelectSettings | None = None,
-    owner: str = "", records: Path | None = None,
+    owner: str = "", records: Path | None = None, scope: Scope | None = None,
 ) -> list[Removal]:  # fmt: skip
     """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `top`: from where on no link is followed, by default the folder itself.
-    `busy`: ids of open jobs, whose exports stay. `select`: as for `plan_removal`. `owner`: what names this ckptd's state, "" for whoever's
-    exports; `records`: where the state remembers what it published. Raises OSError, Permanent where a link is in the way.
+    `busy`: ids of open jobs, whose exports stay. `select`, `scope`: as for `plan_removal`. `owner`: what names this ckptd's state, "" for
+    whoever's exports; `records`: where the state remembers what it published. Raises OSError, Permanent where a link is in the way.
     """
     removals = []
     moment = time.time() if now is None else now
@@ -238,7 +252,7 @@ def prune(
             complete_removals(away)
         for folder in folders:
             with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
-                for export in plan_removal(read_exports(held.at, run, busy, owner), rules, moment, select).removed:
+                for export in plan_removal(read_exports(held.at, run, busy, owner), rules, moment, select, scope).removed:
                     freed = _freed(export.path, counted)
                     if dry_run or _remove(export, held, top or folder, away, records):
                         removals.append(Removal(folder / export.path.name, export.run, export.step, freed))

@@ -13,7 +13,7 @@ import structlog
 from daemon.checkpoints.pinning.pins import held
 from daemon.config.places.output_owners import is_anothers, owner_of, record_of
 from daemon.config.places.paths import Paths
-from daemon.config.settings import Settings
+from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.disk import away
 from daemon.contract.disk.files import remove_tree
 from daemon.contract.disk.own_folders import own
@@ -25,6 +25,7 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.exchange.owners import refusal
 from daemon.publishing.exchange.swap import complete_swap
+from daemon.publishing.keeping import Scope, begin
 from daemon.publishing.lending import PUBLISH
 from daemon.publishing.links import ByQuality
 from daemon.publishing.moving import move_elsewhere
@@ -162,13 +163,20 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
         "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
         artifacts={check.variant: str(check.verdict) for check in published.checks},
+        retention=settings.retention.said if removes(settings.retention, paths) else "keeps all",
     )  # fmt: skip
     if access.why:
         log.debug(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
-    rules = settings.retention
-    if rules.keep_last or rules.keep_best or rules.keep_days:
+    if removes(settings.retention, paths):
         _prune(job, published.target, journal, paths, settings)
     return None
+
+
+def removes(rules: RetentionSettings, paths: Paths) -> bool:
+    """Whether older exports go when one is published. By default an export in the foreground removes none: who makes one after the other
+    wants them all."""
+    by_hand = paths.state != paths.outer
+    return bool(rules.keep_last or rules.keep_best or rules.keep_days) and not (by_hand and rules.by_default)
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:
@@ -207,9 +215,11 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
     folder, top = target.parent, top_of(target, paths)
     try:
+        ids = (id for id, _ in journal.jobs.places())
+        scope = Scope(begin(paths), frozenset(ids)) if settings.retention.by_default else None
         for gone in prune(
             [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),
-            select=settings.select, owner=paths.owner, records=paths.published,
+            select=settings.select, owner=paths.owner, records=paths.published, scope=scope,
         ):  # fmt: skip
             log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
     except OSError as error:

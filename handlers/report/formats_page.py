@@ -21,7 +21,7 @@ INTRO = """# Formats
 
 This page is generated from the formats' declarations: `python -m handlers.report.formats_page > docs/formats.md`. `ckptd formats` says
 which formats this machine can make. Another package can add a format by an entry point ([writing a format](writing-a-format.md)). The last
-three columns of a variant's row are the defaults of `[validate.thresholds]`: the limits that the variant must meet, compared with the live
+three columns of a variant's row are the defaults of `[validate.limits]`: the limits that the variant must meet, compared with the live
 model, to be published ([validation](validation.md)).
 """
 

@@ -74,7 +74,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         )  # fmt: skip
     if thresholds is None:
         reason = f"there are no thresholds for {variant}, so it is not known how far it may be from the live model"
-        remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"
+        remedy = f"set validate.limits.{variant} (agreement, kl, error)"
         return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=written)
     return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=written)
 
@@ -204,9 +204,13 @@ _CHOICES = {
 
 
 def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool:
-    """Tell whether the agreement is judged: always where the configuration asks for more than the default."""
+    """Tell whether the agreement is judged: always where somebody asks for more than the default, but by `validate.strictness`."""
     default = catalog().thresholds.get(variant)
-    return default is None or thresholds.agreement > default.agreement or not notes.even(figures, thresholds)
+    if default is None or not notes.even(figures, thresholds):
+        return True
+    strict = default.scaled("strict")
+    by_strictness = thresholds.agreement == strict.agreement and (thresholds.kl == strict.kl or thresholds.error == strict.error)
+    return thresholds.agreement > default.agreement and not by_strictness
 
 
 def _beyond(variant: str, figures: CheckFigures, thresholds: Thresholds) -> tuple[list[tuple[str, str]], str | None]:
@@ -244,7 +248,7 @@ def _distances(variant: str, figures: CheckFigures, thresholds: Thresholds) -> l
 
 
 def _remedy(variant: str, keys: list[str]) -> str:
-    names = " and ".join(f"validate.thresholds.{variant}.{key}" for key in keys)
+    names = " and ".join(f"validate.limits.{variant}.{key}" for key in keys)
     plain = fallback(variant) or unquantized(variant)
     if plain is not None:
         return f"use the variant {plain} instead of {variant}, or relax {names} if you accept the difference"

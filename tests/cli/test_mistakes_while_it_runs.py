@@ -156,7 +156,7 @@ def test_a_daemon_says_which_file_it_works_on_what_it_read_and_how_it_ended(make
     assert unread_change(state) is None
     service.config.write_text(service.config.read_text() + "[limits]\nattempts = 2\n")
     assert "run `ckptd reload" in (unread_change(state) or "")
-    assert answer("reload", *mine) == (0, "The daemon uses the new configuration now.\n")
+    assert answer("reload", *mine) == (0, "The daemon uses the new configuration now.\n  limits.attempts: 3 → 2\n")
     assert unread_change(state) is None
 
     # A reload that the service manager asks for, with two mistakes.

@@ -1,4 +1,4 @@
-"""config.toml at the repository's root is the documented default of every key but the limits of variants."""
+"""config.toml at the repository's root is the documented default of every key but those of earlier versions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from daemon.config.loading import load
+from daemon.config.older_keys import HIDDEN
 from daemon.config.settings import Settings
 
 FILE = Path(__file__).parents[2] / "config.toml"
@@ -28,8 +29,9 @@ def flat(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def documented(settings: Settings) -> dict[str, Any]:
-    """Its keys, without the limits of variants, which docs/configuration.md lists."""
-    return {key: value for key, value in flat(settings).items() if not key.startswith("validate.thresholds.")}
+    """Its keys, without those of earlier versions."""
+    values = flat(settings)
+    return {key: value for key, value in values.items() if not any(key == old or key.startswith(f"{old}.") for old in HIDDEN)}
 
 
 def test_the_file_holds_exactly_the_keys_of_the_settings() -> None:  # R5.6
@@ -41,7 +43,7 @@ def test_every_default_in_the_file_is_the_default_in_the_code() -> None:  # R5.6
     assert flat(settings) == flat(defaults)
     written = flat(tomllib.loads(FILE.read_text()))
     # Sizes are written with a unit; all other values stand in the file exactly as the code has them.
-    sizes = ("limits.disk_reserve", "limits.memory_reserve", "output.kept_size", "pin.copy_limit")
+    sizes = ("limits.disk_reserve", "limits.memory_reserve", "output.kept_size")
     assert {key: value for key, value in written.items() if key not in sizes} == {
         key: value for key, value in documented(defaults).items() if key not in sizes
     }

@@ -147,7 +147,7 @@ def test_the_strongest_that_speaks_counts_and_is_named(write: Write, monkeypatch
             given_on_command_line["retention.keep_last"] = "14"
         found, origin = load(file).retention.keep_last, layers.origin_of("retention.keep_last", layers.read(file))
         strongest = max((LAYERS.index(name) for name in chosen), default=None)
-        expected = 10 + strongest if strongest is not None else 0
+        expected = 10 + strongest if strongest is not None else 5
         origins = [str(file), str(file.parent / "conf.d" / "10.toml"), str(file.parent / "conf.d" / "20.toml"),
                    "CKPTD_RETENTION__KEEP_LAST (environment)", "--set (command line)"]  # fmt: skip
         assert found == expected

@@ -165,19 +165,23 @@ def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
     assert "S3CRET" not in (tmp_path / "config.toml").read_text()
 
 
-def test_what_most_people_decide_stands_there_commented_out_with_its_default() -> None:
-    text = first_config.text({"watch": {"roots": ["/data/runs"]}, "merge": {"verify": "full"}})
+def test_only_what_was_chosen_is_written_each_with_one_line_of_comment() -> None:
+    chosen = {"watch": {"roots": ["/data/runs"]}, "base": {"map": {}}, "merge": {"verify": "full"}, "export": {"variants": []}}
+    text = first_config.text(chosen)
     assert _keys(text) == {("watch", "roots"): ["/data/runs"], ("merge", "verify"): "full"}
-    everything = _keys(re.sub(r"^#(?=[A-Za-z0-9_-]+ = )", "", text, flags=re.MULTILINE))
-    decided = {(section, key) for section, keys in first_config.DECIDED.items() for key in keys}
-    assert set(everything) == {*decided, ("merge", "verify")}
-    defaults = _keys(CONFIG.read_text())
-    assert {place: defaults[place] for place in decided - {("watch", "roots")}} == {
-        place: everything[place] for place in decided - {("watch", "roots")}
-    }
     lines = text.splitlines()
-    keys = [number for number, line in enumerate(lines) if re.match(r"#?[a-z_]+ = ", line)]
-    assert all(lines[number - 1].startswith("# ") for number in keys) and len(lines) < 100
+    head = lines[: lines.index("")]
+    assert all(line.startswith("# ") for line in head) and "docs/configuration.md explains every key" in head[0]
+    assert "keeps the latest 5, the best 3" in head[-1], "what is removed by default is said"
+    tables = [row for row in "\n".join(lines[len(head) :]).split("\n\n") if row.strip()]
+    assert [[line[0] for line in row.split("\n") if line] for row in tables] == [["[", "#", "r"], ["[", "#", "v"]]
+
+
+def test_what_was_proposed_to_everybody_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    done = init(tmp_path, file, "--root", tmp_path / "runs", "--base", tmp_path, "--output", tmp_path / "out")
+    assert set(_keys(file.read_text())) == {("watch", "roots"), ("base", "search"), ("output", "directory")}, done.stderr
+    assert "Exports: ckptd keeps the latest 5, the best 3 and what `prune --keep` names" in " ".join(done.stdout.split())
 
 
 def _keys(text: str) -> dict[tuple[str, str], Any]:
@@ -194,7 +198,7 @@ def _keys(text: str) -> dict[tuple[str, str], Any]:
 )
 def test_any_path_is_written_so_that_it_is_read_again(paths: list[str], mapped: dict[str, str]) -> None:
     read = tomllib.loads(first_config.text({"watch": {"roots": paths}, "base": {"map": mapped}}))
-    assert read["watch"]["roots"] == paths and read["base"]["map"] == mapped
+    assert read.get("watch", {}).get("roots", []) == paths and read.get("base", {}).get("map", {}) == mapped
 
 
 def test_a_key_that_is_not_documented_can_not_be_written() -> None:

@@ -34,7 +34,7 @@ BASE_MISSING = Fault(
     remedy="point the configuration at a folder that holds the base model", details="Traceback (most recent call last):\n  …",
 )  # fmt: skip
 REJECTION_REASON = "agreement 0.71 is below 0.85"
-REJECTION_REMEDY = "use the variant onnx instead, or relax validate.thresholds.onnx-int8.agreement if you accept the difference"
+REJECTION_REMEDY = "use the variant onnx instead, or relax validate.limits.onnx-int8.agreement if you accept the difference"
 
 
 def at(seconds: float) -> str:

@@ -32,7 +32,7 @@ from tests.soak.receiver import Receiver
 from tests.soak.trainers import Trainers, make_hostile
 from tests.storm.world import Sharing, at_rest
 
-SETTINGS = '[limits]\njobs = 2\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\npriority = "normal"\n'
+SETTINGS = '[limits]\njobs = 2\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\npriority = "normal"\n[retention]\nkeep_last = 0\n'
 MOST_CHILDREN = 2
 """Stages that may run at once: toys are light, and each job has one at a time."""
 MOST_GROWTH, MOST_AT_WORK = 64 << 20, 384 << 20

@@ -30,7 +30,7 @@ from tests.faults.layer import Faults, Rule
 from tests.runner.conftest import Toy, arrived
 from tests.service import ENDED
 
-LIMITS = '[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\ndisk_reserve = 0\npriority = "normal"\n'
+LIMITS = '[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\ndisk_reserve = 0\npriority = "normal"\n[retention]\nkeep_last = 0\n'
 NAMES = ("first", "second")
 SHARED = "both"
 ALONE = "alone"

@@ -31,7 +31,7 @@ def test_a_damaged_weight_fails_with_figures_and_limits(measured: Measured, fold
     assert f"agreement {check.figures['agreement']:.3g} is below the limit 0.97" in text
     assert f"{check.figures['kl']:.3g} nats a token is above the limit 0.001" in text
     assert "it differs from the merged PyTorch model" in text
-    assert check.remedy is not None and "validate.thresholds.onnx.agreement" in check.remedy
+    assert check.remedy is not None and "validate.limits.onnx.agreement" in check.remedy
     assert "cache" not in text and "padded" not in text
 
 

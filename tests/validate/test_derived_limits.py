@@ -96,6 +96,11 @@ def test_choices_between_almost_equal_answers_do_not_count() -> None:
         assert judged(0.75, 0.0057, upper=upper).verdict is Verdict.FAILED
     assert judged(0.75, 0.0057, upper=0.02).verdict is Verdict.PASSED
     assert judged(0.81, 0.0057).figures["notes"] == []
+    strict = LIMITS.scaled("strict")  # asks for an agreement of 0.9 too, but nobody has set that
+    assert (
+        judged(0.85, 0.0057, strict).verdict is Verdict.PASSED
+        and judged(0.85, 0.0057, strict.model_copy(update={"agreement": 0.91})).reasons
+    )
 
 
 def test_the_benchmark_knows_where_choices_do_not_count() -> None:

@@ -53,7 +53,7 @@ def test_each_threshold_is_respected_and_named_in_the_remedy(key: str, value: fl
     assert check.verdict is Verdict.FAILED and len(check.reasons) == 1
     assert f"{value:.3g}" in check.reasons[0] and f"limit {getattr(LIMITS, threshold):.3g}" in check.reasons[0]
     taken = "use the variant onnx-int8-weight instead of onnx-int8"
-    assert check.remedy == f"{taken}, or relax validate.thresholds.onnx-int8.{threshold} if you accept the difference"
+    assert check.remedy == f"{taken}, or relax validate.limits.onnx-int8.{threshold} if you accept the difference"
 
 
 @pytest.mark.parametrize("key", ["kl", "error_max", "agreement", "cache_error_max_absolute", "padding_error_max_absolute"])
@@ -75,9 +75,7 @@ def test_of_a_batch_whose_rows_share_a_scale_the_mask_is_judged_in_float_and_the
 def test_without_thresholds_an_artifact_is_unverified_with_the_reason() -> None:
     check = _judge(limits=None, agreement=0.1)
     assert check.verdict is Verdict.UNVERIFIED
-    assert (
-        "no thresholds for onnx-int8" in check.reasons[0] and check.remedy is not None and "validate.thresholds.onnx-int8" in check.remedy
-    )
+    assert "no thresholds for onnx-int8" in check.reasons[0] and check.remedy is not None and "validate.limits.onnx-int8" in check.remedy
 
 
 def test_a_defect_fails_even_without_thresholds() -> None:

@@ -175,7 +175,8 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ),
     ("fsck",): ('`{"sound": true or false, "states": […]}`; each state directory is', (Findings,)),
     ("prune",): (
-        '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; a kept export has the fields below; a removed one is',
+        '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; a kept export has the fields below; a removed one is'
+        " (with `--keep` or `--unkeep`: the folders under `kept` and `left_to_the_rules`)",
         (Removal, KEPT_ROW),
     ),
     ("config", "show"): ('`{"files": […], "values": {KEY: …}}`; each value has these fields', (VALUE_ROW,)),

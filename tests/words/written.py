@@ -91,7 +91,7 @@ def known_keys() -> frozenset[str]:
 
     limits = {name: one.model_dump() for name, one in catalog().thresholds.items()}
     tables = tomllib.loads((ROOT / "config.toml").read_text("utf-8"))
-    return frozenset(below(tables, "")) | frozenset(below({"thresholds": limits}, "validate."))
+    return frozenset(below(tables, "")) | frozenset(below({"limits": limits, "thresholds": {}}, "validate."))
 
 
 def keys(text: str) -> set[str]:

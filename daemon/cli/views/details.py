@@ -48,6 +48,8 @@ def _facts(job: JobDetails) -> list[Text]:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             lines.append(_fact(key, text, STATE_STYLE.get(text, "") if key == "state" else ""))
     lines += [_fact(key, local_time(value, "seconds")) for key in _TIMES if (value := getattr(job, key)) is not None]
+    if job.kept:
+        lines.append(_fact("kept", "`ckptd prune --keep` named it: no rule of [retention] removes it"))
     if job.report_file:
         page = os.path.join(os.path.dirname(job.report_file), "report.html")
         lines.append(_fact("report", page if os.path.isfile(page) else job.report_file))

@@ -115,7 +115,15 @@ def _fitting(jobs: Sequence[JobStatus], width: int | None, room: int) -> list[Jo
 
 def _head(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
     """(label, text, style of the label) of what there is to say before the exports."""
-    return [*_daemon(value), *_notices(value), *_roots(value), *_directories(value, most), *_undelivered(value), *_queue(value)]
+    return [
+        *_daemon(value),
+        *_notices(value),
+        *_roots(value),
+        *_directories(value, most),
+        *_undelivered(value),
+        *_kept(value),
+        *_queue(value),
+    ]
 
 
 def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -198,6 +206,11 @@ def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
     return notices + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
 
 
+def _kept(value: Snapshot) -> list[tuple[str, str, str]]:
+    loaded = value.daemon.configuration if value.daemon.running else None
+    return [("retention", loaded.retention, "bold")] if loaded and loaded.retention else []
+
+
 def _trouble_of(target: TargetState) -> str:
     """Why a service does not get its notifications, and how many it did not get."""
     said = [f"{target.waiting} wait"] if target.waiting else []
@@ -260,7 +273,7 @@ def handles(ids: Sequence[str]) -> dict[str, str]:
 
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
     state = job.activity or job.state
-    what = (_in_short if short else _what)(job)
+    what = (_in_short if short else _what)(job) + (" · kept" if job.kept else "")
     return [
         Cell(name), Cell(job.run), Cell("final" if job.ending else str(job.step)), Cell(_loss(job.loss)),
         Cell(state, STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),

@@ -426,7 +426,7 @@ class FaultCode(StrEnum):
     To do: Free memory, export when the training is over, raise `limits.memory_fraction`, or leave the variant out.
     """
     POISON = "poison"
-    """The daemon died `limits.crashes` times while the stage ran; the stage is not tried again.
+    """The daemon died five times while the stage ran; the stage is not tried again.
 
     To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd retry JOB`.
     """
@@ -870,7 +870,7 @@ class FaultCode(StrEnum):
     """An artifact was made but failed its check, and is not published (report only).
 
     To do: Compare the figures in the report with the limits; leave the variant out of `export.variants`, use the variant that the report
-    proposes, or set less strict limits in `[validate.thresholds]` if the figures are good enough for you.
+    proposes, or set less strict limits in `[validate.limits]` if the figures are good enough for you.
     """
     BAD_RECORD = "bad-record"
     """A file that an earlier stage of the validation wrote can't be read.

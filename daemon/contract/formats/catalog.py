@@ -32,7 +32,7 @@ OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "mer
 FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
-    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin",
+    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "older", "output", "pin",
     "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory", "toolchains",
     "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",
@@ -43,7 +43,7 @@ OWN_KEYS = {
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "fill_rows", "trust_remote_code"}),
     "validation": frozenset({
         "samples", "new_tokens", "prompts", "data", "speed_tokens", "long_tokens", "bases", "publish_unverified", "on_failed_check",
-        "fallback_minutes", "thresholds",
+        "fallback_minutes", "thresholds", "strictness", "limits",
     }),
 }  # fmt: skip
 """Keys of ours that the output of a format's stage may depend on."""

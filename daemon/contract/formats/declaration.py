@@ -130,7 +130,7 @@ class Variant(StageSpec):
     artifact: bool = True
     limits: Limits
     thresholds: Thresholds
-    """Defaults of `[validate.thresholds.NAME]`: a class of `daemon.contract.formats.thresholds`, or numbers and why."""
+    """Defaults of `[validate.limits.NAME]`: a class of `daemon.contract.formats.thresholds`, or numbers and why."""
     form_of: str | None = None
     """The variant that it is a smaller form of."""
     level: Level | None = None

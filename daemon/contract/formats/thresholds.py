@@ -6,9 +6,16 @@ what published measurements of real models need: docs/validation.md, "Where the 
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from daemon.contract.values import Frozen
+
+Strictness = Literal["strict", "normal", "loose"]
+FACTORS: dict[Strictness, float] = {"strict": 0.5, "normal": 1.0, "loose": 2.0}
+"""Strictness → by what the distances that a variant's class allows are multiplied: the divergence, the error, and the share of positions
+whose most likely token differs."""
 
 
 class Thresholds(Frozen):
@@ -20,6 +27,26 @@ class Thresholds(Frozen):
     """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
     error: float = Field(ge=0)
     """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
+
+    def scaled(self, strictness: Strictness) -> Thresholds:
+        """The same class, taken more or less strictly (`FACTORS`). "normal" is the class itself, to the last bit."""
+        factor = FACTORS[strictness]
+        if factor == 1.0:
+            return self
+        agreement = round(max(0.0, 1 - factor * (1 - self.agreement)), 9)
+        return Thresholds(agreement=agreement, kl=factor * self.kl, error=factor * self.error)
+
+
+class OwnLimits(Frozen):
+    """A table of `[validate.limits]`: the limits of a variant that a user sets, each in place of the class's."""
+
+    agreement: float | None = Field(default=None, ge=0, le=1)
+    kl: float | None = Field(default=None, ge=0)
+    error: float | None = Field(default=None, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 EXACT = Thresholds(agreement=0.97, kl=0.001, error=0.25)

@@ -21,6 +21,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -29,7 +30,7 @@ from pydantic import (
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.stages import LONG_SHORTEST
-from daemon.contract.formats.thresholds import Thresholds
+from daemon.contract.formats.thresholds import OwnLimits, Strictness, Thresholds
 from daemon.contract.values import Frozen, digest_of, value_at
 
 Options = TypeVar("Options", bound=Frozen)
@@ -144,8 +145,13 @@ class ValidateOptions(Frozen):
     is published, marked as failed."""
     fallback_minutes: float = Field(default=120.0, gt=0)
     """No further form is begun where making and checking those before it took more than these minutes."""
-    thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
-    """Limits by variant; a variant or a limit that is not named keeps its default."""
+    strictness: Strictness = "normal"
+    """How strictly the limits of each variant's class are taken: `Thresholds.scaled` says by what rule."""
+    limits: dict[str, OwnLimits] = Field(default_factory=dict)
+    """Limits by variant that count in place of the class's."""
+    thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds, validate_default=True)
+    """The limits that count, of every variant: what follows from the two above, and what a job is judged by. As a key of the
+    configuration it is `limits` by its name of 1.0.0."""
 
     @field_validator("long_tokens")
     @classmethod
@@ -156,14 +162,24 @@ class ValidateOptions(Frozen):
 
     @field_validator("thresholds", mode="before")
     @classmethod
-    def _over_the_defaults(cls, value: Any) -> Any:
+    def _those_that_count(cls, value: Any, info: ValidationInfo) -> Any:
+        """Of each variant: its class by the strictness, over it what the older name sets, over that what `limits` sets."""
         if not isinstance(value, dict):
             return value
-        merged: dict[str, Any] = dict(catalog().thresholds)
-        for name, limits in value.items():
-            known = catalog().thresholds.get(name)
-            merged[name] = {**known.model_dump(), **limits} if known and isinstance(limits, dict) else limits
-        return merged
+        classes, strictness = catalog().thresholds, info.data.get("strictness", "normal")
+        counting: dict[str, Any] = {name: limits.scaled(strictness) for name, limits in classes.items()}
+        for name, limits in value.items() if value != classes else ():
+            counting[name] = _over(counting.get(name), limits)
+        for name, own in info.data.get("limits", {}).items():
+            if name in counting:  # any other is said to be wrong by `daemon.config.loading`
+                counting[name] = _over(counting[name], own.model_dump(exclude_none=True))
+        return counting
+
+
+def _over(below: Any, limits: Any) -> Any:
+    """Some limits over all those of a variant; what is no table is left to the check of types."""
+    known = below.model_dump() if isinstance(below, Thresholds) else below
+    return {**known, **limits} if isinstance(known, dict) and isinstance(limits, dict) else limits
 
 
 class Work(Frozen):
@@ -221,8 +237,12 @@ class Work(Frozen):
 
     @property
     def digest(self) -> str:
-        """Resume key of the configuration. Made of what differs from the defaults, so that a new option changes no job's key."""
-        return digest_of(self.model_dump(mode="json", exclude_defaults=True))
+        """Resume key of the configuration. Made of what differs from the defaults, so that a new option changes no job's key.
+
+        The limits count once, as those that an artifact is judged by.
+        """
+        asked = {"validation": {"strictness", "limits"}}
+        return digest_of(self.model_dump(mode="json", exclude_defaults=True, exclude=asked))
 
     @classmethod
     def recovered(cls, text: str) -> Work:

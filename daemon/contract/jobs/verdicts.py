@@ -238,4 +238,4 @@ def needs(check: ArtifactCheck) -> str | None:
 def _default_remedy(verdict: Verdict) -> str:
     if verdict is Verdict.UNVERIFIED:
         return "run `ckptd retry` with the export's id when the check can run here, or name the variant in validate.publish_unverified"
-    return "leave this variant out of export.variants, or loosen its limits in [validate.thresholds] if the figures are good enough for you"
+    return "leave this variant out of export.variants, or loosen its limits in [validate.limits] if the figures are good enough for you"

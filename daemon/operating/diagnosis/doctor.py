@@ -289,6 +289,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         problems += _unwritable(key, folder)
     problems += _without_room(settings)
     warnings += _readable_by_others(settings, config)
+    warnings += settings.older
     problems += not_of_group(settings.output.group)
     here = formats_here(settings.state_directory)
     wanting = [(name, need) for name in settings.variants for need in here.variants[name].needs]

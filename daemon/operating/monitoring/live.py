@@ -56,6 +56,10 @@ class ConfigLoad:
     """Digest of the values in the files when the configuration in use was read; None if it is not known."""
     changed: bool | None = None
     """Whether the last reload changed a value; None if there was none, or it was refused."""
+    changes: tuple[str, ...] = ()
+    """The keys that it changed, each with the value before and after; of a secret only that it changed."""
+    retention: str | None = None
+    """Which exports of a run stay, by the configuration in use."""
 
     def is_of_another_file(self, file: str | None) -> bool:
         """Whether it is known to come from another file than this one; None stands for none that was given or found."""

@@ -55,6 +55,7 @@ from daemon.operating.monitoring.live import (
     read_live,
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
+from daemon.publishing.keeping import is_kept
 from daemon.publishing.publication import target_of
 from daemon.running.attempts.executor import CpuShare
 from daemon.running.rules import ready
@@ -179,6 +180,8 @@ class JobStatus:
     """Whether it waits at the front of the queue, because of `ckptd first`."""
     checkpoint_gone: bool = False
     """Whether an export that did not succeed has no folder of its checkpoint any more, so that it can't be tried again."""
+    kept: bool = False
+    """Whether `ckptd prune --keep` named its export, so that no rule of `[retention]` removes it."""
     foreground: bool = False
     """Whether `ckptd export` makes it, and not the daemon."""
     lost: tuple[LostArtifact, ...] = ()
@@ -530,4 +533,5 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         left_seconds=None if left is None else round(left),
         report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
         checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(view),
+        kept=job.state in ENDED_JOB and is_kept(target),
     )

@@ -57,7 +57,7 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
         return RetryDecision("waiting")
     return RetryDecision("failed", fault=Fault(
         code=FaultCode.POISON, operation=f"run the stage {stage}",
-        cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is not tried again: the stage may be the reason",
+        cause=f"the daemon died {crashes} times while it ran, so it is not tried again: the stage may be the reason",
         remedy="look for 'Out of memory' in the kernel's log and in the attempts' logs, then run `ckptd retry` with the export's id",
         path=log,
     ))  # fmt: skip

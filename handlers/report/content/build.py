@@ -50,7 +50,7 @@ _MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": Referen
 
 
 _INSTEAD = "use {0}, which is published in its place; name it in export.variants to have it made at once, or relax the limits in\
- [validate.thresholds.{1}] if you accept the difference"
+ [validate.limits.{1}] if you accept the difference"
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
