@@ -11,13 +11,14 @@ import typer
 from rich.cells import cell_len
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
+from daemon.cli.groups import place
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
 from daemon.operating.log.wrapping import width_of, wrap
 
-app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
+app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 60
 """Place of the comments, where there is room."""
@@ -28,8 +29,8 @@ Names = tuple[str, ...]
 
 def register(verbs: typer.Typer) -> None:
     """Put the verbs of this module beside the others."""
-    verbs.add_typer(app, name="config")
-    verbs.command("notify-test")(notify_test)
+    verbs.add_typer(app, name="config", **place("config", "ckptd config show --changed"))
+    verbs.command("notify-test", **place("notify-test", "ckptd notify-test"))(notify_test)
 
 
 def set_values(given: list[str] | None) -> None:
@@ -67,7 +68,7 @@ def make_only(variants: Sequence[str], targets: Sequence[str] = ()) -> None:
         set_values([f"export.variants={json.dumps(list(variants))}", f"export.deploy={json.dumps(list(targets))}"])
 
 
-@app.command()
+@app.command(epilog="Example: ckptd config show limits.jobs")
 def show(
     key: Annotated[str, typer.Argument(help="Only this section or key, for example limits or limits.jobs.")] = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only values that differ from the defaults.")] = False,
@@ -104,7 +105,10 @@ def show(
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Send a test message to each service of notify.urls, and print each answer. Exit code 1: a service did not accept it."""
+    """Send a test message to each service.
+
+    To those of notify.urls; each answer is printed. Exit code 1: a service did not accept it.
+    """
     import socket
     import time
 

@@ -1,11 +1,11 @@
-"""The verbs that change the queue: `retry`, `cancel`, `pause`, `resume`, `first`, `reload`. Thin; `daemon.cli` registers them.
+"""`ckptd queue retry | cancel | pause | resume | first`, and `ckptd reload`. Thin; `daemon.cli` registers them.
 
 They write into the journal, where a running daemon finds it within seconds, or the next one at its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
+from daemon.cli.groups import place
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -32,11 +33,13 @@ FailedOption = Annotated[bool, typer.Option("--failed", help="All exports that f
 MaybeJob = Annotated[str | None, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
 
 
+_app = typer.Typer(name="queue", help="Retry, cancel, pause, resume exports; put one first.", no_args_is_help=True)
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    verbs: tuple[Callable[..., None], ...] = (retry, cancel, pause, resume, first, reload)
-    for verb in verbs:
-        app.command()(verb)
+    app.add_typer(_app, **place("queue", "ckptd queue retry --failed"))
+    app.command(**place("reload", "ckptd reload"))(reload)
 
 
 def find_job(state: Path, wanted: str) -> JobDetails:
@@ -96,8 +99,12 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
     return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
 
+@_app.command(epilog="Example: ckptd queue retry my-run/500")
 def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOption = None) -> None:
-    """Put exports that failed, are partial or were cancelled back into the queue; after a configuration change, any ended exports."""
+    """Put exports back into the queue.
+
+    Those that failed, are partial or were cancelled; after a configuration change, any that ended.
+    """
     from daemon.cli.export import retry_job
     from daemon.config.places.paths import existing
     from daemon.operating.monitoring.status import failed_ids
@@ -127,8 +134,12 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
         raise refused[-1]
 
 
+@_app.command(epilog="Example: ckptd queue cancel my-run/500")
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
-    """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
+    """Cancel an export.
+
+    It is stopped, its output is removed, and its checkpoint is not taken again automatically.
+    """
     state = daemon_state(config)
     details = find_job(state, job)
     with _journal(state) as journal:
@@ -137,8 +148,12 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     say(f"{details.id} is cancelled; to continue it, run `ckptd retry {details.id}`.")
 
 
+@_app.command(epilog="Example: ckptd queue pause")
 def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
-    """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
+    """Start no new stages, of one job or of all jobs.
+
+    Running stages end normally, and checkpoints are still taken.
+    """
     state = daemon_state(config)
     with _journal(state) as journal:
         if job is None:
@@ -152,6 +167,7 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
         say(f"{details.id} {said}; `ckptd resume {details.id}` continues it.")
 
 
+@_app.command(epilog="Example: ckptd queue resume")
 def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
     state = daemon_state(config)
@@ -163,6 +179,7 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
         say(f"{details.id} continues." if journal.controls.pause(details.id, False) else f"{details.id} was not paused.")
 
 
+@_app.command(epilog="Example: ckptd queue first my-run/500")
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Move a waiting export to the front of the queue."""
     state = daemon_state(config)
@@ -174,7 +191,10 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def reload(config: ConfigOption = None) -> None:
-    """Make the running daemon read the configuration file again and use it, if the whole file is valid."""
+    """Make the daemon read its configuration again.
+
+    It uses it if the whole file is valid.
+    """
     from daemon.operating.reload import ask_for_reload
 
     file = configuration_of(config, of_daemon=True)

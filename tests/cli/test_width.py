@@ -22,9 +22,10 @@ from daemon.cli.configuration import show
 from daemon.cli.views.benchmark import print_bench
 from daemon.cli.views.details import print_job
 from daemon.cli.views.explanation import print_explanation
+from daemon.cli.views.machine import print_check, print_formats
 from daemon.cli.views.markup import say, set_up_outputs, terminal
 from daemon.cli.views.status import print_jobs, print_status
-from daemon.cli.views.tables import print_check, print_formats, print_log
+from daemon.cli.views.tables import print_log
 from daemon.operating.diagnosis.doctor import Diagnosis, formats_here
 from daemon.operating.log.log_line import log_line, log_lines
 from daemon.operating.log.wrapping import fold
