@@ -1,4 +1,4 @@
-"""`ckptd export` and `ckptd retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
+"""`ckptd export` and `ckptd queue retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
 
 An export in the foreground has a journal of its own per checkpoint below the state directory, so it neither
 disturbs a running daemon nor waits for it, and an interrupted one goes on where it was.

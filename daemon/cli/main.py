@@ -77,7 +77,8 @@ class _Verbs(TyperGroup):
         """The verb of the command line, also by the name that it had in an earlier version."""
         if args[0] in RENAMED:
             now = RENAMED[args[0]]
-            say_error(f"ckptd: `ckptd {args[0]}` is called `ckptd {' '.join(now)}` now; version 2 will not know the old name.")
+            old, new = f"ckptd {args[0]}", f"ckptd {' '.join(now)}"
+            say_error(f"ckptd: `{old}` is called `{new}` now; version 2 will not know the old name.")
             args = [*now, *args[1:]]
         return super().resolve_command(ctx, args)
 

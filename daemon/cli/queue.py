@@ -145,7 +145,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(state) as journal:
         if not journal.controls.cancel(details.id, "cancelled by hand"):
             raise _refuse(details, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
-    say(f"{details.id} is cancelled; to continue it, run `ckptd retry {details.id}`.")
+    say(f"{details.id} is cancelled; to continue it, run `ckptd queue retry {details.id}`.")
 
 
 @_app.command(epilog="Example: ckptd queue pause")
@@ -158,13 +158,13 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
     with _journal(state) as journal:
         if job is None:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
-            say(f"The queue {said}; `ckptd resume` continues it.")
+            say(f"The queue {said}; `ckptd queue resume` continues it.")
             return
         details = find_job(state, job)
         if details.state not in OPEN:
             raise _refuse(details, "pause", "pause only an export that waits or runs")
         said = "is paused now" if journal.controls.pause(details.id, True) else "was paused already"
-        say(f"{details.id} {said}; `ckptd resume {details.id}` continues it.")
+        say(f"{details.id} {said}; `ckptd queue resume {details.id}` continues it.")
 
 
 @_app.command(epilog="Example: ckptd queue resume")
@@ -186,7 +186,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     details = find_job(state, job)
     with _journal(state) as journal:
         if not journal.controls.prefer(details.id):
-            raise _refuse(details, "put first", "use `ckptd first` only for an export that waits")
+            raise _refuse(details, "put first", "use `ckptd queue first` only for an export that waits")
     say(f"{details.id} is next{' after it is resumed' if details.paused else ''}.")
 
 

@@ -47,7 +47,7 @@ class JobRow:
     paused: bool = False
     """Starts no further stage until a person says so."""
     first: bool = False
-    """Waits at the front of the queue, where `ckptd first` put it."""
+    """Waits at the front of the queue, where `ckptd queue first` put it."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from daemon.system.processes.rounds import Complaints
 log = structlog.get_logger("runner")
 
 IDLE_SECONDS = 3.0
-"""Pause between looks into the journal while nothing runs: `ckptd retry` and others put work there from outside."""
+"""Pause between looks into the journal while nothing runs: `ckptd queue retry` and others put work there from outside."""
 NEWS_SECONDS = 0.25
 """Longest wait for news of running attempts."""
 JOURNAL_TRIES = 5

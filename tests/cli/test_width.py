@@ -72,16 +72,19 @@ PRINTINGS: dict[str, Printing] = {
     "status": lambda folder: print_status(status(*MADE, roots=(RootState("/srv/trainings", "inotify", True),))),
     "list": lambda folder: print_jobs(MADE),
     "show": lambda folder: print_job(JobDetails(**vars(MADE[1]), attempts=(ATTEMPT,))),
-    "check": lambda folder: print_check(Diagnosis({"toolchains": SENTENCE, "base": SENTENCE * 2}, (SENTENCE,), (SENTENCE * 2,))),
+    "check": lambda folder: print_check(
+        Diagnosis({"toolchains": SENTENCE, "base": SENTENCE * 2}, (SENTENCE,), (SENTENCE * 2,)), everything=True
+    ),
     "explain": lambda folder: print_explanation(FOUND),
     "explain run": lambda folder: print_explanation(RunExplanation("/srv", False, (FOUND, replace(FOUND, missing=())), (SENTENCE,))),
-    "formats": lambda folder: print_formats(formats_here(folder)),
+    "formats": lambda folder: print_formats(formats_here(folder), ("onnx", "web")),
+    "formats --all": lambda folder: print_formats(formats_here(folder), everything=True),
     "logs": _log,
     "bench": lambda folder: print_bench(BENCH, folder / "page.html"),
     "config show": _config,
     "a sentence": lambda folder: say(SENTENCE),
 }
-WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd retry \S+$|: python -m handlers \S+$|; its log: \S+$")
+WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd queue retry \S+$|: python -m handlers \S+$|; its log: \S+$")
 """What `show` leaves in one line, to be copied."""
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from daemon.running.attempts.children import Running
 
 
-_RETRY = re.compile(r"run `?ckptd retry(?: JOB)?`?(?: with the export's id| on the job)?")
+_RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 

@@ -19,7 +19,7 @@ from daemon.operating.integrity.scene import REPORTED, Scene
 
 LATEST = 200
 """Ended jobs whose verdict is derived again unless everything is to be checked."""
-_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd retry` repeats the export"
+_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd queue retry` repeats the export"
 _WAIT = "start the daemon, which corrects this; if it does not, report it with a copy of the journal"
 
 

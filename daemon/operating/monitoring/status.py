@@ -176,7 +176,7 @@ class JobStatus:
     report_file: str | None = None
     """Path of its report, if there is one."""
     first: bool = False
-    """Whether it waits at the front of the queue, because of `ckptd first`."""
+    """Whether it waits at the front of the queue, because of `ckptd queue first`."""
     checkpoint_gone: bool = False
     """Whether an export that did not succeed has no folder of its checkpoint any more, so that it can't be tried again."""
     foreground: bool = False
@@ -440,9 +440,9 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     if not scene.running and not (job.paused or scene.paused):
         return "No daemon runs: the export continues when one is started."
     if job.paused:
-        return f"It is paused; `ckptd resume {job.id}` continues it."
+        return f"It is paused; `ckptd queue resume {job.id}` continues it."
     if scene.paused:
-        return "Everything is paused; `ckptd resume` continues the work."
+        return "Everything is paused; `ckptd queue resume` continues the work."
     said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
     if later is not None and said in (None, *(ready.describe(ready.retrying(spec)) for spec in _specs(view))):
         return later
