@@ -16,7 +16,6 @@ from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, 
 from daemon.cli.groups import place
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.system.processes.signals import on_signals
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -92,6 +91,7 @@ def _measured(
     from daemon.cli.views.benchmark import BenchView
     from daemon.operating.measuring import measure
     from daemon.operating.measuring.children import Progress
+    from daemon.system.processes.signals import on_signals
 
     stop = threading.Event()
     on_signals((signal.SIGINT, signal.SIGTERM), stop.set)

@@ -23,7 +23,6 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
 from daemon.cli.configuration import make_only
 from daemon.cli.groups import place
-from daemon.contract.disk.files import fsync_directory, remove_tree
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 
@@ -118,6 +117,8 @@ def _checked(source: Path, target: Path) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def _staging(target: Path) -> Iterator[Path]:
     """A folder beside the new one, for this process alone; gone at the end unless it was renamed. Leftovers of a killed one are removed."""
+    from daemon.contract.disk.files import remove_tree
+
     staging = target.with_name(f".{target.name}.ckptd-part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,8 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
 
 def _publish(staging: Path, target: Path) -> None:
     """Give the folder its name, durably. UsageError where it was taken meanwhile."""
+    from daemon.contract.disk.files import fsync_directory
+
     for folder, _, _ in os.walk(staging):
         fsync_directory(Path(folder))
     try:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from daemon.cli import bench, configuration, convert, maintenance, queue, setup, toolchain
@@ -38,6 +37,7 @@ from daemon.cli.common import (
 from daemon.cli.filter import STATES, Filter
 from daemon.cli.groups import GROUPS, HELP_NAMES, RENAMED, place
 from daemon.cli.mistakes import mistake_of
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error, set_up_outputs
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
@@ -59,7 +59,7 @@ class _ReaderLeft(Exception):
     """Who reads the output (`| head`) has ended. Not an OSError: typer ends with 1 for that, which says "unwell" or "failed"."""
 
 
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     """All verbs. Ctrl-C at a question ends the command as Ctrl-C elsewhere does, and not as one that failed."""
 
     def make_context(self, *rest: Any, **more: Any) -> Any:
@@ -99,6 +99,7 @@ app = typer.Typer(
     help="Turns finished training checkpoints into verified, deployable models, automatically.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings=HELP_NAMES,
     epilog="ckptd COMMAND -h shows what a command takes, and an example.",
 )
@@ -223,7 +224,7 @@ def explain(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint holds and lacks, and what ckptd did with it.
+    """Show what a checkpoint holds, lacks, and became.
 
     Exit code 1: not complete.
     """
@@ -327,7 +328,7 @@ def list_(
 
 @app.command(**place("show", "ckptd show my-run/500"))
 def show(
-    job: Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")],
+    job: queue.JobArgument,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -343,9 +344,7 @@ def show(
 
 @app.command(**place("compare", "ckptd compare my-run/400 my-run/500"))
 def compare(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="An export: its folder, or the id of its job, or the beginning or last part of the id.")
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, the id of its job or a part of it, or RUN/STEP.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other export, in the same form.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
@@ -397,7 +396,7 @@ def logs(
 
     state = daemon_state(config)
     if job is not None:
-        queue.refuse_unknown(state, job)
+        job = queue.in_log(state, job)
     print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
 
 
@@ -505,7 +504,9 @@ def _say_traceback(kind: type[BaseException], error: BaseException, trace: Trace
 def _run() -> int:
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
-    except SystemExit as leaving:  # completion ends so
+    except SystemExit as leaving:  # completion ends so, and rich's console, which shows the help, where its reader has left
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except TyperException as error:
         if error.format_message():  # without a verb, the help was shown, which is all

@@ -19,10 +19,10 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.values import Json
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
+    from daemon.contract.values import Json
     from daemon.operating.integrity.fsck import Findings
     from daemon.publishing.retention import Export, Removal
     from daemon.publishing.verification import Verification

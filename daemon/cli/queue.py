@@ -14,11 +14,12 @@ import typer
 
 from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
 from daemon.cli.groups import place
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import printable
-from daemon.journal.rows import told_state
+from daemon.journal.states import told_state
 
 if TYPE_CHECKING:
     from daemon.journal.journal import Journal
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
-JobArgument = Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")]
-SomeJobs = Annotated[list[str] | None, typer.Argument(help="Ids of jobs, or the beginnings or last parts of the ids.")]
+JOB = "Id of the job, the beginning or last part of it, RUN/STEP, or the folder of the checkpoint or of the export."
+JobArgument = Annotated[str, typer.Argument(help=JOB)]
+SomeJobs = Annotated[list[str] | None, typer.Argument(help=JOB)]
 FailedOption = Annotated[bool, typer.Option("--failed", help="All exports that failed.")]
-MaybeJob = Annotated[str | None, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
+MaybeJob = Annotated[str | None, typer.Argument(help=f"{JOB} Default: all jobs.")]
 
 
-_app = typer.Typer(name="queue", help="Retry, cancel, pause, resume exports; put one first.", no_args_is_help=True)
+_app = typer.Typer(
+    name="queue", help="Retry, cancel, pause, resume exports; put one first.", no_args_is_help=True, cls=Group, rich_markup_mode=None
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -64,15 +68,18 @@ def refuse_no_id(wanted: str) -> None:
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
 
 
-def refuse_unknown(state: Path, wanted: str) -> None:
-    """Raise UsageError where no job of the journal and no line of the log is meant by `wanted`: the log may be older than the journal."""
+def in_log(state: Path, wanted: str) -> str:
+    """What the log calls the job that is meant by `wanted`. Raises UsageError where neither journal nor log has one, of which the log may
+    be the older.
+    """
     from daemon.config.places.paths import StatePaths, existing
     from daemon.operating.log.logs import follow
     from daemon.operating.monitoring.status import ids
 
     refuse_no_id(wanted)
-    if ids(state, wanted) or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
-        return
+    named = ids(state, wanted)
+    if named or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
+        return named[0] if len(named) == 1 else wanted
     existing(state)
     raise _not_one(wanted, [])
 
@@ -80,7 +87,7 @@ def refuse_unknown(state: Path, wanted: str) -> None:
 def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
     listed = ", ".join(matches[:_LISTED]) + (f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else "")
     cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else f"no job's id begins or ends with {wanted!r}"
-    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
+    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, the last part of one, or RUN/STEP")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import typer
 
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
 from daemon.cli.groups import place
-from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -111,6 +110,7 @@ def init(
 
 
 def _look() -> Proposal:
+    from daemon.cli.views.layout import duration
     from daemon.installing.discovery import look
 
     say_error("Looking for trainings and models on this machine …")

@@ -12,6 +12,7 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the toolchain; `ckptd toolchain list` shows the names.")]
 NamesArgument = Annotated[list[str], typer.Argument(help="Names of toolchains; `ckptd toolchain list` shows them.")]
-_app = typer.Typer(name="toolchain", help="Install what some exporters need.", no_args_is_help=True)
+_app = typer.Typer(name="toolchain", help="Install what some exporters need.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:

@@ -30,7 +30,8 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow
+from daemon.journal.rows import AttemptRow, JobRow
+from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.children import Children
 from daemon.running.attempts.executor import Attempt, Executor
 from daemon.running.attempts.job_file import bounds_of

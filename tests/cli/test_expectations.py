@@ -23,7 +23,8 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId, StageRow, told_state
+from daemon.journal.rows import AttemptId, StageRow
+from daemon.journal.states import told_state
 from daemon.operating.disk_watch import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, slowed, stage_left, starved, starving

@@ -14,7 +14,8 @@ from daemon.contract.jobs.plan import find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import status_that_follows
 from daemon.journal.file.integrity import unbelievable, unsound
 from daemon.journal.file.sqlite_errors import REPAIR
-from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
+from daemon.journal.rows import job_of, stage_of
+from daemon.journal.states import ENDED_STAGE
 from daemon.operating.integrity.scene import REPORTED, Scene
 
 LATEST = 200
