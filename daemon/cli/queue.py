@@ -86,7 +86,10 @@ def in_log(state: Path, wanted: str) -> str:
 
 def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
     listed = ", ".join(matches[:_LISTED]) + (f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else "")
-    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else f"no job's id begins or ends with {wanted!r}"
+    none = f"no job's id begins or ends with {wanted!r}"
+    if "/" in wanted:
+        none = f"{wanted!r} is no run and step of a job, and no folder of its checkpoint or its export"
+    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else none
     return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, the last part of one, or RUN/STEP")
 
 
