@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
+from daemon.cli.groups import place
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.system.processes.signals import on_signals
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -29,7 +29,7 @@ LARGEST = {"--lengths": 1 << 17, "--batches": 1 << 12, "--threads": 1 << 10}
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command("bench")(bench_command)
+    app.command("bench", **place("bench", "ckptd bench exports/my-run/latest onnx-int8 --minutes 2"))(bench_command)
 
 
 def bench_command(
@@ -49,9 +49,11 @@ def bench_command(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure the variants of an export on this machine, in turns with PyTorch: time to the first token, tokens per second, start, memory.
+    """Measure an export's variants on this machine.
 
-    It writes nothing into the export. By default it uses the threads of limits.threads, so that a training on this machine goes on.
+    Time to the first token, tokens per second, start and memory, in turns with PyTorch. It writes nothing into the export.
+
+    By default it uses the threads of limits.threads, so that a training on this machine goes on.
     """
     from daemon.operating.measuring import subject
     from daemon.operating.measuring.measure import Asked
@@ -89,6 +91,7 @@ def _measured(
     from daemon.cli.views.benchmark import BenchView
     from daemon.operating.measuring import measure
     from daemon.operating.measuring.children import Progress
+    from daemon.system.processes.signals import on_signals
 
     stop = threading.Event()
     on_signals((signal.SIGINT, signal.SIGTERM), stop.set)

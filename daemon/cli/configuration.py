@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
+from daemon.cli.groups import place
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
-from daemon.operating.log.wrapping import width_of, wrap
 
-app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
+app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 60
 """Place of the comments, where there is room."""
@@ -28,15 +28,17 @@ Names = tuple[str, ...]
 
 def register(verbs: typer.Typer) -> None:
     """Put the verbs of this module beside the others."""
-    verbs.add_typer(app, name="config")
-    verbs.command("notify-test")(notify_test)
+    verbs.add_typer(app, name="config", **place("config", "ckptd config show --changed"))
+    verbs.command("notify-test", **place("notify-test", "ckptd notify-test"))(notify_test)
 
 
 def set_values(given: list[str] | None) -> None:
     """Take what `--set KEY=VALUE` says. Raises UsageError for one that is not of that form."""
+    if not given:
+        return
     from daemon.config.sources import given_on_command_line
 
-    for text in given or ():
+    for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(
@@ -67,7 +69,7 @@ def make_only(variants: Sequence[str], targets: Sequence[str] = ()) -> None:
         set_values([f"export.variants={json.dumps(list(variants))}", f"export.deploy={json.dumps(list(targets))}"])
 
 
-@app.command()
+@app.command(epilog="Example: ckptd config show limits.jobs")
 def show(
     key: Annotated[str, typer.Argument(help="Only this section or key, for example limits or limits.jobs.")] = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only values that differ from the defaults.")] = False,
@@ -100,6 +102,8 @@ def show(
         })  # fmt: skip
         return
     named = ", ".join(str(file) for file, _ in files.each) or "no file; these are the defaults"
+    from daemon.operating.log.wrapping import width_of
+
     width = width_of(terminal())
     say_lines("\n".join([*_comment(named, width), *_tables(rows, origins, width)]))
 
@@ -113,7 +117,10 @@ def _is_hidden(names: Names, wanted: Names) -> bool:
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Send a test message to each service of notify.urls, and print each answer. Exit code 1: a service did not accept it."""
+    """Send a test message to each service.
+
+    To those of notify.urls; each answer is printed. Exit code 1: a service did not accept it.
+    """
     import socket
     import time
 
@@ -153,6 +160,8 @@ def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:
 
 def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], width: int | None) -> Iterator[str]:
     """Lines of TOML of at most `width` cells; `origins`: what is said behind a value, or above one that has no room beside it."""
+    from rich.cells import cell_len
+
     table: Names = ()
     for names, value in rows:
         if names[:-1] != table:
@@ -173,11 +182,15 @@ def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], wid
 
 
 def _comment(text: str, width: int | None) -> list[str]:
+    from daemon.operating.log.wrapping import wrap
+
     return [f"# {row}" for row in wrap(text, None if width is None else width - len("# "))]
 
 
 def _in_lines(name: str, value: Any, line: str, width: int) -> list[str]:
     """A value that is wider than the terminal: TOML lets a list have its entries in lines of their own; nothing else can be broken."""
+    from rich.cells import cell_len
+
     if isinstance(value, list) and value and cell_len(line) > width:
         return [f"{name} = [", *(f"  {_value(item)}," for item in value), "]"]
     return [line]

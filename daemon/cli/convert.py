@@ -22,7 +22,7 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
 from daemon.cli.configuration import make_only
-from daemon.contract.disk.files import fsync_directory, remove_tree
+from daemon.cli.groups import place
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 
@@ -36,7 +36,7 @@ _ROOM = 16 << 20
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command("convert")(convert)
+    app.command("convert", **place("convert", "ckptd convert old-model new-model"))(convert)
 
 
 def convert(
@@ -51,7 +51,9 @@ def convert(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Convert a folder's pickled weights to safetensors, and compare every tensor; or export a model that no training wrote.
+    """Convert pickled weights, or export any model.
+
+    A folder's pickled weights become safetensors, and every tensor is compared. With --to, a model that no training wrote is exported.
 
     Nothing in the files is run. Everything else in the folder is copied, except for the state of a training.
     """
@@ -115,6 +117,8 @@ def _checked(source: Path, target: Path) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def _staging(target: Path) -> Iterator[Path]:
     """A folder beside the new one, for this process alone; gone at the end unless it was renamed. Leftovers of a killed one are removed."""
+    from daemon.contract.disk.files import remove_tree
+
     staging = target.with_name(f".{target.name}.ckptd-part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +175,8 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
 
 def _publish(staging: Path, target: Path) -> None:
     """Give the folder its name, durably. UsageError where it was taken meanwhile."""
+    from daemon.contract.disk.files import fsync_directory
+
     for folder, _, _ in os.walk(staging):
         fsync_directory(Path(folder))
     try:

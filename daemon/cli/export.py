@@ -1,4 +1,4 @@
-"""`ckptd export` and `ckptd retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
+"""`ckptd export` and `ckptd queue retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
 
 An export in the foreground has a journal of its own per checkpoint below the state directory, so it neither
 disturbs a running daemon nor waits for it, and an interrupted one goes on where it was.
@@ -39,7 +39,8 @@ from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now, told_state
+from daemon.journal.rows import JobRow, StageRow, now
+from daemon.journal.states import ENDED_JOB, ENDED_STAGE, told_state
 from daemon.operating.diagnosis import packages
 from daemon.operating.engine import Engine, engine, work_now
 from daemon.operating.log import logs

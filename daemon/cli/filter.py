@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.journal.rows import ENDED_JOB
+from daemon.journal.states import ENDED_JOB
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobStatus

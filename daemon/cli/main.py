@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from daemon.cli import bench, configuration, convert, maintenance, queue, setup, toolchain
@@ -36,7 +35,9 @@ from daemon.cli.common import (
     refuse_undecodable,
 )
 from daemon.cli.filter import STATES, Filter
+from daemon.cli.groups import GROUPS, HELP_NAMES, RENAMED, place
 from daemon.cli.mistakes import mistake_of
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error, set_up_outputs
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
@@ -58,7 +59,7 @@ class _ReaderLeft(Exception):
     """Who reads the output (`| head`) has ended. Not an OSError: typer ends with 1 for that, which says "unwell" or "failed"."""
 
 
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     """All verbs. Ctrl-C at a question ends the command as Ctrl-C elsewhere does, and not as one that failed."""
 
     def make_context(self, *rest: Any, **more: Any) -> Any:
@@ -68,8 +69,21 @@ class _Verbs(TyperGroup):
         except BrokenPipeError:
             raise _ReaderLeft from None
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order of the help."""
+        return [verb for verbs in GROUPS.values() for verb in verbs]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb of the command line, also by the name that it had in an earlier version."""
+        if args[0] in RENAMED:
+            now = RENAMED[args[0]]
+            old, new = f"ckptd {args[0]}", f"ckptd {' '.join(now)}"
+            say_error(f"ckptd: `{old}` is called `{new}` now; version 2 will not know the old name.")
+            args = [*now, *args[1:]]
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        """The verb of the command line."""
+        """Run the verb of the command line."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -85,12 +99,15 @@ app = typer.Typer(
     help="Turns finished training checkpoints into verified, deployable models, automatically.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=HELP_NAMES,
+    epilog="ckptd COMMAND -h shows what a command takes, and an example.",
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"ckptd {__version__}")
+        version()
         raise typer.Exit
 
 
@@ -108,9 +125,12 @@ def _common(
     configuration.set_values(set_)
 
 
-@app.command()
+@app.command(**place("run", "ckptd run --config /etc/ckptd/config.toml"))
 def run(config: ConfigOption = None) -> None:
-    """Run the service: watch the configured roots and export the checkpoints that appear there."""
+    """Run the service in this terminal.
+
+    It watches the configured roots and exports the checkpoints that appear there.
+    """
     configuration = DaemonConfiguration(config)
     settings = configuration.read()
     from daemon.config.places.instances import announced
@@ -136,7 +156,7 @@ def _of_the_machine(error: UsageError) -> CkptdError:
     return Retryable(fault.code, fault.operation, fault.cause, fault.remedy, path=fault.path)
 
 
-@app.command()
+@app.command(**place("export", "ckptd export runs/my-run/checkpoint-500 --to onnx-int8"))
 def export(
     checkpoint: Annotated[
         Path | None,
@@ -198,13 +218,16 @@ def _not_explained(path: Path) -> UsageError:
     )  # fmt: skip
 
 
-@app.command()
+@app.command(**place("explain", "ckptd explain runs/my-run/checkpoint-500"))
 def explain(
     path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in a checkpoint.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the files of a checkpoint, what is missing and since when, and what ckptd did with it. Exit code 1: not complete."""
+    """Show what a checkpoint holds, lacks, and became.
+
+    Exit code 1: not complete.
+    """
     from daemon.operating.monitoring.explain import explain as look
 
     refuse_undecodable(path, "explain")
@@ -223,7 +246,7 @@ def explain(
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(**place("status", "ckptd status --watch"))
 def status(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List all directories, not only the first few of each kind.")] = False,
@@ -233,7 +256,7 @@ def status(
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Show the current state: the daemon, its roots, open and recent exports."""
+    """Show the daemon, its roots, open and recent exports."""
     from daemon.config.places.instances import running
     from daemon.operating.monitoring.status import snapshot
 
@@ -281,7 +304,7 @@ def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:
         say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
 
 
-@app.command("list")
+@app.command("list", **place("list", "ckptd list --run 'code-*' --state failed --since 3d"))
 def list_(
     config: ConfigOption = None,
     run: Annotated[str, typer.Option("--run", help="Only runs with this name; it may contain the wildcards * and ?.")] = "",
@@ -291,7 +314,7 @@ def list_(
     since: Annotated[str, typer.Option("--since", help='Only checkpoints that were taken after this time: "2h", "3d", "2026-01-31".')] = "",
     json_: JsonOption = False,
 ) -> None:
-    """List the checkpoints that were taken, with their step, loss and results."""
+    """List checkpoints with step, loss and results."""
     from daemon.cli.views import status as view
     from daemon.operating.monitoring.status import snapshot
 
@@ -303,13 +326,13 @@ def list_(
         view.print_jobs(jobs, none="no export matches" if wanted != Filter() else view.NONE)
 
 
-@app.command()
+@app.command(**place("show", "ckptd show my-run/500"))
 def show(
-    job: Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")],
+    job: queue.JobArgument,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show one export: its stages, attempts, errors and folder."""
+    """Show one export: stages, attempts, errors, folder."""
     value = queue.find_job(daemon_state(config), job)
     if json_:
         print_json(value)
@@ -319,16 +342,14 @@ def show(
         print_job(value)
 
 
-@app.command()
+@app.command(**place("compare", "ckptd compare my-run/400 my-run/500"))
 def compare(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="An export: its folder, or the id of its job, or the beginning or last part of the id.")
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, the id of its job or a part of it, or RUN/STEP.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other export, in the same form.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compare two exports: quality, size, speed, and their answers to the same prompt."""
+    """Compare two exports: quality, size, speed, answers."""
     from daemon.operating.monitoring.comparison import compare as side_by_side
 
     value = side_by_side(daemon_state(config, own_state=True), a, b)
@@ -340,7 +361,7 @@ def compare(
         print_comparison(value)
 
 
-@app.command()
+@app.command(**place("quality", "ckptd quality my-run"))
 def quality(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Name of a run, or the folder with its exports. Default: the only run.")
@@ -348,7 +369,7 @@ def quality(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the quality, size and speed of a run's exports by step, and which checkpoint to deploy."""
+    """Show a run's exports by step, and which to deploy."""
     from daemon.operating.monitoring.run_quality import run_quality
 
     settings = load_settings(config, of_daemon=True, own_state=True)
@@ -361,7 +382,7 @@ def quality(
         print_run_quality(value)
 
 
-@app.command()
+@app.command(**place("logs", "ckptd logs --follow --job my-run/500"))
 def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
@@ -369,19 +390,26 @@ def logs(
     job: Annotated[str | None, typer.Option("--job", help="Only the lines of this job.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the daemon's log in a readable form."""
+    """Show the daemon's log."""
     from daemon.cli.views.tables import print_log
     from daemon.config.places.paths import StatePaths
 
     state = daemon_state(config)
     if job is not None:
-        queue.refuse_unknown(state, job)
+        job = queue.in_log(state, job)
     print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
 
 
-@app.command()
-def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Check the configuration and this machine, and list everything that is wrong."""
+@app.command(**place("check", "ckptd check --all"))
+def check(
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all facts: machine, toolchains, packages.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Check the configuration and this machine.
+
+    Shows problems, notes and the few facts that matter; --all shows all facts. Exit code 2: there is a problem.
+    """
     from daemon.operating.diagnosis.doctor import Diagnosis, examine
 
     try:
@@ -393,44 +421,53 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     if json_:
         print_json(value)
     else:
-        from daemon.cli.views.tables import print_check
+        from daemon.cli.views.machine import print_check
 
-        print_check(value)
+        print_check(value, everything=everything)
     if value.problems:
         raise typer.Exit(EXIT_USAGE)
 
 
-@app.command()
-def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """List the variants that this machine can make, and what is missing for the others."""
+@app.command(**place("formats", "ckptd formats --all"))
+def formats(
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every variant, with targets, toolchains and processor.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """List the variants that this machine can make.
+
+    Those that it can make and those that are configured, with what is missing. --all: every variant, targets, toolchains, this processor.
+    """
     from daemon.operating.diagnosis.doctor import formats_here
 
-    value = formats_here(load_settings(config, own_state=True).state_directory)
+    settings = load_settings(config, own_state=True)
+    value = formats_here(settings.state_directory)
     if json_:
         print_json(value)
     else:
-        from daemon.cli.views.tables import print_formats
+        from daemon.cli.views.machine import print_formats
 
-        print_formats(value)
+        print_formats(value, settings.variants, everything=everything)
 
 
-@app.command()
+@app.command(**place("demo", "ckptd demo --keep demo-files"))
 def demo(
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep all files in this new folder.")] = None,
 ) -> None:
-    """Train a small model and export its checkpoints live: all steps in a few minutes."""
+    """Train a small model and export its checkpoints live."""
     from daemon.cli.demo import main as show_demo
 
     raise typer.Exit(show_demo(keep))
 
 
-bench.register(app)
-convert.register(app)
-queue.register(app)
-maintenance.register(app)
-toolchain.register(app)
-configuration.register(app)
-setup.register(app)
+@app.command(**place("version", "ckptd version"))
+def version() -> None:
+    """Show the version."""
+    say(f"ckptd {__version__}")
+
+
+for verbs in (bench, convert, maintenance, queue, setup, configuration, toolchain):
+    verbs.register(app)
 
 
 def exit_code_of(error: CkptdError) -> int:
@@ -467,7 +504,9 @@ def _say_traceback(kind: type[BaseException], error: BaseException, trace: Trace
 def _run() -> int:
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
-    except SystemExit as leaving:  # completion ends so
+    except SystemExit as leaving:  # completion ends so, and rich's console, which shows the help, where its reader has left
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except TyperException as error:
         if error.format_message():  # without a verb, the help was shown, which is all

@@ -1,4 +1,4 @@
-"""The verbs that look after what has been made: `verify`, `fsck`, `prune`. Thin; `daemon.cli` registers them.
+"""The verbs that look after what has been made: `verify`, `prune`. Thin; `daemon.cli` registers them.
 
 Exit codes: 0 nothing is wrong, 1 something is, 2 usage or configuration.
 """
@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.values import Json
 
 if TYPE_CHECKING:
     import sqlite3
 
     from daemon.config.settings import Settings
+    from daemon.contract.values import Json
     from daemon.operating.integrity.fsck import Findings
     from daemon.publishing.keeping import Scope
     from daemon.publishing.retention import Export, Removal
@@ -37,32 +38,63 @@ BIG = 64 << 20
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.command("verify")(verify_command)
-    app.command("fsck")(fsck_command)
-    app.command("prune")(prune_command)
+    app.command("verify", **place("verify", "ckptd verify exports/my-run/step-500"))(verify_command)
+    app.command("prune", **place("prune", "ckptd prune --dry-run"))(prune_command)
 
 
 def verify_command(
     path: Annotated[
-        Path | None, typer.Argument(help="An export, a folder in an export, or a run's folder. Default: all exports in output.directory.")
+        Path | None,
+        typer.Argument(help="Only these exports: an export, a folder in one, or a run's folder. Default: all in output.directory."),
     ] = None,
+    exports: Annotated[bool, typer.Option("--exports", help="Only published exports, each file against its manifest.")] = False,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Only journal and disk against each other: what is lost, duplicated or half finished.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read every pin and finished output.")] = False,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compare published exports with their manifests. Exit code 1: there is a difference; 2: there is no export."""
-    settings = load_settings(config)
-    from daemon.publishing.verification import to_verify, verify
+    """Check exports, journal and disk for damage.
 
-    wanted = to_verify(path or settings.output.directory)
-    with _progress([export for export, _ in wanted], quiet=json_) as on_bytes:
-        results = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
+    Published exports against their manifests, then journal and disk against each other: what is lost, duplicated or half finished.
+
+    Exit code 1: a problem; 2: there is no export.
+    """
+    _refuse_contradiction(path, exports=exports, journal=journal, deep=deep)
+    settings = load_settings(config)
+    of_journal = path is None and not exports
+    results = [] if journal else _verified(path or settings.output.directory, quiet=json_)
+    states = [_examined(settings, state, deep=deep) for state in _states(settings.state_directory)] if of_journal else []
+    sound = all(result.sound for result in results) and not any(findings.findings for findings in states)
     if json_:
-        print_json({"sound": all(result.sound for result in results), "exports": [_with_verdict(result) for result in results]})
+        parts: dict[str, object] = {} if journal else {"exports": [_with_verdict(result) for result in results]}
+        print_json({"sound": sound, **parts, **({"states": states} if of_journal else {})})
     else:
         for result in results:
             _print_verification(result)
-    if not all(result.sound for result in results):
+        for findings in states:
+            _print_findings(findings)
+    if not sound:
         raise typer.Exit(1)
+
+
+def _refuse_contradiction(path: Path | None, *, exports: bool, journal: bool, deep: bool) -> None:
+    """Raise UsageError for options of which each leaves nothing of the other."""
+    if journal and (exports or path is not None):
+        both = "--exports and --journal are both given" if exports else "--journal looks at no folder of exports, and a path is given"
+        raise UsageError(FaultCode.BAD_OPTION, "verify", both, "give one of them; without both, everything is checked")
+    if deep and (exports or path is not None):
+        cause = "--deep reads pins and finished outputs, and only exports are asked for"
+        raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "leave it out: the files of exports are always read")
+
+
+def _verified(path: Path, *, quiet: bool) -> list[Verification]:
+    from daemon.publishing.verification import to_verify, verify
+
+    wanted = to_verify(path)
+    with _progress([export for export, _ in wanted], quiet=quiet) as on_bytes:
+        return [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
 
 
 def _with_verdict(verification: Verification) -> Json:
@@ -96,22 +128,6 @@ def _size(exports: list[Path]) -> int:
     from daemon.contract.disk.files import files_below
 
     return sum(path.stat().st_size for export in exports for path in files_below(export))
-
-
-def fsck_command(
-    config: ConfigOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read every published file, pin and finished output.")] = False,
-    json_: JsonOption = False,
-) -> None:
-    """Check journal and disk: find what is lost, duplicated or half finished. Exit code 1: there is a problem."""
-    states = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
-    if json_:
-        print_json({"sound": not any(findings.findings for findings in states), "states": states})
-    else:
-        for findings in states:
-            _print_findings(findings)
-    if any(findings.findings for findings in states):
-        raise typer.Exit(1)
 
 
 def _states(state: Path) -> list[Path]:
@@ -156,7 +172,7 @@ def prune_command(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Remove the exports that no rule of `retention` keeps. With --keep or --unkeep: only say of single exports that they stay."""
+    """Remove exports that no rule of `retention` keeps."""
     import time
 
     from daemon.config.places.paths import prepare

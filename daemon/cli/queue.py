@@ -1,11 +1,11 @@
-"""The verbs that change the queue: `retry`, `cancel`, `pause`, `resume`, `first`, `reload`. Thin; `daemon.cli` registers them.
+"""`ckptd queue retry | cancel | pause | resume | first`, and `ckptd reload`. Thin; `daemon.cli` registers them.
 
 They write into the journal, where a running daemon finds it within seconds, or the next one at its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
+from daemon.cli.groups import place
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import printable
-from daemon.journal.rows import told_state
+from daemon.journal.states import told_state
 
 if TYPE_CHECKING:
     from daemon.journal.journal import Journal
@@ -26,17 +28,22 @@ if TYPE_CHECKING:
 OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
-JobArgument = Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")]
-SomeJobs = Annotated[list[str] | None, typer.Argument(help="Ids of jobs, or the beginnings or last parts of the ids.")]
+JOB = "Id of the job, the beginning or last part of it, RUN/STEP, or the folder of the checkpoint or of the export."
+JobArgument = Annotated[str, typer.Argument(help=JOB)]
+SomeJobs = Annotated[list[str] | None, typer.Argument(help=JOB)]
 FailedOption = Annotated[bool, typer.Option("--failed", help="All exports that failed.")]
-MaybeJob = Annotated[str | None, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
+MaybeJob = Annotated[str | None, typer.Argument(help=f"{JOB} Default: all jobs.")]
+
+
+_app = typer.Typer(
+    name="queue", help="Retry, cancel, pause, resume exports; put one first.", no_args_is_help=True, cls=Group, rich_markup_mode=None
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    verbs: tuple[Callable[..., None], ...] = (retry, cancel, pause, resume, first, reload)
-    for verb in verbs:
-        app.command()(verb)
+    app.add_typer(_app, **place("queue", "ckptd queue retry --failed"))
+    app.command(**place("reload", "ckptd reload"))(reload)
 
 
 def find_job(state: Path, wanted: str) -> JobDetails:
@@ -61,23 +68,29 @@ def refuse_no_id(wanted: str) -> None:
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
 
 
-def refuse_unknown(state: Path, wanted: str) -> None:
-    """Raise UsageError where no job of the journal and no line of the log is meant by `wanted`: the log may be older than the journal."""
+def in_log(state: Path, wanted: str) -> str:
+    """What the log calls the job that is meant by `wanted`. Raises UsageError where neither journal nor log has one, of which the log may
+    be the older.
+    """
     from daemon.config.places.paths import StatePaths, existing
     from daemon.operating.log.logs import follow
     from daemon.operating.monitoring.status import ids
 
     refuse_no_id(wanted)
-    if ids(state, wanted) or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
-        return
+    named = ids(state, wanted)
+    if named or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
+        return named[0] if len(named) == 1 else wanted
     existing(state)
     raise _not_one(wanted, [])
 
 
 def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
     listed = ", ".join(matches[:_LISTED]) + (f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else "")
-    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else f"no job's id begins or ends with {wanted!r}"
-    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
+    none = f"no job's id begins or ends with {wanted!r}"
+    if "/" in wanted:
+        none = f"{wanted!r} is no run and step of a job, and no folder of its checkpoint or its export"
+    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else none
+    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, the last part of one, or RUN/STEP")
 
 
 @contextmanager
@@ -96,8 +109,12 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
     return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
 
+@_app.command(epilog="Example: ckptd queue retry my-run/500")
 def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOption = None) -> None:
-    """Put exports that failed, are partial or were cancelled back into the queue; after a configuration change, any ended exports."""
+    """Put exports back into the queue.
+
+    Those that failed, are partial or were cancelled; after a configuration change, any that ended.
+    """
     from daemon.cli.export import retry_job
     from daemon.config.places.paths import existing
     from daemon.operating.monitoring.status import failed_ids
@@ -127,31 +144,40 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
         raise refused[-1]
 
 
+@_app.command(epilog="Example: ckptd queue cancel my-run/500")
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
-    """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
+    """Cancel an export.
+
+    It is stopped, its output is removed, and its checkpoint is not taken again automatically.
+    """
     state = daemon_state(config)
     details = find_job(state, job)
     with _journal(state) as journal:
         if not journal.controls.cancel(details.id, "cancelled by hand"):
             raise _refuse(details, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
-    say(f"{details.id} is cancelled; to continue it, run `ckptd retry {details.id}`.")
+    say(f"{details.id} is cancelled; to continue it, run `ckptd queue retry {details.id}`.")
 
 
+@_app.command(epilog="Example: ckptd queue pause")
 def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
-    """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
+    """Start no new stages, of one job or of all jobs.
+
+    Running stages end normally, and checkpoints are still taken.
+    """
     state = daemon_state(config)
     with _journal(state) as journal:
         if job is None:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
-            say(f"The queue {said}; `ckptd resume` continues it.")
+            say(f"The queue {said}; `ckptd queue resume` continues it.")
             return
         details = find_job(state, job)
         if details.state not in OPEN:
             raise _refuse(details, "pause", "pause only an export that waits or runs")
         said = "is paused now" if journal.controls.pause(details.id, True) else "was paused already"
-        say(f"{details.id} {said}; `ckptd resume {details.id}` continues it.")
+        say(f"{details.id} {said}; `ckptd queue resume {details.id}` continues it.")
 
 
+@_app.command(epilog="Example: ckptd queue resume")
 def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
     state = daemon_state(config)
@@ -163,18 +189,22 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
         say(f"{details.id} continues." if journal.controls.pause(details.id, False) else f"{details.id} was not paused.")
 
 
+@_app.command(epilog="Example: ckptd queue first my-run/500")
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Move a waiting export to the front of the queue."""
     state = daemon_state(config)
     details = find_job(state, job)
     with _journal(state) as journal:
         if not journal.controls.prefer(details.id):
-            raise _refuse(details, "put first", "use `ckptd first` only for an export that waits")
+            raise _refuse(details, "put first", "use `ckptd queue first` only for an export that waits")
     say(f"{details.id} is next{' after it is resumed' if details.paused else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:
-    """Make the running daemon read the configuration file again and use it, if the whole file is valid."""
+    """Make the daemon read its configuration again.
+
+    It uses it if the whole file is valid.
+    """
     from daemon.operating.reload import ask_for_reload
 
     file = configuration_of(config, of_daemon=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
-from daemon.cli.views.layout import duration
+from daemon.cli.groups import place
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -41,8 +41,8 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: use wh
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.command()(init)
-    app.command("install-service")(install_service)
+    app.command(**place("init", "ckptd init --root ~/runs --base ~/models"))(init)
+    app.command("install-service", **place("install-service", "sudo ckptd install-service --dry-run"))(install_service)
 
 
 def init(
@@ -69,7 +69,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
 ) -> None:
-    """Write a first configuration with what is found on this machine. On a terminal, ask for values that no option gives."""
+    """Write a first configuration.
+
+    With what is found on this machine. On a terminal, ask for values that no option gives.
+    """
     from daemon.config import receivers
     from daemon.config.settings import RetentionSettings
     from daemon.installing import first_config
@@ -109,6 +112,7 @@ def init(
 
 
 def _look() -> Proposal:
+    from daemon.cli.views.layout import duration
     from daemon.installing.discovery import look
 
     say_error("Looking for trainings and models on this machine …")
@@ -261,7 +265,10 @@ def install_service(
     ] = False,
     root: Annotated[Path, typer.Option("--root", hidden=True, help="Install into this tree, as `systemctl --root`.")] = Path("/"),
 ) -> None:
-    """Create or update the systemd service: its user, rights, directories, units and drop-ins, from the configuration."""
+    """Create or update the systemd service.
+
+    Its user, rights, directories, units and drop-ins, from the configuration.
+    """
     from daemon.installing import actions, service
 
     box = service.Box(root.absolute())

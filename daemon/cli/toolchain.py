@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.cli.groups import place
+from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
 
 if TYPE_CHECKING:
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the toolchain; `ckptd toolchain list` shows the names.")]
 NamesArgument = Annotated[list[str], typer.Argument(help="Names of toolchains; `ckptd toolchain list` shows them.")]
-_app = typer.Typer(name="toolchain", help="Separate environments for exporters that need one.", no_args_is_help=True)
+_app = typer.Typer(name="toolchain", help="Install what some exporters need.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    app.add_typer(_app)
+    app.add_typer(_app, **place("toolchain", "ckptd toolchain install openvino"))
 
 
 def _chains(settings: Settings) -> Toolchains:
@@ -33,7 +35,7 @@ def _chains(settings: Settings) -> Toolchains:
     return Toolchains(settings.state_directory)
 
 
-@_app.command("list")
+@_app.command("list", epilog="Example: ckptd toolchain list")
 def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List the toolchains, and show which are installed."""
     from daemon.system.box import human
@@ -52,7 +54,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         say(f"  {row.about}")
 
 
-@_app.command()
+@_app.command(epilog="Example: ckptd toolchain install openvino optimum")
 def install(
     names: NamesArgument,
     config: ConfigOption = None,
@@ -80,7 +82,7 @@ def install(
         print_json({"toolchains": [_row(installed) for installed in made]})
 
 
-@_app.command()
+@_app.command(epilog="Example: ckptd toolchain remove optimum")
 def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Remove a toolchain that no export is using."""
     from daemon.system.box import human
@@ -90,7 +92,7 @@ def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = 
     print_json({"name": name, "freed": freed}) if json_ else say(f"{name} is removed; {human(freed)} were freed.")
 
 
-@_app.command()
+@_app.command(epilog="Example: ckptd toolchain check optimum")
 def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Test an installed toolchain. Exit code 1: it no longer works; 2: it is not installed."""
     from daemon.toolchains.install import check as examine
@@ -98,7 +100,7 @@ def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = F
     _show(examine(_chains(load_settings(config)), name), "works", as_json=json_)
 
 
-@_app.command()
+@_app.command(epilog="Example: ckptd toolchain doctor")
 def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Test all installed toolchains. Exit code 1: one of them no longer works."""
     from daemon.toolchains.install import examine_all

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.files import read_bounded
-from daemon.contract.faults.secrets import SecretUrl, scheme_of
+from daemon.contract.faults.secret_url import SecretUrl
+from daemon.contract.faults.secrets import scheme_of
 
 CREDENTIAL = "notify-urls"
 """Name of the credential by which a service manager gives the URLs: `LoadCredential=notify-urls:PATH` (systemd.exec(5))."""

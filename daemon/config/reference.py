@@ -21,7 +21,7 @@ from daemon.config import older_keys
 from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.thresholds import Thresholds
 

@@ -35,7 +35,7 @@ from daemon.config import windows
 from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved

@@ -18,9 +18,10 @@ from daemon.contract.jobs.options import Work
 from daemon.journal.file.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
-from daemon.journal.rows import ENDED_JOB, JobRow, Lane, job_of, now
+from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
+from daemon.journal.states import ENDED_JOB
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""

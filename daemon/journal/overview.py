@@ -125,16 +125,6 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     )
 
 
-def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
-    """The job whose id is `wanted`, else all that `is_meant` takes; those whose id begins with it before all others."""
-    if not wanted:
-        return []
-    known = [str(row[0]) for row in connection.execute("SELECT id FROM job ORDER BY created, id")]
-    if wanted in known:
-        return [wanted]
-    return [id for id in known if id.startswith(wanted)] or [id for id in known if is_meant(id, wanted)]
-
-
 def ids_failed(connection: sqlite3.Connection) -> list[str]:
     """The ids of the jobs that failed, in the order in which they were taken."""
     return [str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state = 'failed' ORDER BY created, id")]

@@ -14,10 +14,6 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, StageResult
 from daemon.contract.jobs.options import Work
 
-ENDED_STAGE = ("succeeded", "failed", "skipped")
-OPEN_JOB = ("pending", "running")
-ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")
-
 
 def now() -> str:
     """The wall clock as ISO 8601 in UTC, to the millisecond."""
@@ -47,7 +43,7 @@ class JobRow:
     paused: bool = False
     """Starts no further stage until a person says so."""
     first: bool = False
-    """Waits at the front of the queue, where `ckptd first` put it."""
+    """Waits at the front of the queue, where `ckptd queue first` put it."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +163,3 @@ def stage_of(row: sqlite3.Row) -> StageRow:
         Path(row["folder"]) if row["folder"] else None,
         _result(row["result"]), fault_of(row["fault"]), row["key"], row["crashes"],
     )  # fmt: skip
-
-
-def told_state(state: str) -> str:
-    """The state, or activity, of a job as a clause: "it has failed"."""
-    clauses = {
-        "pending": "it waits",
-        "running": "it runs",
-        "succeeded": "it has succeeded",
-        "failed": "it has failed",
-        "cancelled": "it was cancelled",
-        "superseded": "it was replaced by a newer one",
-        "partial": "it is partial",
-    }
-    return clauses.get(state, f"it is {state}")

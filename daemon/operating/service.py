@@ -188,7 +188,7 @@ class Daemon:
         since = self._parts.journal.controls.paused_since()
         if since is not None:
             log.warning(
-                "all exports are paused, and none begins until `ckptd resume`", event_id=Event.DAEMON_PAUSED, since=str(since),
+                "all exports are paused, and none begins until `ckptd queue resume`", event_id=Event.DAEMON_PAUSED, since=str(since),
                 waiting=len(self._parts.journal.jobs.open_ids()),
             )  # fmt: skip
 

@@ -231,7 +231,7 @@ def _refuse_anothers(place: Spot, job: JobRow) -> None:
     if owner is not None:
         raise Permanent(
             FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",
-            "move that export away, or set output.naming so that the two differ; then run `ckptd retry` on the job", path=place.path,
+            "move that export away, or set output.naming so that the two differ; then run `ckptd queue retry` on the job", path=place.path,
         )  # fmt: skip
 
 

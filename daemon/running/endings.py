@@ -180,7 +180,7 @@ def removes(rules: RetentionSettings, paths: Paths) -> bool:
 
 
 def _end_refused(job: JobRow, fault: Fault, journal: Journal, settings: Settings) -> None:
-    """End a job whose export can't be published before a person decides; `ckptd retry` goes on with what is finished."""
+    """End a job whose export can't be published before a person decides; `ckptd queue retry` goes on with what is finished."""
     sentence = fault.sentence()
     message = (f"{job.checkpoint.run} {job.checkpoint.label}: not published", sentence)
     wanted = settings.notify.wants("failed")
@@ -231,7 +231,7 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
     """Remove what a finished job needs no more: staging, pin, temporary files.
 
-    The pin of a job that was put back in the queue since is a new one, and stays. Gives False where `ckptd retry` pins one just now:
+    The pin of a job that was put back in the queue since is a new one, and stays. Gives False where `ckptd queue retry` pins one just now:
     the job's may be it, so its turn comes later.
     """
     with held(paths.pins_lock, patience=0) as mine:

@@ -29,7 +29,7 @@ from daemon.running.attempts.executor import Attempt, Bounds, Executor
 log = structlog.get_logger("runner")
 
 PATIENCE = 5.0
-"""Seconds that a start waits for a `ckptd retry` that pins a checkpoint."""
+"""Seconds that a start waits for a `ckptd queue retry` that pins a checkpoint."""
 END_SECONDS = 15.0
 """That it waits for the end of an attempt that still runs and that nobody needs."""
 

@@ -24,7 +24,8 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import CHECK, spec_of, stage_names
 from daemon.contract.jobs.verdicts import way_down_of
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.journal.rows import JobRow, StageRow
+from daemon.journal.states import ENDED_STAGE
 from daemon.publishing.kept import OutputCache, is_whole
 from daemon.publishing.lending import take_back
 from daemon.running.rules.resume_keys import Sources, keys_of, sources_of

@@ -30,7 +30,8 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow
+from daemon.journal.rows import AttemptRow, JobRow
+from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.children import Children
 from daemon.running.attempts.executor import Attempt, Executor
 from daemon.running.attempts.job_file import bounds_of
@@ -48,7 +49,7 @@ from daemon.system.processes.rounds import Complaints
 log = structlog.get_logger("runner")
 
 IDLE_SECONDS = 3.0
-"""Pause between looks into the journal while nothing runs: `ckptd retry` and others put work there from outside."""
+"""Pause between looks into the journal while nothing runs: `ckptd queue retry` and others put work there from outside."""
 NEWS_SECONDS = 0.25
 """Longest wait for news of running attempts."""
 JOURNAL_TRIES = 5

@@ -129,9 +129,9 @@ def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
             FaultCode.BASE_NOT_FOUND,
             OPERATION,
             f"it is not known which model its tensors ({some} …) belong to: there is no config.json and no base",
-            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's directory, and it is exported "
-            'automatically; or set base.map."" = "/folder/of/the/model", the base of checkpoints that name none, and run `ckptd retry`; '
-            "`ckptd export` takes --base",
+            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's directory, and it is "
+            'exported automatically; or set base.map."" = "/folder/of/the/model", the base of checkpoints that name none, and run '
+            "`ckptd queue retry`; `ckptd export` takes --base",
         )
     return Permanent(
         FaultCode.SHARDS_UNMATCHED,

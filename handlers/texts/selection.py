@@ -201,6 +201,6 @@ def read(folder: Path, count: int) -> Texts:
             left -= int(number)
         return Texts(texts, tuple(sources), tuple(map(str, value["warnings"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = "run `ckptd retry` with the export's id; report it if it happens again"
+        remedy = "run `ckptd queue retry` with the export's id; report it if it happens again"
         cause = f"{type(error).__name__}: {error}"
         raise Permanent(FaultCode.BAD_RECORD, _OPERATION, cause, remedy, path=folder / FILE) from None

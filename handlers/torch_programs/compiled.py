@@ -38,7 +38,7 @@ def compiler(stage: str) -> str:
         cause = f"it is compiled, and there is no C++ compiler here ({', '.join(spec.programs)})"
         raise Permanent(
             FaultCode.FORM_NOT_POSSIBLE, f"make the variant {stage}", cause,
-            f"install one (Debian and Ubuntu: apt-get install g++) and run ckptd retry, or leave {stage} out of export.variants",
+            f"install one (Debian and Ubuntu: apt-get install g++) and run ckptd queue retry, or leave {stage} out of export.variants",
         )  # fmt: skip
     return program
 

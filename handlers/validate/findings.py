@@ -103,4 +103,4 @@ def rounding(reason: str, less: str | None, variant: str) -> Finding:
 
 def made_again(variant: str) -> str:
     """Give the remedy that makes a variant of the merged weights anew."""
-    return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"
+    return f"run `ckptd queue retry` with the export's id, so that {variant} is made again of the merged weights"

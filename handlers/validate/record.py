@@ -64,7 +64,7 @@ def read_reference(folder: Path) -> Reference:
     try:
         reference = _STORED.validate_python(json.loads(path.read_bytes()), context=folder / _LOGITS)
     except (OSError, ValueError) as error:
-        remedy = "run `ckptd retry` with the export's id; report it if it happens again"
+        remedy = "run `ckptd queue retry` with the export's id; report it if it happens again"
         raise Permanent(FaultCode.BAD_RECORD, OPERATION, f"{type(error).__name__}: {error}", remedy, path=path) from None
     reference.files = folder / _KNOWN if (folder / _KNOWN).is_dir() else None
     return reference

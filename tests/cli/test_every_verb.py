@@ -18,8 +18,10 @@ from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 from tests.sampling import some
 
-WITHOUT_CONFIGURATION = (("demo",), ("init",))
+WITHOUT_CONFIGURATION = (("demo",), ("init",), ("version",))
 """Verbs that make a configuration of their own, or need none."""
+NAMES_A_JOB = (("export",), ("queue", "retry"))
+"""Verbs whose argument is not required by the parser, but by themselves."""
 Told = Callable[..., tuple[int, str]]
 
 
@@ -38,7 +40,8 @@ CONFIGURED = [words for words in VERBS if words not in WITHOUT_CONFIGURATION]
 
 def with_arguments(words: tuple[str, ...]) -> list[str]:
     """A verb with a value for each argument that it needs."""
-    needed = [one for one in VERBS[words].params if one.param_type_name == "argument" and (one.required or words == ("export",))]
+    verb = tuple(word for word in words if not word.startswith("-"))
+    needed = [one for one in VERBS[verb].params if one.param_type_name == "argument" and (one.required or verb in NAMES_A_JOB)]
     return [*words, *("x" for _ in needed)]
 
 
@@ -103,9 +106,10 @@ def configured(folder: Path) -> Path:
 
 def test_every_verb_that_needs_a_job_says_alike_that_there_is_no_journal(told: Told, tmp_path: Path) -> None:
     config = str(configured(tmp_path))
-    answers = {verb: told(verb, "x", "--config", config) for verb in ("show", "retry", "cancel", "pause", "resume", "first")}
-    assert set(answers.values()) == {answers["pause"]}
-    code, said = answers["pause"]
+    verbs = [("show",), *(("queue", verb) for verb in ("retry", "cancel", "pause", "resume", "first"))]
+    answers = {verb: told(*verb, "x", "--config", config) for verb in verbs}
+    assert set(answers.values()) == {answers["show",]}
+    code, said = answers["show",]
     assert code == 2 and "no daemon has run on this state directory" in said
     assert not (tmp_path / "state").exists()
 
@@ -124,12 +128,12 @@ def test_verify_without_a_path_looks_at_the_configured_output(told: Told, tmp_pa
     ("closed", "code", "verbs_that_read", "words"),
     some(
         [
-            ("state", 2, ("status", "logs", "check", "formats", "retry", "fsck", "export"), "this user has no access to it"),
-            ("state/lock", 2, ("status", "show", "fsck"), "this user has no access to it"),
+            ("state", 2, ("status", "logs", "check", "formats", "queue retry", "verify", "export"), "this user has no access to it"),
+            ("state/lock", 2, ("status", "show", "verify --journal"), "this user has no access to it"),
             (
                 "state/journal.sqlite3",
                 75,
-                ("status", "show", "pause"),
+                ("status", "show", "queue pause"),
                 "check that its folder exists and that this user can read and write it",
             ),
         ],
@@ -148,7 +152,7 @@ def test_the_state_of_another_user_is_told_in_one_sentence(
         os.chown(tmp_path / closed, 65534, 65534)
     prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     for verb in verbs_that_read:
-        answer = ckptd(tmp_path, *with_arguments((verb,)), "--config", config, prefix=prefix)
+        answer = ckptd(tmp_path, *with_arguments(tuple(verb.split())), "--config", config, prefix=prefix)
         assert answer.returncode == code, answer.stderr
         assert words in one_sentence(answer) and str(tmp_path / closed) in one_sentence(answer)
 

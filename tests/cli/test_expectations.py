@@ -23,7 +23,8 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId, StageRow, told_state
+from daemon.journal.rows import AttemptId, StageRow
+from daemon.journal.states import told_state
 from daemon.operating.disk_watch import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, slowed, stage_left, starved, starving
@@ -124,8 +125,8 @@ def test_what_is_paused_says_how_it_goes_on(three: Path) -> None:
     journal.controls.pause_all(True)
     all_of_them = seen(three, running())["c"]
     journal.close()
-    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` continues it.")
-    assert (all_of_them.activity, all_of_them.waiting_for) == ("paused", "Everything is paused; `ckptd resume` continues the work.")
+    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd queue resume c` continues it.")
+    assert (all_of_them.activity, all_of_them.waiting_for) == ("paused", "Everything is paused; `ckptd queue resume` continues the work.")
 
 
 def test_what_is_paused_is_called_so_while_no_daemon_runs(three: Path) -> None:
@@ -133,7 +134,7 @@ def test_what_is_paused_is_called_so_while_no_daemon_runs(three: Path) -> None:
     journal.controls.pause("c", True)
     journal.close()
     one = seen(three, None)["c"]
-    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` continues it.")
+    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd queue resume c` continues it.")
 
 
 def test_what_was_put_first_is_marked(three: Path) -> None:
@@ -142,7 +143,7 @@ def test_what_was_put_first_is_marked(three: Path) -> None:
     journal.close()
     jobs = seen(three, running())
     assert [name for name, one in jobs.items() if one.first] == ["c"]
-    assert "`ckptd first` put it at the front of the queue" in " ".join(line.plain for line in jobs_lines([jobs["c"]], None))
+    assert "`ckptd queue first` put it at the front of the queue" in " ".join(line.plain for line in jobs_lines([jobs["c"]], None))
 
 
 @given(stages=st.lists(st.floats(0, 1e5), min_size=1, max_size=4), side_by_side=st.floats(1, 8), others=st.lists(st.floats(1, 1e5)))

@@ -62,13 +62,13 @@ def test_a_wait_is_said_once(view: ExportView, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "remedy",
     [
-        "free memory, then run `ckptd retry` with the export's id", "install it; then run `ckptd retry JOB`",
-        "run ckptd retry, or leave it out", "read its log (`ckptd show`)",
+        "free memory, then run `ckptd queue retry` with the export's id", "install it; then run `ckptd queue retry JOB`",
+        "run ckptd queue retry, or leave it out", "read its log (`ckptd show`)",
     ],
 )  # fmt: skip
 def test_advice_names_no_command_that_does_not_know_the_export(view: ExportView, remedy: str) -> None:
     told = view.advice(remedy)
-    assert "ckptd retry" not in told and "ckptd show" not in told
+    assert "ckptd queue retry" not in told and "ckptd show" not in told
     assert "run the same command again" in told or "(/state/export/ckptd.log)" in told
 
 

@@ -98,14 +98,14 @@ def test_all_verbs_find_it(make_service: Make) -> None:
     service.start()
     service.wait_for(is_up, 30)
     assert "ckptd is watching" in told(service, "logs")
-    assert "is paused now" in told(service, "pause")
-    assert "The queue continues" in told(service, "resume")
-    for verb in ("check", "fsck"):
-        assert str(service.state) in told(service, verb)
+    assert "is paused now" in told(service, "queue", "pause")
+    assert "The queue continues" in told(service, "queue", "resume")
+    for verb in (("check",), ("verify", "--journal")):
+        assert str(service.state) in told(service, *verb)
     for verb in ("list", "formats", "prune"):
         told(service, verb)
-    for verb in ("show", "retry", "cancel", "first"):
-        assert service.run_verb(verb, "x") == 2 and "no job's id begins or ends with 'x'" in service.said
+    for verb in (("show",), ("queue", "retry"), ("queue", "cancel"), ("queue", "first")):
+        assert service.run_verb(*verb, "x") == 2 and "no job's id begins or ends with 'x'" in service.said
 
 
 def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one(own_places: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one
         rows = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["daemons"]
         assert [row["pid"] for row in rows] == [os.getpid(), os.getppid()]
         with pytest.raises(UsageError) as caught:
-            CliRunner().invoke(app, ["pause"], catch_exceptions=False)
+            CliRunner().invoke(app, ["queue", "pause"], catch_exceptions=False)
         assert caught.value.fault.code is FaultCode.SEVERAL_DAEMONS
 
 
@@ -145,10 +145,10 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     rows = json.loads(without_arguments("status", "--json")[1])["daemons"]
     assert {row["state_directory"] for row in rows} == {str(first.state), str(second.state)}
     # What changes something is not done to one of several.
-    code, said = without_arguments("pause")
+    code, said = without_arguments("queue", "pause")
     assert code == 2 and "2 run here" in said and str(second.config) in said
     second.stop()
-    assert "is paused now" in without_arguments("pause")[1]
+    assert "is paused now" in without_arguments("queue", "pause")[1]
 
 
 def test_a_configuration_below_etc_has_its_state_in_var_lib(tmp_path: Path) -> None:

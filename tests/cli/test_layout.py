@@ -206,13 +206,13 @@ def test_below_failed_exports_stands_the_command_that_tries_them_again() -> None
     failed = job(state="failed", error="the base is gone. Fix: put it back.")
     assert (
         shown(jobs_lines([failed, job(step=7, state="succeeded")], None))[-1]
-        == f"After you have removed the cause: ckptd retry {failed.id}"
+        == f"After you have removed the cause: ckptd queue retry {failed.id}"
     )
     two = [failed, replace(failed, id="another")]
-    assert shown(jobs_lines(two, None))[-1] == "After you have removed the cause: ckptd retry --failed"
+    assert shown(jobs_lines(two, None))[-1] == "After you have removed the cause: ckptd queue retry --failed"
     gone = [failed, replace(failed, id="another", checkpoint_gone=True)]
     assert shown(jobs_lines(gone, None))[-2:] == [
-        f"After you have removed the cause: ckptd retry {failed.id}",
+        f"After you have removed the cause: ckptd queue retry {failed.id}",
         "Can't be tried again, because the checkpoint was deleted: another",
     ]
     for other in (replace(failed, foreground=True), job(state="succeeded"), job(state="cancelled")):
@@ -233,7 +233,7 @@ def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: P
 
 
 def test_an_export_that_could_not_be_published_ends_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    why = "another ckptd publishes the run there. Fix: give it another output; then run `ckptd retry` on the job."
+    why = "another ckptd publishes the run there. Fix: give it another output; then run `ckptd queue retry` on the job."
     ended = job(state="failed", error=why, stages=(stage("merge", "succeeded"),))
     ExportView(inspect(tmp_path), tmp_path / "ckptd.log", quiet=False).finish(ended, None)
     said = " ".join(capsys.readouterr().err.split())

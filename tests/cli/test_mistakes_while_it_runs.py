@@ -28,14 +28,16 @@ from tests.journal.conftest import enter
 from tests.service import Service
 
 STEERING = {
-    ("status",): 0, ("status", "--json"): 0, ("list",): 0, ("list", "--json"): 0, ("logs",): 0, ("pause",): 0, ("resume",): 0,
-    ("show", "x"): "no job's id begins", ("cancel", "x"): "no job's id begins", ("pause", "x"): "no job's id begins",
-    ("resume", "x"): "no job's id begins", ("first", "x"): "no job's id begins", ("compare", "x", "y"): "no job id begins with",
+    ("status",): 0, ("status", "--json"): 0, ("list",): 0, ("list", "--json"): 0, ("logs",): 0,
+    ("queue", "pause"): 0, ("queue", "resume"): 0,
+    ("show", "x"): "no job's id begins", ("queue", "cancel", "x"): "no job's id begins", ("queue", "pause", "x"): "no job's id begins",
+    ("queue", "resume", "x"): "no job's id begins", ("queue", "first", "x"): "no job's id begins",
+    ("compare", "x", "y"): "no job id begins with",
 }  # fmt: skip
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {
-    "run", "export", "explain", "check", "formats", "quality", "demo", "retry", "reload", "verify", "fsck", "prune", "notify-test", "init",
-    "install-service", "config", "toolchain", "bench", "convert",
+    "run", "export", "explain", "check", "formats", "quality", "demo", "reload", "verify", "prune", "notify-test", "init",
+    "install-service", "config", "toolchain", "bench", "convert", "version",
 }  # fmt: skip
 """Verbs that work by the configuration itself, or need none."""
 MISTAKES = {
@@ -91,7 +93,9 @@ def test_what_needs_the_state_alone_says_the_mistake_and_goes_on(file: Path, mis
             assert said.stdout.startswith("running") and f"configuration The configuration {file} can't be used" in said.stdout
 
 
-@pytest.mark.parametrize("words", [("check",), ("run",), ("reload",), ("retry", "x"), ("fsck",), ("config", "show")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("check",), ("run",), ("reload",), ("queue", "retry", "x"), ("verify", "--journal"), ("config", "show")], ids=" ".join
+)
 def test_what_works_by_the_configuration_still_refuses_it(file: Path, words: tuple[str, ...]) -> None:
     spoil(file, "a misspelt key")
     said = CliRunner().invoke(app, [*words, "--config", str(file)])
@@ -200,5 +204,5 @@ def test_retry_says_that_the_daemon_has_not_read_the_changed_file(file: Path) ->
     journal = Journal(StatePaths(state).journal)
     assert enter(journal, "job-1")
     journal.close()
-    code, said = answer("retry", "job-1", "--config", str(file))
+    code, said = answer("queue", "retry", "job-1", "--config", str(file))
     assert "was changed since the daemon read it" in said, (code, said)

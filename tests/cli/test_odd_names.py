@@ -104,7 +104,7 @@ def test_a_run_of_any_name_has_one_row_in_every_table(name: str, file: str, here
     table = explained[next(place for place, line in enumerate(explained) if line.startswith("file ")) + 1 :]
     assert len(table) == len(os.listdir(checkpoint))
     assert shown("explain", str(run))[0] == printable(str(run))
-    fsck = shown("fsck")
+    fsck = shown("verify", "--journal")
     assert all(line.startswith(("  ", str(here.home))) for line in fsck)
     assert len(shown("verify", str(run))) == 1
 

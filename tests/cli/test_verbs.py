@@ -35,7 +35,7 @@ def test_help_and_the_daemon_load_nothing_heavy() -> None:
 def test_help_names_every_verb(tmp_path: Path) -> None:
     answer = ckptd(tmp_path, "--help")
     assert answer.returncode == 0
-    for verb in ("run", "export", "status", "list", "show", "retry", "logs", "check", "formats", "demo"):
+    for verb in ("run", "export", "status", "list", "show", "queue", "logs", "check", "formats", "demo"):
         assert f" {verb} " in answer.stdout
     assert ckptd(tmp_path, "--version").stdout.strip() == f"ckptd {__version__}"
 
@@ -148,15 +148,15 @@ def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
     with service.config.open("a") as stream:
         stream.write(f'[base]\nmap = {{ "acme/late" = "{pico_base}" }}\n')
     service.start()
-    answer = ckptd(service.folder, "retry", "--failed", "--config", service.config)
+    answer = ckptd(service.folder, "queue", "retry", "--failed", "--config", service.config)
     assert answer.returncode == 0 and answer.stdout == f"{job['id']} is back in the queue.\n", answer.stderr
     service.wait_for(lambda v: v["jobs"][0]["state"] == "succeeded")
-    answer = ckptd(service.folder, "retry", "--failed", "--config", service.config)
+    answer = ckptd(service.folder, "queue", "retry", "--failed", "--config", service.config)
     assert (answer.returncode, answer.stdout) == (0, "No export has failed.\n")
-    answer = ckptd(service.folder, "retry", "--config", service.config)
+    answer = ckptd(service.folder, "queue", "retry", "--config", service.config)
     assert answer.returncode == 2 and "name a job, or give --failed for all exports that failed" in answer.stderr
     same = {"CKPTD_ONNX__OPTIMIZE": os.environ["CKPTD_ONNX__OPTIMIZE"]}  # as the daemon has it, which made the export
-    answer = ckptd(service.folder, "retry", job["id"], job["id"], "--config", service.config, **same)
+    answer = ckptd(service.folder, "queue", "retry", job["id"], job["id"], "--config", service.config, **same)
     assert answer.returncode == 2 and answer.stderr.count("it has succeeded") == 1, "one job is tried once"
     assert service.stop() == 0
     assert not (service.exports / "run" / "step-4.failed").exists()
@@ -170,7 +170,7 @@ def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  
     assert processor["architecture"] == platform.machine() and set(processor["doubts"]) <= set(value["variants"])
     assert "onnx-int8" not in processor["doubts"], "its sums are bounded for every processor"
     assert "ARM64" in " ".join(processor["not_run"]) or platform.machine() == "aarch64"
-    told = ckptd(tmp_path, "formats").stdout
+    told = ckptd(tmp_path, "formats", "--all").stdout
     doubted = next(
         line for line in told.splitlines() if "checked only for processors like this one: " in line and "round activations" in line
     )
@@ -193,7 +193,12 @@ def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
     StatePaths(state).log.write_text('{"event": "e", "job": "older-2-1234567", "timestamp": "2026-05-01T12:34:56Z"}\n')
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(state))
     monkeypatch.setenv("CKPTD_OUTPUT__DIRECTORY", str(tmp_path / "out"))
-    for words in (["show"], ["logs", "--json", "--job"], ["logs", "--job"], ["pause"], ["resume"], ["retry"], ["cancel"], ["first"]):
+    for words in (
+        ["show"],
+        ["logs", "--json", "--job"],
+        ["logs", "--job"],
+        *(["queue", verb] for verb in ("pause", "resume", "retry", "cancel", "first")),
+    ):
         for wanted, said in (("nope", "no job's id begins or ends with 'nope'"), ("", "the id is empty. Fix: give the id of a job")):
             with pytest.raises(UsageError, match=said):
                 app([*words, wanted], standalone_mode=False)
@@ -201,9 +206,9 @@ def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
     app(["logs", "--job", "older"], standalone_mode=False)
     assert "12:34:56" in capsys.readouterr().out, "a job that the journal has no more"
     for verb, said in (
-        ("first", r"Could not put first run-1-abcdef10: it has succeeded\. Fix: use `ckptd first` only for an export that waits\."),
+        ("first", r"Could not put first run-1-abcdef10: it has succeeded\. Fix: use `ckptd queue first` only for an export that waits\."),
         ("retry", "it has succeeded"),
         ("cancel", "it has succeeded"),
     ):
         with pytest.raises(UsageError, match=said):
-            app([verb, "run"], standalone_mode=False)
+            app(["queue", verb, "run"], standalone_mode=False)

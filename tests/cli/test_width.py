@@ -22,9 +22,10 @@ from daemon.cli.configuration import show
 from daemon.cli.views.benchmark import print_bench
 from daemon.cli.views.details import print_job
 from daemon.cli.views.explanation import print_explanation
+from daemon.cli.views.machine import print_check, print_formats
 from daemon.cli.views.markup import say, set_up_outputs, terminal
 from daemon.cli.views.status import print_jobs, print_status
-from daemon.cli.views.tables import print_check, print_formats, print_log
+from daemon.cli.views.tables import print_log
 from daemon.operating.diagnosis.doctor import Diagnosis, formats_here
 from daemon.operating.log.log_line import log_line, log_lines
 from daemon.operating.log.wrapping import fold
@@ -71,16 +72,19 @@ PRINTINGS: dict[str, Printing] = {
     "status": lambda folder: print_status(status(*MADE, roots=(RootState("/srv/trainings", "inotify", True),))),
     "list": lambda folder: print_jobs(MADE),
     "show": lambda folder: print_job(JobDetails(**vars(MADE[1]), attempts=(ATTEMPT,))),
-    "check": lambda folder: print_check(Diagnosis({"toolchains": SENTENCE, "base": SENTENCE * 2}, (SENTENCE,), (SENTENCE * 2,))),
+    "check": lambda folder: print_check(
+        Diagnosis({"toolchains": SENTENCE, "base": SENTENCE * 2}, (SENTENCE,), (SENTENCE * 2,)), everything=True
+    ),
     "explain": lambda folder: print_explanation(FOUND),
     "explain run": lambda folder: print_explanation(RunExplanation("/srv", False, (FOUND, replace(FOUND, missing=())), (SENTENCE,))),
-    "formats": lambda folder: print_formats(formats_here(folder)),
+    "formats": lambda folder: print_formats(formats_here(folder), ("onnx", "web")),
+    "formats --all": lambda folder: print_formats(formats_here(folder), everything=True),
     "logs": _log,
     "bench": lambda folder: print_bench(BENCH, folder / "page.html"),
     "config show": _config,
     "a sentence": lambda folder: say(SENTENCE),
 }
-WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd retry \S+$|: python -m handlers \S+$|; its log: \S+$")
+WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd queue retry \S+$|: python -m handlers \S+$|; its log: \S+$")
 """What `show` leaves in one line, to be copied."""
 
 

@@ -28,7 +28,7 @@ from daemon.config.sources import given_on_command_line
 from daemon.contract.faults import secrets
 from daemon.contract.faults.errors import Fault, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.operating.log import logs
 from tests.cli.test_every_verb import VERBS, with_arguments
 from tests.sampling import some

@@ -94,7 +94,7 @@ def test_a_package_is_removed_after_its_export_and_comes_back(box: Box, pico_che
     box.wait_ended(2)
     assert box.stop() == 0
     box.sound()
-    assert box.run_verb("retry", job["id"]) == 0, box.said
+    assert box.run_verb("queue", "retry", job["id"]) == 0, box.said
     box.start()
     jobs = box.wait_ended(2)
     assert [one["state"] for one in jobs] == ["succeeded"] * 2, box.log()[-3000:]
@@ -103,7 +103,7 @@ def test_a_package_is_removed_after_its_export_and_comes_back(box: Box, pico_che
     shutil.move(box.folder / "away", box.site)
     box.reconfigure('"onnx"', '"npz", "npz-coarse"')
     before = len(box.begun())
-    assert box.run_verb("retry", job["id"]) in (0, 2)
+    assert box.run_verb("queue", "retry", job["id"]) in (0, 2)
     box.start()
     copied(pico_checkpoint, box, step=6)
     jobs = box.wait_ended(3)

@@ -110,13 +110,13 @@ def test_the_command_says_sound_or_what_is_wrong_by_its_exit_code(world: World, 
     app = typer.Typer()
     maintenance.register(app)
     target = world.finished(4)
-    answer = CliRunner().invoke(app, ["fsck", "--config", str(config), "--deep"])
+    answer = CliRunner().invoke(app, ["verify", "--journal", "--config", str(config), "--deep"])
     assert (answer.exit_code, "no problems found" in answer.output) == (0, True), answer.output
     (target / "pytorch" / "pytorch.bin").write_text("pytorch of job-5")
-    assert CliRunner().invoke(app, ["fsck", "--config", str(config)]).exit_code == 0  # the size is right
-    answer = CliRunner().invoke(app, ["fsck", "--config", str(config), "--deep", "--json"])
+    assert CliRunner().invoke(app, ["verify", "--journal", "--config", str(config)]).exit_code == 0  # the size is right
+    answer = CliRunner().invoke(app, ["verify", "--journal", "--config", str(config), "--deep", "--json"])
     assert answer.exit_code == 1
     told = json.loads(answer.output)
     assert (told["sound"], [one["code"] for one in told["states"][0]["findings"]]) == (False, ["export-content"])
-    answer = CliRunner().invoke(app, ["fsck", "--config", str(config), "--deep"])
+    answer = CliRunner().invoke(app, ["verify", "--journal", "--config", str(config), "--deep"])
     assert "job-4: export-content: pytorch/pytorch.bin: has other content" in answer.output

@@ -43,4 +43,4 @@ def test_what_only_its_owner_may_read_is_nowhere_open_and_its_report_says_it(
     written = [path for path in (*service.state.rglob("*"), *service.exports.rglob("*")) if path.is_file()]
     assert [path for path in written if b"hidden-word" in path.read_bytes()] == []
 
-    assert service.run_verb("verify", str(export)) == 0 and service.run_verb("status") == 0 and service.run_verb("fsck") == 0
+    assert service.run_verb("verify", str(export)) == 0 and service.run_verb("status") == 0 and service.run_verb("verify", "--journal") == 0

@@ -26,7 +26,7 @@ from daemon.cli.main import app
 from daemon.config.settings import NotifySettings
 from daemon.contract.faults.errors import Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.rows import Message
 from daemon.publishing.telling import notifier as notify
@@ -342,7 +342,7 @@ def test_a_message_that_a_service_does_not_take_holds_up_the_next_ones_for_three
 
 SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
 import subprocess, sys, time
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sender import Sender
 from daemon.running.workers.containment import Enclosure, adopt_orphans

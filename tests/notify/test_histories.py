@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from daemon.config.settings import NotifySettings
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.rows import Message
 from daemon.publishing.telling import notifier as notify

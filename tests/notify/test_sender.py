@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling import sender as senders
 from daemon.publishing.telling.sender import Sender

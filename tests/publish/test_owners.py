@@ -60,7 +60,7 @@ def test_of_two_daemons_with_the_same_training_one_publishes_and_the_other_ones_
         assert theirs.reason is not None
         for words in ("another ckptd publishes the run run there", str(first.paths.state), socket.gethostname(), "rm ", record_of("run")):
             assert words in theirs.reason
-        assert "ckptd retry" in theirs.reason
+        assert "ckptd queue retry" in theirs.reason
 
 
 def test_the_list_of_the_one_who_was_refused_says_failed_and_why_and_no_artifact_is_called_passed(daemons: Callable[..., Daemon]) -> None:

@@ -187,7 +187,7 @@ def test_each_root_cause_is_on_the_page_once_with_the_command_that_tries_again(c
     said = Page(page_of(job, tmp_path)).text
     earlier = sum(attempt.fault is not None for stage in job.stages if stage.fault is None for attempt in stage.attempts)
     assert said.count(cause) == 1 + (earlier if cause == facts.OUT_OF_MEMORY.cause else 0), "attempts that were repeated say their own"
-    assert f"ckptd retry {job.export_id}" in said
+    assert f"ckptd queue retry {job.export_id}" in said
 
 
 def test_stages_that_failed_for_one_cause_are_one_entry(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service

@@ -199,7 +199,7 @@ def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Que
     queued.start()
     entry = queued.entry_of("merge")
     (job,) = queued.status()["jobs"]
-    assert queued.run_verb("cancel", job["id"]) == 0, queued.said
+    assert queued.run_verb("queue", "cancel", job["id"]) == 0, queued.said
     ended(entry)
     queued.wait_for(lambda v: [one["state"] for one in v["jobs"]] == ["cancelled"])
     assert queued.stop() == 0
@@ -215,7 +215,7 @@ def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queu
     entry = queued.entry_of("merge")
     (job,) = queued.status()["jobs"]
     queued.kill()
-    assert queued.run_verb("cancel", job["id"]) == 0, queued.said
+    assert queued.run_verb("queue", "cancel", job["id"]) == 0, queued.said
     assert not (entry / "ended").exists()
     queued.start()
     ended(entry)

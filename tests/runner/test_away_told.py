@@ -64,7 +64,7 @@ def test_after_away_hours_the_stages_fail_with_the_reason_and_the_report_is_made
     tick_until(world, lambda: world.desk.state(world.job) == "failed", "failed")
     stages = world.desk.journal.stages.of(world.job)
     (why,) = {stage.fault.sentence() for stage in stages.values() if stage.state == "failed" and stage.fault}
-    assert str(world.paths["base"]) in why and "has waited for 24 h (limits.away_hours)" in why and "`ckptd retry`" in why
+    assert str(world.paths["base"]) in why and "has waited for 24 h (limits.away_hours)" in why and "`ckptd queue retry`" in why
     assert stages["report"].state == "succeeded" and not world.desk.runner.away.episodes
 
 

@@ -127,23 +127,23 @@ def test_people_can_pause_cancel_and_take_up_again_while_it_runs(make_toy: Calla
     toy.held.touch()
     toy.start()
     toy.wait_for(lambda v: v["daemon"]["running"])
-    assert toy.run_verb("pause") == 0 and "paused now" in toy.said
+    assert toy.run_verb("queue", "pause") == 0 and "paused now" in toy.said
     add(toy, "run", 1)
     add(toy, "run", 2)
     toy.wait_for(lambda v: len(v["jobs"]) == 2)
     assert toy.run_verb("status") == 0 and "paused since" in toy.said
     first, second = (job["id"] for job in toy.status()["jobs"])
-    assert toy.run_verb("first", second) == 0
-    assert toy.run_verb("resume") == 0
+    assert toy.run_verb("queue", "first", second) == 0
+    assert toy.run_verb("queue", "resume") == 0
     toy.wait_held()
     assert [job["state"] for job in toy.status()["jobs"]] == ["pending", "running"]
-    assert toy.run_verb("cancel", second) == 0
-    assert toy.run_verb("cancel", second) == 2 and "it was cancelled" in toy.said
+    assert toy.run_verb("queue", "cancel", second) == 0
+    assert toy.run_verb("queue", "cancel", second) == 2 and "it was cancelled" in toy.said
     toy.held.unlink()
     toy.wait_ended(2)
     states = {job["id"]: job["state"] for job in toy.status()["jobs"]}
     assert states == {first: "succeeded", second: "cancelled"}
-    assert toy.run_verb("retry", second) == 0, toy.said
+    assert toy.run_verb("queue", "retry", second) == 0, toy.said
     toy.wait_for(lambda v: all(job["state"] == "succeeded" for job in v["jobs"]))
     assert toy.stop() == 0
     sound(toy)

@@ -56,7 +56,7 @@ def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: C
     toy.stop()
     toy.log_of_attempts.unlink()
     toy.reconfigure("[validate]", "opset = 20\n[validate]")
-    assert toy.run_verb("retry", job["id"]) == 0, toy.said
+    assert toy.run_verb("queue", "retry", job["id"]) == 0, toy.said
     toy.start()
     (job,) = toy.wait_ended()
     toy.stop()
@@ -161,7 +161,7 @@ def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[...
     for shard in (toy.exports / ".kept").rglob("model-0.bin"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
     toy.reconfigure("[validate]", "opset = 20\n[validate]")
-    toy.run_verb("retry", job["id"])
+    toy.run_verb("queue", "retry", job["id"])
     toy.start()
     (job,) = toy.wait_ended()
     toy.stop()
@@ -200,7 +200,7 @@ def test_what_was_made_of_a_base_that_was_changed_meanwhile_is_made_again(
     toy.log_of_attempts.unlink()
     for service, ended in ((toy, job), (fresh, wanted)):
         service.reconfigure("[validate]", "opset = 20\n[validate]")
-        assert service.run_verb("retry", ended["id"]) == 0, service.said
+        assert service.run_verb("queue", "retry", ended["id"]) == 0, service.said
         service.start()
         service.wait_ended()
         service.stop()

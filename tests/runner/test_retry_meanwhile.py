@@ -1,4 +1,4 @@
-"""`ckptd retry` pins a checkpoint again while a daemon clears away what ended jobs leave: the new pin is not taken for the old one."""
+"""`ckptd queue retry` pins a checkpoint again while a daemon clears away after ended jobs: the new pin is not taken for the old one."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_a_stage_that_left_nothing_is_not_tried_again_as_it_was_and_the_next_exp
     assert attempts == 1
     assert fault is not None and fault.code == "timeout"
     assert "another attempt could not continue its work" in fault.cause
-    assert "raise limits.stage_timeout if it still made progress" in fault.remedy and "`ckptd retry`" in fault.remedy
+    assert "raise limits.stage_timeout if it still made progress" in fault.remedy and "`ckptd queue retry`" in fault.remedy
     desk.tick(200)
     assert desk.state(other) == "succeeded"
 

@@ -29,7 +29,8 @@ from daemon.contract.jobs.plan import spec_of
 from daemon.journal import attempts
 from daemon.journal import rows as journal_rows
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_STAGE, StageRow
+from daemon.journal.rows import StageRow
+from daemon.journal.states import ENDED_STAGE
 from daemon.publishing.kept import is_whole
 from daemon.running import resumption, starter, waits
 from daemon.running.attempts import children, outcomes

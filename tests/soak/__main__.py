@@ -3,8 +3,8 @@
 Trainers write well and badly while the daemon and its children are killed, disks fill and fail, the wall clock jumps, people use
 every verb, the base goes away and comes back, hostile directories come, and a second daemon publishes into the same output. All
 along the daemon keeps to its limits; at the end everything that stayed has been exported exactly once and whole, nothing else has,
-a secret of the configuration stands nowhere, and `ckptd fsck` finds nothing. The stages are toys, so that thousands of them fit into
-half an hour; daemon, journal, children, publication and verbs are the real ones.
+a secret of the configuration stands nowhere, and `ckptd verify --journal` finds nothing. The stages are toys, so that thousands of them fit
+into half an hour; daemon, journal, children, publication and verbs are the real ones.
 
 Exit status 0 when nothing was wrong. The seed is printed first and makes the same choices again, not the same times.
 """

@@ -213,7 +213,7 @@ class Box:
         self.counts["verbs"] += 1
         if words == ("pause",):
             self._look(self._rng.uniform(0.2, 3))
-            self._toy.run_verb("resume")
+            self._toy.run_verb("queue", "resume")
         if self._receiver.secret in self._toy.said:
             self.problems.append(f"`ckptd {' '.join(words)}` says the notifications' secret")
         if "Traceback" in self._toy.said:
@@ -256,7 +256,7 @@ class Box:
     def _settle(self) -> None:
         """Nothing more happens: let it end, and take up what people or faults ended early."""
         self._clock.set(0.0)
-        self._toy.run_verb("resume")
+        self._toy.run_verb("queue", "resume")
         for _ in range(5):
             ended, end = -1, 0.0
             while not self._is_at_rest():
@@ -268,7 +268,7 @@ class Box:
                     return
                 self._look(1)
             ended_early = self._ended_early()
-            retried = [job for job in ended_early if self._toy.run_verb("retry", job) == 0]
+            retried = [job for job in ended_early if self._toy.run_verb("queue", "retry", job) == 0]
             if not retried:
                 return
             self.counts["taken up again at the end"] += len(retried)

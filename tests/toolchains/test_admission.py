@@ -98,7 +98,7 @@ def test_a_toolchain_that_can_not_be_installed_fails_its_stage_alone_and_is_not_
     assert {job["state"] for job in daemon.status()["jobs"]} == {"partial"}
     (failed,) = events(daemon, "toolchain.failed")
     assert failed["code"] == "no-package" and "index has no fakelib==9.9" in str(failed["message"])
-    assert "then run `ckptd toolchain install fake` and `ckptd retry JOB`" in str(failed["message"])
+    assert "then run `ckptd toolchain install fake` and `ckptd queue retry JOB`" in str(failed["message"])
     assert "onnx-int8" not in daemon.stages_begun() and daemon.stages_begun().count("onnx") == 2
 
 

@@ -287,7 +287,7 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
     assert checks["onnx"].reasons == ("it could not be checked: the toolchain optimum is not installed",)
     assert checks["onnx"].remedy == "run `ckptd toolchain install optimum`"
     installed(desk.runner.settings.state_directory)
-    job.pin.mkdir()  # as `ckptd retry` does
+    job.pin.mkdir()  # as `ckptd queue retry` does
     assert desk.journal.jobs.retry("run-1")
     desk.tick(20)
     assert desk.state("run-1") == "succeeded"
@@ -321,7 +321,7 @@ def test_a_daemon_says_at_its_start_what_its_variants_lack_and_that_exports_are_
     service = make_service(variants=("pytorch", "gguf-q8_0", "gguf-f16", "web-int8"))
     service.start()
     service.wait_for(lambda value: value["daemon"]["running"])
-    assert service.run_verb("pause") == 0, service.said
+    assert service.run_verb("queue", "pause") == 0, service.said
     assert service.stop() == 0
     service.start()
     service.wait_for(lambda value: value["daemon"]["running"])
@@ -329,4 +329,4 @@ def test_a_daemon_says_at_its_start_what_its_variants_lack_and_that_exports_are_
     log = service.log()
     assert log.count("gguf-q8_0, gguf-f16 can't be made: the toolchain gguf is not installed; run `ckptd toolchain install gguf`") == 2
     assert "web-int8 can't be checked: the toolchain web is not installed" in log
-    assert log.count("all exports are paused, and none begins until `ckptd resume`") == 1
+    assert log.count("all exports are paused, and none begins until `ckptd queue resume`") == 1

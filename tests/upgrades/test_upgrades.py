@@ -79,7 +79,7 @@ def test_the_daemon_of_today_goes_on_from_what_a_release_left(left: Toy) -> None
     assert left.status()["outbox"]["pending"] >= 2, "what nobody took still waits"
     assert left.status()["journal"] is None, "it was not rebuilt"
     assert left.stop() == 0
-    assert left.run_verb("retry", "failed") == 0, left.said
+    assert left.run_verb("queue", "retry", "failed") == 0, left.said
     left.start()
     left.wait_ended(4)
     assert set(states(left).values()) == {"succeeded"}

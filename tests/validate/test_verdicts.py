@@ -178,7 +178,7 @@ def test_what_was_known_before_an_artifact_could_not_be_run_on_is_named_first() 
     tokenizer = findings.tokenizer("its tokenizer is another")
     check = unrunnable("pytorch-w4a16", crashed, [findings.weights(WEIGHTS, "pytorch-w4a16"), tokenizer])
     assert check.reasons == (WEIGHTS, tokenizer.reason, "it could not be run: it ended by itself") and not check.of_precision
-    assert check.remedy.startswith("run `ckptd retry`") and check.remedy.endswith("; look at the log")
+    assert check.remedy.startswith("run `ckptd queue retry`") and check.remedy.endswith("; look at the log")
     alone = unrunnable("pytorch-w4a16", crashed)
     assert alone.reasons == check.reasons[2:] and alone.of_precision and alone.remedy == "look at the log"
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
+from daemon.cli.groups import RENAMED
 from daemon.contract.jobs.benchmark import Bench
 from daemon.contract.jobs.conversion import Conversion
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
@@ -98,19 +99,19 @@ EXITS: dict[Verb, dict[int, str]] = {
         1: "an artifact is missing or failed",
         2: "wrong usage",
     },
-    ("retry",): {2: "there is nothing to retry, or the checkpoint no longer exists"},
-    ("cancel",): {2: "the export is not waiting and not running"},
-    ("pause",): {2: "the export is not waiting and not running"},
-    ("resume",): {},
-    ("first",): {2: "the export is not waiting"},
+    ("queue", "retry"): {2: "there is nothing to retry, or the checkpoint no longer exists"},
+    ("queue", "cancel"): {2: "the export is not waiting and not running"},
+    ("queue", "pause"): {2: "the export is not waiting and not running"},
+    ("queue", "resume"): {},
+    ("queue", "first"): {2: "the export is not waiting"},
     ("reload",): {
         0: "the daemon uses the configuration as it is now",
         2: "the configuration is wrong and the previous one stays in use, the daemon works on another file, or no daemon runs",
         75: "the daemon did not answer in time",
     },
-    ("verify",): {0: "there is no difference", 1: "there is a difference", 2: "there is no export"},
-    ("fsck",): {0: "no problem found", 1: "there is a problem"},
+    ("verify",): {0: "no problem found", 1: "there is a problem", 2: "there is no export (not with `--journal`)"},
     ("prune",): {},
+    ("version",): {},
     ("notify-test",): {0: "all services accepted the message", 1: "a service did not accept it", 2: "no service is configured"},
     ("config", "show"): {},
     ("toolchain", "list"): {},
@@ -170,10 +171,10 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
         (),
     ),
     ("verify",): (
-        '`{"sound": true or false, "exports": […]}`; each export has these fields, and the fields of',
-        (EXPORT_ROW, Verification),
+        '`{"sound": true or false, "exports": […], "states": […]}`, without the part that was not asked for; each export has these'
+        " fields and those of Verification, each state directory those of Findings",
+        (EXPORT_ROW, Verification, Findings),
     ),
-    ("fsck",): ('`{"sound": true or false, "states": […]}`; each state directory is', (Findings,)),
     ("prune",): (
         '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; a kept export has the fields below; a removed one is'
         " (with `--keep` or `--unkeep`: the folders under `kept` and `left_to_the_rules`)",
@@ -312,6 +313,15 @@ COMMON = {
     "unreadable": "Paths that can't be read, and why.",
 }
 """What a field of this name means where its class does not say."""
+_RENAMED = """
+## Names of version 1.0
+
+These commands of version 1.0 have other names now. The old names still work until version 2, with the same answers and exit codes, and say
+the new name in a line on standard error.
+
+| old | new |
+| --- | --- |
+"""
 _HEAD = """# Exit codes and answers for programs
 
 Scripts can rely on everything on this page. It is generated from the code by `python -m tests.words.answers`, and a test checks that both
@@ -395,6 +405,7 @@ def page() -> str:
     lines += ["", "The exact meaning for some commands:", "", "| command | codes |", "| --- | --- |"]
     for verb, codes in EXITS.items():
         lines += [f"| `ckptd {' '.join(verb)}` | {'; '.join(f'**{code}** {said}' for code, said in codes.items())} |"] if codes else []
+    lines += _RENAMED.splitlines() + [f"| `{old}` | `ckptd {' '.join(new)}` |" for old, new in RENAMED.items()]
     lines.append("")
     lines += ["## Answers with `--json`", ""]
     for verb, (what, parts) in ANSWERS.items():

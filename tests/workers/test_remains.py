@@ -103,7 +103,7 @@ def test_a_child_that_takes_too_much_memory_is_ended_with_both_figures(start: St
 def test_a_child_that_takes_far_more_than_was_estimated_is_ended_for_good(start: Start) -> None:
     fault = fault_of(wait(start("hog", memory=200 << 20, expected=50 << 20, **SHORT)))
     assert fault.code == "memory-unexpected"
-    assert "may use 200 MiB, since about 50 MiB are estimated for it" in fault.cause and "ckptd retry" in fault.remedy
+    assert "may use 200 MiB, since about 50 MiB are estimated for it" in fault.cause and "ckptd queue retry" in fault.remedy
     result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
     assert decide(result, 0, 3, 1.0, random.Random(0)).state == "failed"
 

@@ -1,7 +1,7 @@
 """Adapters that are merged beside a checkpoint's own: looked at like a checkpoint, and pinned with it.
 
-Called by the intake when a checkpoint is taken, and by `ckptd retry`. They lie below the checkpoint's pin, so that they come and go with
-it. They are copied, never hard-linked: whoever improves an adapter in place meanwhile can't change the export. Headers and small JSON
+Called by the intake when a checkpoint is taken, and by `ckptd queue retry`. They lie below the checkpoint's pin, so that they come and go
+with it. They are copied, never hard-linked: whoever improves an adapter in place meanwhile can't change the export. Headers and small JSON
 files are read, and whole files for the digest; whether the deltas can be added is the merge's to say.
 """
 

@@ -6,15 +6,13 @@ import codecs
 import io
 import os
 import sys
-from typing import NoReturn
-
-from rich import markup
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, NoReturn
 
 from daemon.contract.faults.text import printable, printable_lines
-from daemon.operating.log.wrapping import fold, width_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
@@ -32,11 +30,9 @@ def set_up_outputs() -> None:
     """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words.
 
     What the caller has closed (`>&-`) leads nowhere: there is no stream then, and its number would be that of the next file that is opened.
-    A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none. A console whose reader
-    has left raises BrokenPipeError as `print` does; rich's own way, also in typer's help, is to end with 1.
+    A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none.
     """
     _open_closed()
-    Console.on_broken_pipe = _raise_again  # type: ignore[assignment, method-assign]
     if not (columns := os.environ.get("COLUMNS", "")).isdecimal() or int(columns) < _NO_WIDTH:
         os.environ.pop("COLUMNS", None)
     for stream in (sys.stdout, sys.stderr):
@@ -59,18 +55,28 @@ def _raise_again(_: Console) -> NoReturn:
 
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """A console that shows text as it is: no colours for numbers, no pictures for `:words:`."""
+    """A console that shows text as it is: no colours for numbers, no pictures for `:words:`.
+
+    One whose reader has left raises BrokenPipeError as `print` does; rich's own way is to end with 1.
+    """
+    from rich.console import Console
+
+    Console.on_broken_pipe = _raise_again  # type: ignore[assignment, method-assign]
     return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)
 
 
 def escape(text: str) -> str:
     """The text in one line, for what a console prints."""
-    return _closed(markup.escape(printable(text)))
+    from rich.markup import escape as escaped
+
+    return _closed(escaped(printable(text)))
 
 
 def escape_lines(text: str) -> str:
     """The same with its line ends, for a traceback."""
-    return _closed(markup.escape(printable_lines(text)))
+    from rich.markup import escape as escaped
+
+    return _closed(escaped(printable_lines(text)))
 
 
 def _closed(text: str) -> str:
@@ -86,6 +92,10 @@ def styled(state: str) -> str:
 
 def put(console: Console, text: str | Text, *, indent: int = 2) -> None:
     """Print a line, as rich markup where it is a `str`; on a terminal broken between words, with what goes on indented."""
+    from rich.text import Text
+
+    from daemon.operating.log.wrapping import fold, width_of
+
     shown = Text.from_markup(text, emoji=False) if isinstance(text, str) else text
     for line in fold(shown, width_of(console), indent):
         console.print(line, soft_wrap=True)
@@ -93,6 +103,9 @@ def put(console: Console, text: str | Text, *, indent: int = 2) -> None:
 
 def put_field(console: Console, label: str, text: str, room: int, style: str = "") -> None:
     """Print a label, padded to `room` cells, and its text; on a terminal the text's further lines begin where it does."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
     label += " " * max(1, room - cell_len(label))
     put(console, Text.assemble((label, "bold"), (printable(text), style)), indent=cell_len(label))
 
@@ -100,6 +113,8 @@ def put_field(console: Console, label: str, text: str, room: int, style: str = "
 def say(text: str) -> None:
     """Print a sentence, without markup; on a terminal broken between words."""
     if sys.stdout.isatty():
+        from rich.text import Text
+
         put(terminal(), Text(printable(text)))
         sys.stdout.flush()
     else:
@@ -123,6 +138,8 @@ def say_error(text: str) -> None:
     """
     try:
         if sys.stderr.isatty():
+            from rich.text import Text
+
             put(terminal(stderr=True), Text(printable_lines(text)))
         else:
             print(printable_lines(text), file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
-from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
+from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
 
@@ -42,7 +42,7 @@ _SPARE_LINES = 2
 _LEAST_JOBS = 3
 _OPEN = ("running", "stopped", "waiting", "paused")
 GONE = "Can't be tried again, because the checkpoint was deleted"
-TRY_AGAIN = "After you have removed the cause: ckptd retry"
+TRY_AGAIN = "After you have removed the cause: ckptd queue retry"
 """What stands before the id of a failed export."""
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
@@ -155,7 +155,9 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     if value.last_end is not None:
         notices.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
     if value.paused:
-        notices.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` continues the work", "yellow"))
+        notices.append(
+            ("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd queue resume` continues the work", "yellow")
+        )
     loaded = value.daemon.configuration if value.daemon.running else None
     if loaded and loaded.problem:
         notices.append(("the last reload was refused:", one_line(loaded.problem), "red"))
@@ -336,7 +338,7 @@ def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     remarks: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
-        texts += [("`ckptd first` put it at the front of the queue", "dim")] if job.first else []
+        texts += [("`ckptd queue first` put it at the front of the queue", "dim")] if job.first else []
         texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []

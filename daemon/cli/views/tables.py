@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.views.layout import Cell, Column, duration, table
-from daemon.cli.views.markup import escape, put, put_field, say_error, say_whole, styled, terminal
+from daemon.cli.views.layout import duration
+from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
@@ -25,16 +25,12 @@ from daemon.running.rules.ready import describe
 from daemon.system.box import human
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from daemon.journal.rows import StageRow
-    from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere, VariantHere
     from daemon.operating.monitoring.status import JobStatus
     from daemon.running.attempts.children import Running
-    from daemon.toolchains.overview import ToolchainHere
 
 
-_RETRY = re.compile(r"run `?ckptd retry(?: JOB)?`?(?: with the export's id| on the job)?")
+_RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 
@@ -217,86 +213,3 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
                     console.print(line)
     except KeyboardInterrupt:
         return
-
-
-def print_check(value: Diagnosis) -> None:
-    """`ckptd check`."""
-    console = terminal()
-    for key, fact in value.facts.items():
-        put_field(console, key, str(fact), 19)
-    for problem in value.problems:
-        put(console, f"[red]wrong[/red]  {escape(problem)}", indent=7)
-    for warning in value.warnings:
-        put(console, f"[yellow]note[/yellow]   {escape(warning)}", indent=7)
-    if not value.problems:
-        notes = f", with {len(value.warnings)} note{'s' * (len(value.warnings) != 1)} above" if value.warnings else ""
-        put(console, f"[green]The configuration is valid{notes}.[/green]")
-
-
-def print_formats(value: FormatsHere) -> None:
-    """`ckptd formats`."""
-    foreign = len({row.package for row in value.variants.values()}) > 1
-    rows = [[Cell(name), _here(row), Cell(row.about), *([Cell(row.package)] if foreign else [])] for name, row in value.variants.items()]
-    longest = max((len(word) for row in value.variants.values() for word in row.about.split()), default=12)
-    columns = (
-        Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
-        Column("what it is", "words", least=longest), *([Column("package", "words", least=8)] if foreign else []),
-    )  # fmt: skip
-    console = terminal(soft_wrap=True)
-    for line in (line for row in table(columns, rows, width_of(console)) for line in row):
-        console.print(line)
-    unchecked: dict[str, list[str]] = {}
-    for name, row in value.variants.items():
-        if row.check_toolchain != row.toolchain:  # what makes it is missing too, which is said of that toolchain
-            for need in row.check_needs:
-                unchecked.setdefault(need, []).append(name)
-    for need, those in unchecked.items():
-        put(console, f"[yellow]{escape(', '.join(those))} can't be checked here: {escape(need)}[/yellow]")
-    for target, names in value.targets.items():
-        made = escape(", ".join(names)) if names else "[yellow]no installed format fits[/yellow]"
-        others = [name for name, row in value.variants.items() if target in row.also_for]
-        more = f"; if export.variants names them, also {escape(', '.join(others))}" if others else ""
-        put(console, f"export.deploy {escape(target)}: {made}{more}")
-    for name, chain in value.toolchains.items():
-        put(console, f"toolchain {escape(name)}{_served(name, value)}: {_state(chain)} ({escape(chain.about)})")
-    wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
-    for problem in (*value.problems, *wrong):
-        put(console, f"[red]{escape(problem)}[/red]")
-    _print_doubts(console, value.processor)
-
-
-def _served(name: str, value: FormatsHere) -> str:
-    """The variants that a toolchain makes, and those that it checks without making them."""
-    made = [variant for variant, row in value.variants.items() if row.toolchain == name]
-    checked = [variant for variant, row in value.variants.items() if row.check_toolchain == name and row.toolchain != name]
-    parts = [f"for {', '.join(made)}" if made else "", f"checks {', '.join(checked)}" if checked else ""]
-    purposes = "; ".join(filter(None, parts))
-    return escape(f" ({purposes})") if purposes else ""
-
-
-def _state(chain: ToolchainHere) -> str:
-    if chain.installed:
-        return f"[green]installed, {human(sum(folder.size for folder in chain.folders))}[/green]"
-    if chain.command is None:
-        return f"[yellow]{escape(chain.state)}[/yellow]"
-    there = f", of which {human(chain.downloaded)} are there already" if chain.downloaded else ""
-    return f"[yellow]{escape(chain.state)}; `{escape(chain.command)}` {escape(chain.costs)}{there}[/yellow]"
-
-
-def _here(row: VariantHere) -> Cell:
-    if row.available:
-        return Cell("yes, and can't be checked", "yellow") if row.check_needs else Cell("yes", "green")
-    return Cell(f"lacks {', '.join(row.lacks)}", "yellow") if row.lacks else Cell("no, see below", "red")
-
-
-def _print_doubts(console: Console, processor: ProcessorHere) -> None:
-    """What a check on this box's processor leaves open for others; variants with the same text share a line."""
-    names = " ".join(processor.features) or "of unknown instruction sets"
-    put(console, f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})")
-    kernels = ", ".join(processor.not_run)
-    put(console, f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}")
-    variants: dict[str, list[str]] = {}
-    for variant, doubt in processor.doubts.items():
-        variants.setdefault(doubt, []).append(variant)
-    for doubt, those in variants.items():
-        put(console, f"checked only for processors like this one: {escape(', '.join(those))}: {escape(doubt)}")

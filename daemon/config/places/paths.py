@@ -88,7 +88,7 @@ class StatePaths:
 
     @property
     def pins_lock(self) -> Path:
-        """Held by whoever removes the pins of ended jobs, and by `ckptd retry` from pinning again until the job is open."""
+        """Held by whoever removes the pins of ended jobs, and by `ckptd queue retry` from pinning again until the job is open."""
         return self.state / "pins.lock"
 
     @property

@@ -94,7 +94,7 @@ def _enter(folder: int, name: str, path: Path, *, make: bool) -> int:
 def _is_ours(status: os.stat_result, path: Path) -> bool:
     """Whether a folder below the output is this user's: as whom files are made there, which a network file system may decide.
 
-    Root works in the daemon's too (`sudo ckptd retry`), where nobody but their owner may write.
+    Root works in the daemon's too (`sudo ckptd queue retry`), where nobody but their owner may write.
     """
     if status.st_uid == os.geteuid() or (os.geteuid() == 0 and not status.st_mode & 0o022):
         return True

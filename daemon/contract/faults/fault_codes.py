@@ -263,7 +263,7 @@ class FaultCode(StrEnum):
     JOURNAL_REBUILT = "journal-rebuilt"
     """The journal was damaged and has been rebuilt (log only).
 
-    To do: Check that disk; `ckptd status` says what the journal was rebuilt from, and `ckptd fsck` checks it.
+    To do: Check that disk; `ckptd status` says what the journal was rebuilt from, and `ckptd verify --journal` checks it.
     """
     JOURNAL_UNAVAILABLE = "journal-unavailable"
     """The journal can't be read or written now.
@@ -345,7 +345,7 @@ class FaultCode(StrEnum):
     """Something that an export reads (a base, texts, a toolchain, an adapter to add, the output's mount) is missing or unreadable now.
 
     To do: Nothing if it comes back by itself; else put it back or make it readable, or correct the path of an adapter in `merge.add`. The
-    export waits for it (`limits.away_hours`) and then continues automatically; after that, run `ckptd retry JOB`.
+    export waits for it (`limits.away_hours`) and then continues automatically; after that, run `ckptd queue retry JOB`.
     """
     STILL_WRITTEN = "still-written"
     """The checkpoint changes while it is read.
@@ -398,7 +398,7 @@ class FaultCode(StrEnum):
     MEMORY_UNEXPECTED = "memory-unexpected"
     """The attempt used several times the memory that was estimated for it, and was ended: a file of the model may be made to do that.
 
-    To do: If you trust the model, run `ckptd retry JOB`: ckptd then expects as much. Otherwise leave the variant out.
+    To do: If you trust the model, run `ckptd queue retry JOB`: ckptd then expects as much. Otherwise leave the variant out.
     """
     NO_CONTROL_GROUP = "no-control-group"
     """The child process could not enter its control group.
@@ -428,7 +428,7 @@ class FaultCode(StrEnum):
     POISON = "poison"
     """The daemon died five times while the stage ran; the stage is not tried again.
 
-    To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd retry JOB`.
+    To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd queue retry JOB`.
     """
     RESULT_UNWRITABLE = "result-unwritable"
     """The child process could not write its result file.
@@ -454,8 +454,8 @@ class FaultCode(StrEnum):
     """The export's folder is another ckptd's or another checkpoint's, or a link or an export is in the way; the job has ended.
 
     To do: Give one of the two another `output.directory` or `output.naming`, or move away what the message names; if the other ckptd is
-    gone for good, remove the record that the message names. Then run `ckptd retry JOB`. Or run `ckptd export PATH`, which uses another
-    folder.
+    gone for good, remove the record that the message names. Then run `ckptd queue retry JOB`. Or run `ckptd export PATH`, which uses
+    another folder.
     """
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`.
@@ -864,7 +864,7 @@ class FaultCode(StrEnum):
     ARTIFACT_MISSING = "artifact-missing"
     """A requested artifact was not made (report only).
 
-    To do: Follow the advice in the fault of the failed stage, then run `ckptd retry JOB`.
+    To do: Follow the advice in the fault of the failed stage, then run `ckptd queue retry JOB`.
     """
     ARTIFACT_REJECTED = "artifact-rejected"
     """An artifact was made but failed its check, and is not published (report only).
@@ -875,7 +875,7 @@ class FaultCode(StrEnum):
     BAD_RECORD = "bad-record"
     """A file that an earlier stage of the validation wrote can't be read.
 
-    To do: Run `ckptd retry JOB`; report it if it happens again.
+    To do: Run `ckptd queue retry JOB`; report it if it happens again.
     """
     DEVICE_MISSING = "device-missing"
     """The artifact runs on a device, a GPU for example, that this machine does not have: it could not be checked here.
@@ -976,7 +976,7 @@ class FaultCode(StrEnum):
     """The process that runs an artifact ended or no longer answers.
 
     To do: Read the attempt's log and look for "Out of memory" in the kernel's log; free memory, raise `limits.memory_fraction`, or give the
-    export more threads (`limits.threads`); then run `ckptd retry JOB`.
+    export more threads (`limits.threads`); then run `ckptd queue retry JOB`.
     """
 
     # Toolchains

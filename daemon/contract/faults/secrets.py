@@ -13,8 +13,6 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Secret
-
 STARS = "***"
 """What stands in the place of a secret."""
 SECTIONS = frozenset({"notify", "deliver"})
@@ -44,14 +42,6 @@ _known: dict[str, None] = {}
 _lock = threading.Lock()
 
 
-class SecretUrl(Secret[str]):
-    """The URL of a service: shown, dumped and logged by its scheme alone. `get_secret_value` gives it to what sends."""
-
-    def _display(self) -> str:
-        scheme = scheme_of(self.get_secret_value())
-        return f"{scheme}://{STARS}" if scheme else STARS
-
-
 def scheme_of(url: str) -> str:
     """A URL's scheme; "" where it has none that looks like one, and so might be a secret."""
     scheme, separator, _ = url.partition("://")
@@ -66,7 +56,7 @@ def is_credential(text: str) -> bool:
 
 def may_be_secret(value: Any) -> bool:
     """Whether a value, or a key or a value inside of it, looks like a URL, a password or a token, so that a message should not show it."""
-    if isinstance(value, Secret):
+    if hasattr(value, "get_secret_value"):  # a type of pydantic, which is not imported for a look
         return True
     if isinstance(value, Mapping):
         return any(may_be_secret(part) for pair in value.items() for part in pair)
@@ -102,7 +92,7 @@ def is_plain_word(name: str) -> bool:
 
 def keep(value: Any) -> None:
     """Have `censored` look for this secret, and for the texts inside of it, in all that the process says from now on."""
-    if isinstance(value, Secret):
+    if hasattr(value, "get_secret_value"):  # a type of pydantic, which is not imported for a look
         keep(value.get_secret_value())
     elif isinstance(value, Mapping):
         for key, part in value.items():

@@ -138,7 +138,7 @@ class ValidateOptions(Frozen):
     is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""
     publish_unverified: tuple[str, ...] = ()
     """Variants that are published even where no check could run, and called unverified. Without it what could not be compared is kept
-    for `ckptd retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
+    for `ckptd queue retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
     on_failed_check: Literal["fallback", "reject", "publish"] = "fallback"
     """What follows where a quantized variant is not as exact as its thresholds ask. "fallback": its next less quantized form is made and
     checked too, and so on, and the first that passes is published under its own name. "reject": nothing. "publish": the variant itself

@@ -18,7 +18,7 @@ from daemon.contract.jobs.options import ValidateOptions, Work
 from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
 from daemon.contract.values import Json
 
-GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
+GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd queue retry` with the export's id"
 
 
 def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: ValidateOptions, added: Sequence[str] = ()) -> Status:
@@ -237,5 +237,7 @@ def needs(check: ArtifactCheck) -> str | None:
 
 def _default_remedy(verdict: Verdict) -> str:
     if verdict is Verdict.UNVERIFIED:
-        return "run `ckptd retry` with the export's id when the check can run here, or name the variant in validate.publish_unverified"
+        return (
+            "run `ckptd queue retry` with the export's id when the check can run here, or name the variant in validate.publish_unverified"
+        )
     return "leave this variant out of export.variants, or loosen its limits in [validate.limits] if the figures are good enough for you"

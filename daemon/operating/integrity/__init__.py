@@ -1,1 +1,1 @@
-"""`ckptd fsck`, and the repair of a damaged journal."""
+"""`ckptd verify --journal`, and the repair of a damaged journal."""

@@ -55,7 +55,7 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
     if job["state"] == "failed" and job["reason"]:
         scene.note("export-refused", f"it was not published: {job['reason']}", "as it says", path=job["target"], job=job["id"])
     elif not target.exists():
-        scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd retry`",
+        scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd queue retry`",
                    path=target, job=job["id"])  # fmt: skip
     elif not manifest:
         scene.find("export-half", "the export's folder has no readable manifest", _again(job),
@@ -78,7 +78,7 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
 def _again(job: sqlite3.Row) -> str:
     """How an ended job's export is made anew: what succeeded is not retried."""
     if job["state"] != "succeeded":
-        return f"`ckptd retry {job['id']}` makes it again"
+        return f"`ckptd queue retry {job['id']}` makes it again"
     return f"`ckptd export --force {shlex.quote(job['seen_at'])}` makes it again while that checkpoint is there"
 
 

@@ -1,6 +1,6 @@
 """Nothing lost, nothing twice, nothing half: the one checker of the invariants of a state directory and its output.
 
-Called by `ckptd fsck` and, as a library, by everything that breaks ckptd on purpose and looks at it afterwards. It
+Called by `ckptd verify --journal` and, as a library, by everything that breaks ckptd on purpose and looks at it afterwards. It
 never writes. While a daemon works (`quiescent` false) only what must hold at every instant is checked, and a finding
 is what several looks with pauses between them all see, since the journal and the disk can't be read in one instant.
 

@@ -14,12 +14,13 @@ from daemon.contract.jobs.plan import find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import status_that_follows
 from daemon.journal.file.integrity import unbelievable, unsound
 from daemon.journal.file.sqlite_errors import REPAIR
-from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
+from daemon.journal.rows import job_of, stage_of
+from daemon.journal.states import ENDED_STAGE
 from daemon.operating.integrity.scene import REPORTED, Scene
 
 LATEST = 200
 """Ended jobs whose verdict is derived again unless everything is to be checked."""
-_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd retry` repeats the export"
+_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd queue retry` repeats the export"
 _WAIT = "start the daemon, which corrects this; if it does not, report it with a copy of the journal"
 
 

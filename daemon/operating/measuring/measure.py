@@ -121,6 +121,7 @@ def measure(settings: Settings, export: Export, choice: Choice, asked: Asked, pr
                 break
             work.blame(ended.measurements, ended.fault)
     work.cut += [f"{_named(unit)} was not measured." for unit in work.units]
+    work.notes += over(time.monotonic() - began, asked.seconds)
     return Bench(
         folder=str(export.folder), export_id=export.text("export_id"), run=export.text("run"), step=_step(export),
         created=created.isoformat(timespec="seconds"), kind=work.kind, task=work.task, lengths=asked.lengths, batches=asked.batches,
@@ -129,6 +130,13 @@ def measure(settings: Settings, export: Export, choice: Choice, asked: Asked, pr
         variants=tuple(_variant(export, name, work.done, choice.faults.get(name)) for name in choice.variants), machine=machine,
         versions={"ckptd": __version__, **dict(sorted(work.versions.items()))},
     )  # fmt: skip
+
+
+def over(took: float, limit: float) -> list[str]:
+    """The sentence that it took longer than it was to, by a second or more, and why; none where it did not. Seconds."""
+    if took < limit + 1:
+        return []
+    return [f"It took {took:.0f} s instead of {limit:.0f} s: the start of a model, and a round that has begun, are not broken off."]
 
 
 def _named(unit: Unit) -> str:

@@ -13,8 +13,8 @@ from daemon.contract.disk.export_layout import MANIFEST, holds_exports, read_man
 from daemon.contract.faults.errors import Fault, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.journal.rows import told_state
-from daemon.operating.monitoring.status import job_meant
+from daemon.journal.states import told_state
+from daemon.operating.monitoring.status import ids, job_meant
 from daemon.publishing.verification import exports_below
 
 OPERATION = "measure"
@@ -40,7 +40,7 @@ class Export:
 def locate(state: Path, wanted: str) -> tuple[Export, str | None]:
     """The export that a path or an id means, and the variant where the path leads into one. Raises UsageError where it is none."""
     path = Path(os.path.abspath(wanted))
-    if not os.path.lexists(path) and "/" not in wanted:
+    if not os.path.lexists(path) and ("/" not in wanted or ids(state, wanted)):
         return _read(_of_job(state, wanted)), None
     if not path.exists():
         raise UsageError(FaultCode.NO_SUCH_PATH, OPERATION, "there is no such path", "check the path", path=path)

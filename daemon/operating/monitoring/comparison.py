@@ -17,7 +17,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.values import number_at, text_at, value_at, whole_at
-from daemon.journal.rows import told_state
+from daemon.journal.states import told_state
 from daemon.operating.monitoring.status import job_meant
 
 REPORT = "report.json"

@@ -12,7 +12,7 @@ from daemon.config.places.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, OPEN_JOB
+from daemon.journal.states import ENDED_JOB, OPEN_JOB
 from daemon.operating.monitoring.live import Condition, ConfigLoad
 from daemon.operating.monitoring.metrics import CONDITIONS, Figures
 from daemon.operating.monitoring.outlook import starved

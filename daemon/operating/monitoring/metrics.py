@@ -39,7 +39,7 @@ METRICS = (
     Metric("ckptd_build_info", "gauge", "Version of the running daemon; the value is always 1.", ("version",)),
     Metric("ckptd_start_time_seconds", "gauge", "When the daemon was started, in seconds since the epoch."),
     Metric("ckptd_condition", "gauge", "Condition of the daemon: 1 for the present one, 0 for the others.", ("condition",)),
-    Metric("ckptd_paused", "gauge", "1 while `ckptd pause` holds all exports, else 0."),
+    Metric("ckptd_paused", "gauge", "1 while `ckptd queue pause` holds all exports, else 0."),
     Metric("ckptd_config_last_reload_successful", "gauge", "1 if the last reload succeeded, 0 if it was refused."),
     Metric("ckptd_thread_deaths", "gauge", "Threads of the daemon that failed and were restarted, since it started."),
     Metric("ckptd_resident_bytes", "gauge", "Resident memory of the daemon itself."),

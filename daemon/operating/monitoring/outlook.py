@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from daemon.journal.rows import ENDED_STAGE, StageRow
+from daemon.journal.rows import StageRow
+from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.executor import CpuShare
 
 LATEST = 5

@@ -25,6 +25,7 @@ from daemon.contract.jobs.verdicts import is_published
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.file.database import reading
+from daemon.journal.named import ids_named
 from daemon.journal.overview import (
     JobView,
     JournalCare,
@@ -34,12 +35,12 @@ from daemon.journal.overview import (
     attempts_of,
     durations,
     ids_failed,
-    ids_named,
     job_of_id,
     overview,
 )
 from daemon.journal.rewrites import Rewritten
-from daemon.journal.rows import ENDED_JOB, AttemptRow, JobRow, StageRow
+from daemon.journal.rows import AttemptRow, JobRow, StageRow
+from daemon.journal.states import ENDED_JOB
 from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
@@ -177,7 +178,7 @@ class JobStatus:
     report_file: str | None = None
     """Path of its report, if there is one."""
     first: bool = False
-    """Whether it waits at the front of the queue, because of `ckptd first`."""
+    """Whether it waits at the front of the queue, because of `ckptd queue first`."""
     checkpoint_gone: bool = False
     """Whether an export that did not succeed has no folder of its checkpoint any more, so that it can't be tried again."""
     kept: bool = False
@@ -395,10 +396,12 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
 
 def job_meant(state: Path, wanted: str, operation: str, remedy: str) -> JobDetails:
     """The one job that a person means by `wanted`, where no path of that name is there. Raises UsageError unless it is exactly one."""
-    jobs = find(state, wanted) if "/" not in wanted else []
+    jobs = find(state, wanted)
     if len(jobs) == 1:
         return jobs[0]
-    several = f"{len(ids(state, wanted))} job ids begin with this" if jobs else "there is no such folder, and no job id begins with this"
+    named = ids(state, wanted)
+    several = f"{len(named)} jobs are meant by this: {', '.join(named[:5])}{' …' if len(named) > 5 else ''}"
+    several = several if jobs else "there is no such folder, and no job id begins with this"
     raise UsageError(FaultCode.NO_SUCH_JOB, operation, f"{wanted!r}: {several}", remedy)
 
 
@@ -443,9 +446,9 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     if not scene.running and not (job.paused or scene.paused):
         return "No daemon runs: the export continues when one is started."
     if job.paused:
-        return f"It is paused; `ckptd resume {job.id}` continues it."
+        return f"It is paused; `ckptd queue resume {job.id}` continues it."
     if scene.paused:
-        return "Everything is paused; `ckptd resume` continues the work."
+        return "Everything is paused; `ckptd queue resume` continues the work."
     said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
     if later is not None and said in (None, *(ready.describe(ready.retrying(spec)) for spec in _specs(view))):
         return later

@@ -120,5 +120,6 @@ def _is_export(folder: int) -> bool:
 def _in_the_way(path: Path, what: str) -> Permanent:
     return Permanent(
         FaultCode.TARGET_TAKEN, "publish the export", f"its folder would be below {path}, which {what}; ckptd does not write through it",
-        "move that away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder", path=path,
+        "move that away and run `ckptd queue retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder",
+        path=path,
     )  # fmt: skip

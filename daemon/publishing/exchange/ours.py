@@ -219,7 +219,7 @@ def make_way(target: Spot, looked: Looked) -> None:
     if not target.at.is_symlink() and holds_exports(target.at, itself=False):
         raise Permanent(
             FaultCode.TARGET_TAKEN, "publish the export", "the folder contains exports of another run, which would be moved with it",
-            "move that folder away and run `ckptd retry` on the job, or run `ckptd export` on its checkpoint, which uses another folder",
+            "move that folder away and run `ckptd queue retry` on the job, or `ckptd export` on its checkpoint, which uses another folder",
             path=target.path,
         )  # fmt: skip
     if os.lstat(target.at).st_ino != looked.inode:

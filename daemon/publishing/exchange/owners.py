@@ -56,7 +56,7 @@ def refusal(owner: Owner, record: Path) -> Permanent:
         FaultCode.TARGET_TAKEN, OPERATION,
         f"another ckptd publishes the run {owner.run} there (state {owner.state} on {owner.host}, since {owner.since[:10]})",
         "give one of the two another output.directory or output.naming, or, if that ckptd is gone for good,"
-        f" `rm {shlex.quote(str(record))}`; then run `ckptd retry` on the job", path=record.parent,
+        f" `rm {shlex.quote(str(record))}`; then `ckptd queue retry` the job", path=record.parent,
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _content(handle: int, record: Path) -> Owner:
 def _unreadable(record: Path, what: str) -> Permanent:
     return Permanent(
         FaultCode.TARGET_TAKEN, OPERATION, f"{record.name}, which says whose the run's folder is, {what}",
-        f"move that file away if no other ckptd publishes there (`mv {shlex.quote(str(record))} …`); then run `ckptd retry` on the job",
+        f"move that file away if no other ckptd publishes there (`mv {shlex.quote(str(record))} …`); then `ckptd queue retry` the job",
         path=record,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ import structlog
 
 from daemon.config.settings import NotifySettings
 from daemon.contract.faults.events import Event
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message

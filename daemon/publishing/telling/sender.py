@@ -20,7 +20,7 @@ import time
 import weakref
 from typing import IO
 
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sending import LIMIT_SECONDS, Attempt, Outcome
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 
 LIMIT_SECONDS = 60.0
 """Longest time for one attempt; Apprise gives a connection four seconds, some services need several."""

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from daemon.contract.faults.events import Event
-from daemon.contract.faults.secrets import SecretUrl
+from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sending import Attempt, Outcome
 

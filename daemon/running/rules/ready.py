@@ -14,7 +14,8 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import spec_of
-from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
+from daemon.journal.rows import Lane, StageRow
+from daemon.journal.states import ENDED_STAGE
 
 FEW = 3
 """Files that are named in a sentence."""

@@ -58,7 +58,7 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
     return RetryDecision("failed", fault=Fault(
         code=FaultCode.POISON, operation=f"run the stage {stage}",
         cause=f"the daemon died {crashes} times while it ran, so it is not tried again: the stage may be the reason",
-        remedy="look for 'Out of memory' in the kernel's log and in the attempts' logs, then run `ckptd retry` with the export's id",
+        remedy="look for 'Out of memory' in the kernel's log and in the attempts' logs, then run `ckptd queue retry` with the export's id",
         path=log,
     ))  # fmt: skip
 
@@ -67,7 +67,7 @@ def _not_again(fault: Fault) -> Fault:
     return fault.model_copy(update={
         "cause": f"{fault.cause}, and another attempt could not continue its work, so it is not tried again",
         "remedy": "read its log (`ckptd show`); raise limits.stage_timeout if it still made progress, or leave that variant out,"
-            " and run `ckptd retry` with the export's id",
+            " and run `ckptd queue retry` with the export's id",
     })  # fmt: skip
 
 

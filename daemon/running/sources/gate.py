@@ -196,7 +196,7 @@ class Gate:
             fault.cause if not self._away.patience else f"{fault.cause}, and the export has waited for {self._hours()} (limits.away_hours)"
         )
         remedy = fault.remedy if fault.code == FaultCode.BASE_NOT_FOUND else "put it back, or make it readable"
-        return fault.model_copy(update={"cause": cause, "remedy": f"{remedy}, and run `ckptd retry` with the export's id"})
+        return fault.model_copy(update={"cause": cause, "remedy": f"{remedy}, and run `ckptd queue retry` with the export's id"})
 
     def _hours(self) -> str:
         seconds = self._away.patience

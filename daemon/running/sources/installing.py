@@ -154,7 +154,7 @@ class Installing:
     def _failed(self, name: str, fault: Fault) -> Fault:
         """Remember a failure, and say it, with what brings the stages to their end."""
         busy = fault.code == FaultCode.TOOLCHAIN_BUSY
-        remedy = f"{fault.remedy}; then run `ckptd toolchain install {name}` and `ckptd retry JOB`"
+        remedy = f"{fault.remedy}; then run `ckptd toolchain install {name}` and `ckptd queue retry JOB`"
         explained = fault if busy else fault.model_copy(update={"remedy": remedy})
         self._failures[name] = _Failure(explained, time.monotonic() + (BUSY_SECONDS if busy else REMEMBERED_SECONDS))
         if not busy:

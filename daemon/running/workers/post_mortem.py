@@ -55,7 +55,7 @@ def over_limit(limit: int, expected: int) -> tuple[Code, str, str]:
         return FaultCode.MEMORY_LIMIT, f"may use {mib(limit)}", "raise limits.memory_fraction, or leave this variant out on this machine"
     return (
         FaultCode.MEMORY_UNEXPECTED, f"may use {mib(limit)}, since about {mib(expected)} are estimated for it",
-        "run `ckptd retry` with the export's id if you trust the model, and ckptd will expect that much; else leave this variant out",
+        "run `ckptd queue retry` with the export's id if you trust the model, and ckptd will expect that much; else leave this variant out",
     )  # fmt: skip
 
 

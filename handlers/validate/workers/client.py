@@ -38,7 +38,7 @@ TOKEN_SECONDS = 20.0
 """Added for every token of a request: slow enough for a large model on a box that is busy training."""
 END_SECONDS = 10.0
 STDERR_LIMIT = 4000
-RETRY = "run `ckptd retry` on the job; if it fails again, read the attempt's log"
+RETRY = "run `ckptd queue retry` on the job; if it fails again, read the attempt's log"
 
 
 class WorkerFailed(Exception):

@@ -1,0 +1,51 @@
+"""How long commands take to start, as multiples of a bare interpreter's processor time, beside the libraries that they can't do without.
+
+Processor time, the least of the rounds, in turns: a busy machine stretches the wall time of each.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _common
+
+BARE = "python -c pass"
+COMPLETION = {"_CKPTD_COMPLETE": "complete_bash", "COMP_WORDS": "ckptd sta", "COMP_CWORD": "1"}
+WAYS: dict[str, tuple[str, ...]] = {
+    BARE: ("-c", "pass"), "import typer": ("-c", "import typer"), "import pydantic": ("-c", "from pydantic import BaseModel"),
+    "ckptd --help": ("-m", "daemon", "--help"), "ckptd queue retry -h": ("-m", "daemon", "queue", "retry", "-h"),
+    "completion": ("-m", "daemon"), "ckptd status": ("-m", "daemon", "status"),
+}  # fmt: skip
+
+
+def cpu_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -> float:
+    """Processor time of one start."""
+    before = _common.children_cpu()
+    subprocess.run([sys.executable, *arguments], env=dict(environment), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return _common.children_cpu() - before
+
+
+def main() -> None:
+    """Print the figures, and write them with --json."""
+    parser = _common.parser(str(__doc__))
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    with _common.scratch("starting") as folder:
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        least = dict.fromkeys(WAYS, float("inf"))
+        for _ in range(options.rounds):
+            for name, arguments in WAYS.items():
+                more = COMPLETION if name == "completion" else {}
+                least[name] = min(least[name], cpu_seconds(arguments, {**environment, **more}))
+    figures = {name: {"ms": round(1000 * seconds, 1), "times": round(seconds / least[BARE], 1)} for name, seconds in least.items()}
+    _common.write("starting", figures, options.json, libraries=("typer", "pydantic"))
+
+
+if __name__ == "__main__":
+    main()

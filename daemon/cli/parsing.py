@@ -1,0 +1,61 @@
+"""The parser of the command line: typer's, with less to import. Every group of verbs is made by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from typer.core import TyperGroup
+
+from daemon.cli.groups import GROUPS
+
+
+class Group(TyperGroup):
+    """A group of verbs. Values that are not given, and plain texts, are taken as they are: typer imports pydantic to look at them."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options of the group itself."""
+        return take_as_they_are(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb of that name; None where there is none."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            take_as_they_are(command.get_params(ctx))
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The verbs in their groups, each with the first sentence of its help."""
+        limit = formatter.width - 6 - max(map(len, self.commands), default=0)
+        for title, names in groups_of(self.commands):
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+
+
+def groups_of(names: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """Title → those of the verbs that stand in a group of the help; all of them as one group where they are none of `GROUPS`."""
+    known = [(title, [verb for verb in verbs if verb in names]) for title, verbs in GROUPS.items()]
+    if sum(len(verbs) for _, verbs in known) == len(names):
+        yield from ((title, verbs) for title, verbs in known if verbs)
+    else:
+        yield "Commands", list(names)
+
+
+class _AsItIs:
+    """How typer makes a parameter's value of the words, where that is not needed."""
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
+        """The value; by typer's own way, which checks it, for all but texts and what is not given."""
+        if value is None or (isinstance(value, str) and param.type_descriptor.annotation is str):
+            return value
+        from typer._coercion import build_runtime_param
+
+        return build_runtime_param(param.type_descriptor).coerce(value, param=param, ctx=ctx)
+
+
+def take_as_they_are(parameters: list[Any]) -> list[Any]:
+    """Let typer take values as they are where it can. A release of typer that has no such attribute takes no notice."""
+    for parameter in parameters:
+        if getattr(parameter, "_runtime_param", 0) is None:
+            parameter._runtime_param = _AsItIs()
+    return parameters
