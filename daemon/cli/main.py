@@ -48,7 +48,7 @@ from daemon.system import journald
 
 if TYPE_CHECKING:
     from daemon.config.places.instances import Instance
-    from daemon.operating.monitoring.status import Snapshot
+    from daemon.operating.monitoring.status import DaemonState, Snapshot
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED, EXIT_READER_LEFT = 1, 2, 3, 70, 75, 130, 141
 EXPLAIN_SECONDS = 60.0
@@ -252,7 +252,8 @@ def status(
     everything: Annotated[bool, typer.Option("--all", help="List all directories, not only the first few of each kind.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with code 1 if the daemon does not run or is unwell, for health checks.")
+        bool,
+        typer.Option("--exit-code", help="Exit with code 1 if the daemon does not run or is unwell, 75 if a disk is full: work waits."),
     ] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -263,7 +264,7 @@ def status(
     if watch and json_:
         raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "use only one of the two")
     chosen, others = configuration_of(config), running()
-    if chosen is None and len(others) > 1:
+    if chosen is None and len(others) > 1 and not exit_code:
         _print_daemons(others, json_=json_)
         return
     place = daemon_place(config)
@@ -286,8 +287,15 @@ def status(
         view.print_status(value, everything=everything)
         if config is None and not value.daemon.running and others:
             _print_daemons(others, json_=False)
-    if exit_code and (not value.daemon.running or value.daemon.verdict == "unwell"):
-        raise typer.Exit(EXIT_FAILED)
+    if exit_code:
+        raise typer.Exit(_health(value.daemon))
+
+
+def _health(daemon: DaemonState) -> int:
+    """The exit code that tells how a daemon is: a restart may help one that is unwell, and none that has a full disk alone."""
+    if not daemon.running or daemon.verdict == "unwell" or daemon.unwell:
+        return EXIT_FAILED
+    return EXIT_TEMPORARY if daemon.verdict == "full" else 0
 
 
 def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:

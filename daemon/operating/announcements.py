@@ -33,8 +33,8 @@ class Announcements:
         """Notify that exports wait for something that is away, or that it is back."""
         if not self._settings().notify.wants("waiting"):
             return
-        what = fault.path or fault.operation
-        title = f"ckptd: {what} is there again" if over else f"ckptd: exports wait for {what}"
+        what = fault.path or fault.operation.removeprefix("find ")
+        title = f"ckptd: {what} is there now" if over else f"ckptd: exports wait for {what}"
         body = "The exports that waited for it continue automatically." if over else fault.sentence()
         self._announce(f"away {what} {now()} {'over' if over else 'begun'}", "waiting", title, body)
 

@@ -30,7 +30,7 @@ from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.log import logs
 from daemon.operating.monitoring import metrics
 from daemon.operating.monitoring.gauges import take_gauges
-from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file
+from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, starved_sentences
 from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.keeping import begin
@@ -386,7 +386,7 @@ class Daemon:
             if fault is not None and not (disks and fault.code in ROOM_CODES):
                 unwell.append(f"{fault.sentence()} (for {time.monotonic() - since:.0f} s)")
         return Condition(
-            "full" if disks else "unwell" if unwell else "healthy", tuple(unwell),
+            "full" if disks else "unwell" if unwell else "healthy", tuple(unwell), starved=tuple(starved_sentences(self._parts.runner)),
             deaths=tuple(thread.deaths[-1] for thread in threads if thread.deaths), last_end=self._last_end, places=self._disks.places,
             disks=disks,
         )  # fmt: skip

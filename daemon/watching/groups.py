@@ -163,6 +163,11 @@ class Watchers:
         return {path: why for watcher in self.each for path, why in watcher.tracker.listing.passed_over.items()}
 
     @property
+    def delayed(self) -> dict[Path, Fault]:
+        """Complete checkpoint that can't be pinned now → what it waits for."""
+        return {path: fault for watcher in self.each for path, fault in watcher.tracker.listing.delayed.items()}
+
+    @property
     def unreadable(self) -> dict[Path, Fault]:
         """Directory that can't be read → why: mostly who lacks which right, and the command."""
         return {path: fault for watcher in self.each for path, fault in watcher.tracker.listing.unreadable.items()}

@@ -32,13 +32,14 @@ class Listing:
         """Directory in a layout that is not exported, or that met an error → why, and the command."""
         self._passed: dict[Path, dict[Path, str]] = {}
         """Root → what its last scan saw and did not take, and what it could not come to."""
-        self._unpinned: dict[Path, str] = {}
-        """Directory that could not be pinned at the last try → why."""
+        self.delayed: dict[Path, Fault] = {}
+        """Complete checkpoint that could not be pinned at the last try → why: it waits, for room on a disk for example. May be read from
+        any thread."""
 
     @property
     def passed_over(self) -> dict[Path, str]:
         """Directory that holds a checkpoint → why it is not taken, and what to set. May be read from any thread."""
-        return {path: why for group in (self._refused, self._unpinned, *self._passed.values()) for path, why in group.items()}
+        return {path: why for group in (self._refused, *self._passed.values()) for path, why in group.items()}
 
     def refuse(self, path: Path, fault: Fault) -> bool:
         """List a directory that is refused; give whether that is new."""
@@ -52,15 +53,14 @@ class Listing:
         """What kept a directory from being taken does so no longer."""
         self._refused = {other: why for other, why in self._refused.items() if other != path}
 
-    def note_unpinned(self, path: Path, fault: Fault) -> None:
+    def note_delayed(self, path: Path, fault: Fault) -> None:
         """A directory could not be pinned; the next rescan tries again."""
-        where = f"{fault.path}: " if fault.path and fault.path != str(path) else ""
-        self._unpinned = {**self._unpinned, path: f"{where}{why_of(fault)}"}
+        self.delayed = {**self.delayed, path: fault}
 
     def forget(self, path: Path) -> None:
         """A directory is gone, or decided upon. What was refused stays listed."""
-        if path in self._unpinned:
-            self._unpinned = {other: why for other, why in self._unpinned.items() if other != path}
+        if path in self.delayed:
+            self.delayed = {other: fault for other, fault in self.delayed.items() if other != path}
         self.open(path)
         self.incomplete.pop(path, None)
 

@@ -268,7 +268,7 @@ class Tracker:
             if isinstance(error, MemoryError):
                 error = _no_memory()
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
-            self.listing.note_unpinned(path, fault)
+            self.listing.note_delayed(path, fault)
             self.refused(fault)
             self.listing.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again

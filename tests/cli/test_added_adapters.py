@@ -208,8 +208,10 @@ def test_a_checkpoint_whose_addition_is_missing_is_told_and_taken_when_that_is_t
     service = make_service(extra=f'[[merge.add]]\npath = "{tmp_path}/style"\n')
     path = service.add(made.checkpoint)
     service.start()
-    value = service.wait_for(lambda v: str(path) in v["passed_over"])
-    assert "it is not there now" in value["passed_over"][str(path)] and value["jobs"] == []
+    value = service.wait_for(lambda v: v["delayed"])
+    (entry,) = value["delayed"]
+    assert (entry["path"], entry["code"]) == (str(path), "source-away")
+    assert "it is not there now" in entry["why"] and value["jobs"] == []
     shutil.copytree(made.style, tmp_path / "style")
     (job,) = service.wait_ended()
     assert job["state"] == "succeeded"

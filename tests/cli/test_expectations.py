@@ -99,9 +99,10 @@ def test_nothing_is_expected_of_the_first_export_of_its_kind(state: Path) -> Non
 
 
 def test_a_starved_stage_says_so_and_its_time_is_not_estimated_from_earlier_ones(three: Path) -> None:
-    progress = StageProgress(1, 0.1, "tensors", 20.0, "x", 0, cores=0.03, wanted=1.0)
+    progress = StageProgress(1, 0.1, "tensors", 20.0, "x", 0, cores=0.03, wanted=1.0, priority="idle")
     (merge, *_) = seen(three, running(progress={"b": {"merge": progress}}))["b"].stages
-    assert (merge.starved, merge.left_seconds, merge.cores) == ("gets 3 % of a core; training has priority", None, 0.03)
+    gets = 'gets 3 % of a core and could use 100 %: other processes have the rest; limits.priority = "idle" lets them go first'
+    assert (merge.starved, merge.left_seconds, merge.cores) == (gets, None, 0.03)
 
 
 def test_a_waiting_export_says_that_it_is_not_its_turn(three: Path) -> None:
@@ -264,7 +265,9 @@ def test_what_a_starved_stage_takes_is_expected_of_the_next_ones_too(
 
 
 def test_a_share_of_next_to_nothing_is_told_as_such() -> None:
-    assert starving(CpuShare(0.004, 1)) == "gets less than 1 % of a core; training has priority"
+    others = "of a core and could use 100 %: other processes have the rest"
+    assert starving(CpuShare(0.004, 1), "") == f"gets less than 1 % {others}; limits.priority decides"
+    assert starving(CpuShare(0.3, 1), "normal") == f'gets 30 % {others}, though limits.priority is "normal"'
     assert not starved(CpuShare(0.9, 1.0)) and not starved(CpuShare(0.01, 0.02)) and starved(CpuShare(0.3, 1.0))
 
 

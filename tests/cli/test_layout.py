@@ -156,11 +156,10 @@ def test_a_cause_that_several_exports_share_is_said_once() -> None:
 
 
 def test_a_running_stage_says_how_far_it_is_how_long_it_takes_yet_and_that_it_is_starved() -> None:
-    told = stage(left_seconds=130, starved="gets 3 % of a core; training has priority")
+    told = stage(left_seconds=130, starved="gets 3 % of a core and could use 100 %")
     lines = " ".join(" ".join(shown(jobs_lines([job(stages=(told,), left_seconds=400)], 80))).split())
     assert (
-        "check-onnx-int8 40 % after 70 s, prompt 3 of 8, about 2 min left for this stage; gets 3 % of a core; training has priority"
-        in lines
+        "check-onnx-int8 40 % after 70 s, prompt 3 of 8, about 2 min left for this stage; gets 3 % of a core and could use 100 %" in lines
     )
     assert "40 %, 7 min left" in lines
 

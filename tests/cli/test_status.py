@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
 
 from daemon.cli.views.status import print_status
+from daemon.contract.faults.errors import Fault
 from daemon.journal.overview import JournalCare
 from daemon.operating.monitoring import live
 from daemon.operating.monitoring.live import (
@@ -104,6 +105,7 @@ class Watch:
 
     incomplete: dict[Path, Incomplete]
     passed_over: dict[Path, str]
+    delayed: dict[Path, Fault] = field(default_factory=dict)
 
     @property
     def tracker(self) -> Watch:

@@ -305,7 +305,7 @@ def test_what_a_full_disk_keeps_from_being_written_beside_the_exports_is_noted_t
     folder = mounted("state", size="4m", nr_inodes=100)
     paths, noted = prepare(folder, folder / "out"), list[Fault]()
     journal = Journal(paths.journal)
-    live, seen = LiveWriter(paths.live, noted.append), SimpleNamespace(incomplete={}, passed_over={})
+    live, seen = LiveWriter(paths.live, noted.append), SimpleNamespace(incomplete={}, passed_over={}, delayed={})
     live.write(LiveFile(pid=1), cast("Watchers", seen))
     care = JournalMaintenance(journal.database, paths, refused=noted.append)
     assert noted == []

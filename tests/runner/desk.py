@@ -14,7 +14,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome,
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.running.attempts.executor import Attempt, Bounds, Order, Progress
+from daemon.running.attempts.executor import Attempt, Bounds, CpuShare, Order, Progress
 from daemon.running.runner import Runner
 
 Script = Callable[[StageContext], StageResult | None]
@@ -30,7 +30,7 @@ class Fake:
     warnings: list[str] = field(default_factory=list)
     memory: int = 0
     peak: int = 0
-    cpu: None = None
+    cpu: CpuShare | None = None
     id: str = "fake"
     wait_handle: None = None
     stopped: bool = False

@@ -61,7 +61,7 @@ def test_a_base_that_goes_away_under_the_merge_is_told_once_and_costs_one_attemp
     assert events(toy) == ["export.waiting", "source.back"]
     begun, over = told(toy)[:2]
     path = begun.removeprefix("ckptd: exports wait for ")
-    assert path in (str(base), f"{base}/model.safetensors") and over == f"ckptd: {path} is there again"
+    assert path in (str(base), f"{base}/model.safetensors") and over == f"ckptd: {path} is there now"
     sound(toy)
 
 

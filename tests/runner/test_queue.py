@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
-from daemon.running.attempts.executor import Order
+from daemon.operating.monitoring.live import starved_sentences
+from daemon.running.attempts.executor import CpuShare, Order
 from tests.runner.desk import Desk, Desks, Fake, done, failing
 
 
@@ -359,3 +361,28 @@ def test_a_box_without_room_for_a_process_costs_no_stage_its_attempts(
     assert len(refused) == 6 and desk.state(job) == "succeeded"
     fault = desk.journal.attempts.of(job)[0].fault
     assert fault is not None and fault.code == "no-process" and "continues automatically" in fault.remedy
+
+
+def test_an_attempt_that_is_starved_for_minutes_is_told_and_a_moment_with_its_share_does_not_end_that(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("daemon.running.attempts.children.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    desk = make_desk()
+    desk.script = lambda context: None
+    job = desk.add("run", 1)
+    desk.tick()
+
+    def sentences(got: float, seconds: float) -> list[str]:
+        desk.fakes[0].cpu = CpuShare(got, 1.0)
+        clock[0] += seconds
+        desk.tick()
+        return starved_sentences(desk.runner)
+
+    assert sentences(0.1, 0) == [] and sentences(0.1, 170) == [], "not yet for minutes"
+    assert sentences(0.9, 5) == [] and sentences(0.1, 5) != []
+    (sentence,) = sentences(0.1, 60)
+    assert sentence.startswith(f"For 4 min the stage merge of {job} gets 10 % of a core and could use 100 %")
+    assert "limits.priority" in sentence, "the key that decides"
+    sentences(0.9, 1)
+    assert sentences(0.9, 40) == [] and sentences(0.1, 1) == [], "it has had its share again"

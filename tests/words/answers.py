@@ -74,6 +74,7 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("status",): {
         0: "done, also if no daemon runs; `daemon.running` says whether one runs",
         1: "with `--exit-code`: no daemon runs, or it is unwell",
+        75: "with `--exit-code`: a disk has too little free space; the daemon is well, work waits, and a restart would not help",
     },
     ("list",): {},
     ("show",): {2: "no job, or more than one job, matches this id"},

@@ -24,6 +24,7 @@ from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
+from daemon.operating.monitoring.reasons import waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +142,8 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
         explanation = "it starts nothing new, and ends when the running stages have stopped; a second signal ends them at once"
         return [("stopping", f"(pid {daemon.pid}) since {local_time(daemon.stopping, 'seconds')}: {explanation}", "yellow")]
     known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
-    return [(f"running, {verdict}", f"({known})", "green" if verdict == "healthy" else "red")]
+    style = "red" if verdict != "healthy" else "yellow" if daemon.starved else "green"
+    return [(f"running, {verdict}{', short of CPU time' if daemon.starved else ''}", f"({known})", style)]
 
 
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -149,6 +151,7 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     notices = [("no room", f"{disk.sentence()}; work waits until there is enough. {disk.delete}", "red") for disk in value.disks]
     notices += [("configuration", value.config_problem, "red")] if value.config_problem else []
     notices += [("unwell", why, "red") for why in value.daemon.unwell]
+    notices += [("short of CPU time", why, "yellow") for why in value.daemon.starved]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
         notices.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
     notices += [("thread", f"at {local_time(death.at)}: {death.sentence()} It was restarted.", "yellow") for death in value.daemon.deaths]
@@ -187,6 +190,9 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
     incomplete = [f"{directory.path} for {duration(directory.seconds)}: {'; '.join(directory.missing)}" for directory in value.incomplete]
     kinds = [
         ("incomplete", "yellow", "that are incomplete", incomplete),
+        *((what.replace("waits", "waiting"), "yellow", f"that {what.replace('waits', 'wait')}",
+           [f"{entry.path}: {entry.why}" for entry in value.delayed if waiting(entry.code) == what])
+          for what in dict.fromkeys(waiting(entry.code) for entry in value.delayed)),
         ("seen, not watched", "yellow", "that are seen and not watched", [f"{path}: {why}" for path, why in value.passed_over.items()]),
         ("not readable", "red", "that can't be read", [f"{path}: {why}" for path, why in value.unreadable.items()]),
         ("lost", "red", "that are lost",
@@ -299,9 +305,16 @@ def _what(job: JobStatus) -> str:
     """What happens to a job, or what came out of it."""
     if running := _running(job):
         return ", ".join([*map(_progress, running), *_left(job)])
+    if job.state not in ENDED_JOB and job.reason:
+        return ", ".join([job.reason, *_left(job)])
     if job.artifacts:
-        return " ".join(f"{name}:{verdict}" for name, verdict in job.artifacts.items())
-    return "" if job.state in ENDED_JOB else ", ".join(_left(job))
+        return _with_reason(" ".join(f"{name}:{verdict}" for name, verdict in job.artifacts.items()), job)
+    return job.reason or "" if job.state in ENDED_JOB else ", ".join(_left(job))
+
+
+def _with_reason(verdicts: str, job: JobStatus) -> str:
+    """The verdicts of an export, and why they are no better."""
+    return f"{verdicts} ({job.reason})" if job.reason else verdicts
 
 
 def _in_short(job: JobStatus) -> str:
@@ -309,11 +322,11 @@ def _in_short(job: JobStatus) -> str:
     if _running(job):
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
         return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
-    if job.artifacts:
+    if job.artifacts and not (job.reason and job.state != "partial"):
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
-        return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in known)
-    return ""
+        return _with_reason(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in known), job)
+    return job.reason or ""
 
 
 def _left(job: JobStatus) -> list[str]:

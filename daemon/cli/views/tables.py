@@ -47,7 +47,11 @@ def note_of(running: Running) -> str:
     """What a running stage does, about how long it takes yet by its own progress, and whether it gets the CPU time that it could use."""
     said, cpu = running.progress, running.cpu
     left = stage_left(None, time.monotonic() - running.began, said.fraction, cpu)
-    parts = [said.message] + ([f"{about(left)} left"] if left is not None else []) + ([starving(cpu)] if cpu and starved(cpu) else [])
+    parts = (
+        [said.message]
+        + ([f"{about(left)} left"] if left is not None else [])
+        + ([starving(cpu, running.priority)] if cpu and starved(cpu) else [])
+    )
     return "; ".join(parts)
 
 

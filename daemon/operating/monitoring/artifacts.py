@@ -9,6 +9,7 @@ from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
 from daemon.journal.attempts import facts_from
 from daemon.journal.overview import JobView
+from daemon.operating.monitoring.reasons import failure, rejection
 
 JUDGED = ("succeeded", "partial", "failed")
 """States of a job in which each variant has its verdict."""
@@ -28,6 +29,8 @@ class LostArtifact:
     """The stage that failed."""
     cause: str
     """Why it failed, as a clause in one line."""
+    code: str = ""
+    """Fault code of the cause."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Became:
     verdicts: Mapping[str, str] = field(default_factory=dict)
     """Variant → verdict; of an export that has not ended, of those that were checked."""
     lost: tuple[LostArtifact, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why variants are not there or not published, in a few words each."""
 
 
 def became(view: JobView) -> Became:
@@ -45,11 +50,15 @@ def became(view: JobView) -> Became:
         given = (check for stage in view.stages if stage.result for check in stage.result.checks)
         return Became({check.variant: str(check.verdict) for check in given})
     facts = facts_from(view.job, view.stages)
-    stages, lost = stages_of(facts), list[LostArtifact]()
+    stages, lost, reasons = stages_of(facts), list[LostArtifact](), list[str]()
     for check in (checks := judge(facts)):
         if failed := failed_stage(check, stages):
-            lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split())))
+            lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split()), failed[1].code))
+            reasons.append(failure(failed[1].code))
+        elif check.verdict is not Verdict.PASSED:
+            reasons.append(rejection(check))
     refused = view.job.state == "failed" and view.job.reason is not None
     return Became(
-        {check.variant: UNPUBLISHED if refused and check.verdict is Verdict.PASSED else str(check.verdict) for check in checks}, tuple(lost)
-    )
+        {check.variant: UNPUBLISHED if refused and check.verdict is Verdict.PASSED else str(check.verdict) for check in checks},
+        tuple(lost), tuple(reasons),
+    )  # fmt: skip

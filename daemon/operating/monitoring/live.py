@@ -23,9 +23,11 @@ from daemon.contract.faults.secrets import censored_values
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
+from daemon.operating.monitoring.outlook import starving
 from daemon.running.rules.ready import describe
 from daemon.system.filesystems.disks import Place, Shortage, write_padded
 from daemon.system.processes.threads import Death
+from daemon.watching.listing import why_of
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -41,7 +43,7 @@ REWRITE_SECONDS = 30.0
 STILL_SECONDS = 120.0
 """Age of the live file from which its daemon counts as standing still: on a starved box the main loop may miss a few turns."""
 LIST_SHARE = 20
-_LISTS = ("incomplete", "passed_over")
+_LISTS = ("incomplete", "passed_over", "delayed")
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,23 @@ class IncompleteState:
 
 
 @dataclass(frozen=True)
+class DelayedState:
+    """A complete checkpoint that can't be taken now; it is tried again until it can."""
+
+    path: str
+    code: str
+    """Fault code of what it waits for: `disk-full` if it waits for room on a disk."""
+    why: str
+    """The reason, and what to do."""
+
+    @classmethod
+    def of(cls, path: Path, fault: Fault) -> DelayedState:
+        """What a fault at its last try says."""
+        where = f"{fault.path}: " if fault.path and fault.path != str(path) else ""
+        return cls(str(path), fault.code, f"{where}{why_of(fault)}")
+
+
+@dataclass(frozen=True)
 class StageProgress:
     """What an attempt that runs now reported last."""
 
@@ -110,6 +129,8 @@ class StageProgress:
     """CPU time that it got of late, in cores; None where that is not known."""
     wanted: float | None = None
     """CPU time that it could have used, in cores."""
+    priority: str = ""
+    """Its priority, as `limits.priority` has it; "" where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +148,22 @@ class LiveFile:
     incomplete: tuple[IncompleteState, ...] = ()
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
+    delayed: tuple[DelayedState, ...] = ()
+    """Complete checkpoints that can't be pinned now, for want of room for example."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Job → why none of its stages can start now."""
+    waiting_codes: Mapping[str, str] = field(default_factory=dict)
+    """Job → the fault code of that."""
     verdict: str | None = None
     """`healthy`, `full` or `unwell`."""
     unwell: tuple[str, ...] = ()
     """Why it is unwell, as sentences."""
+    starved: tuple[str, ...] = ()
+    """Sentences on the stages that have got next to no CPU time for minutes."""
     deaths: tuple[Death, ...] = ()
     """Threads that died of an error since the start, and were begun again: the latest of each."""
     last_end: LastEnd | None = None
@@ -181,6 +208,7 @@ class Condition:
 
     verdict: str
     unwell: tuple[str, ...] = ()
+    starved: tuple[str, ...] = ()
     deaths: tuple[Death, ...] = ()
     last_end: LastEnd | None = None
     places: tuple[Place, ...] = ()
@@ -192,6 +220,7 @@ def live_file(
     in_order: bool, stopping: str | None = None,
 ) -> LiveFile:  # fmt: skip
     """The content at this moment, without the lists of directories (`LiveWriter`). `in_order`: the daemon has stopped in order."""
+    waiting, codes = _waits(runner)
     return LiveFile(
         pid=os.getpid(),
         started=started,
@@ -202,7 +231,8 @@ def live_file(
         roots=tuple(_root_state(root, watcher) for root in (*settings.watch.roots, *watcher.links)),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress_of(runner),
-        waiting={job: describe(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
+        waiting=waiting,
+        waiting_codes=codes,
         jobs=settings.limits.jobs,
         in_order=in_order,
         stopping=stopping,
@@ -213,9 +243,17 @@ def live_file(
 
 def of_export(runner: Runner, started: str) -> LiveFile:
     """The content of the live file of an export in the foreground."""
-    waiting = {job: describe(wait.fault) for job, wait in dict(runner.waits.of).items()}
+    waiting, codes = _waits(runner)
     progress, clock = progress_of(runner), time.monotonic()
-    return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, clock=clock)
+    return LiveFile(
+        pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, waiting_codes=codes, clock=clock
+    )  # fmt: skip
+
+
+def _waits(runner: Runner) -> tuple[dict[str, str], dict[str, str]]:
+    """What the jobs wait for: job → sentence, and job → fault code."""
+    faults = {job: waiting.fault for job, waiting in dict(runner.waits.of).items()}
+    return {job: describe(fault) for job, fault in faults.items()}, {job: str(fault.code) for job, fault in faults.items()}
 
 
 def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
@@ -226,9 +264,17 @@ def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
         seconds = round(time.monotonic() - running.began, 1)
         progress.setdefault(job, {})[stage] = StageProgress(
             running.row.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
-            None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3),
+            None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3), running.priority,
         )  # fmt: skip
     return progress
+
+
+def starved_sentences(runner: Runner) -> list[str]:
+    """Sentences on the attempts that have got next to no CPU time for minutes."""
+    return [
+        f"For {seconds / 60:.0f} min the stage {running.stage} of {running.job.id} {starving(running.cpu, running.priority)}."
+        for running, seconds in runner.children.starved() if running.cpu is not None
+    ]  # fmt: skip
 
 
 def _root_state(root: Path, watchers: Watchers) -> RootState:
@@ -244,7 +290,7 @@ class LiveWriter:
     def __init__(self, file: Path, refused: Callable[[Fault], object] = lambda fault: None) -> None:
         """`refused`: called where a full disk left it only the room that it has."""
         self._file, self._refused = file, refused
-        self._seen: tuple[list[tuple[Path, tuple[str, ...]]], dict[Path, str]] | None = None
+        self._seen: tuple[list[tuple[Path, tuple[str, ...]]], dict[Path, str], dict[Path, Fault]] | None = None
         self._lists = ""
         self._listed = self._list_again = 0.0
         self._last: LiveFile | None = None
@@ -270,13 +316,15 @@ class LiveWriter:
     def _list(self, watcher: Watchers, now: float) -> bool:
         """Whether the lists are others than those that were written last. Long ones are made anew for a twentieth of the time at most."""
         incomplete = watcher.incomplete
-        seen = ([(path, entry.missing) for path, entry in incomplete.items()], watcher.passed_over)
+        seen = ([(path, entry.missing) for path, entry in incomplete.items()], watcher.passed_over, watcher.delayed)
         if seen == self._seen or now < self._list_again:
             return False
         states = [
             {"path": str(path), "missing": entry.missing, "seconds": round(now - entry.since)} for path, entry in incomplete.items()
         ]  # fmt: skip
-        self._lists = json.dumps({"incomplete": states, "passed_over": {str(path): why for path, why in seen[1].items()}})[:-1]
+        passed_over = {str(path): why for path, why in seen[1].items()}
+        delayed = [asdict(DelayedState.of(path, fault)) for path, fault in seen[2].items()]
+        self._lists = json.dumps({"incomplete": states, "passed_over": passed_over, "delayed": delayed})[:-1]
         self._seen, self._listed, done = seen, now, time.monotonic()
         self._list_again = done + LIST_SHARE * (done - now)
         return True

@@ -42,10 +42,19 @@ def starved(share: CpuShare | None) -> bool:
     return share is not None and share.starved
 
 
-def starving(share: CpuShare) -> str:
-    """What an attempt that is starved gets, in words."""
-    percent = 100 * share.got
-    return f"gets {f'{percent:.0f}' if percent >= 1 else 'less than 1'} % of a core; training has priority"
+def starving(share: CpuShare, priority: str) -> str:
+    """What an attempt that is starved gets, in words. `priority`: its own, as `limits.priority` has it; "" where that is not known.
+
+    Who has the rest is not looked at: it may be a training, another program or another stage.
+    """
+    decides = "; limits.priority decides" if not priority else f'; limits.priority = "{priority}" lets them go first'
+    if priority == "normal":
+        decides = ', though limits.priority is "normal"'
+    return f"gets {_percent(share.got)} % of a core and could use {_percent(share.wanted)} %: other processes have the rest{decides}"
+
+
+def _percent(cores: float) -> str:
+    return f"{100 * cores:.0f}" if cores >= 0.01 else "less than 1"
 
 
 def stage_left(expected: float | None, seconds: float, fraction: float, share: CpuShare | None = None) -> float | None:

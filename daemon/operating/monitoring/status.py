@@ -44,11 +44,12 @@ from daemon.journal.states import ENDED_JOB
 from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
-from daemon.operating.monitoring.artifacts import LostArtifact, became
+from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.live import (
     REWRITE_SECONDS,
     STILL_SECONDS,
     ConfigLoad,
+    DelayedState,
     IncompleteState,
     LiveFile,
     RootState,
@@ -56,6 +57,7 @@ from daemon.operating.monitoring.live import (
     read_live,
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
+from daemon.operating.monitoring.reasons import failure, together, waiting
 from daemon.publishing.keeping import is_kept
 from daemon.publishing.publication import target_of
 from daemon.running.attempts.executor import CpuShare
@@ -92,6 +94,8 @@ class DaemonState:
     """Whether no daemon runs, and the last one did not shut down cleanly: it was killed or it crashed, or the machine stopped."""
     stopping: str | None = None
     """Time since which it shuts down: it starts nothing new and waits until the running stages have ended."""
+    starved: tuple[str, ...] = ()
+    """Sentences on the stages that other processes have kept from most of their CPU time for minutes. The daemon is well all the same."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,9 @@ class JobStatus:
     """Whether `ckptd prune --keep` named its export, so that no rule of `[retention]` removes it."""
     foreground: bool = False
     """Whether `ckptd export` makes it, and not the daemon."""
+    reason: str | None = None
+    """In a few words: what it waits for, or why it failed or is partial, for example `waits for its base`, `base not found`,
+    `rejected: KL`, `timed out`; None if there is nothing to say."""
     lost: tuple[LostArtifact, ...] = ()
     """The variants of an export that has ended which were not made or not checked, each with the stage that failed."""
 
@@ -233,6 +240,8 @@ class Snapshot:
     """Exports that `ckptd export` makes now in this state directory."""
     config: str | None = None
     """The configuration file that this command used; None if there is none."""
+    delayed: tuple[DelayedState, ...] = ()
+    """Complete checkpoints that can't be taken now, for example because a disk is full; they are tried again until they can."""
     config_problem: str | None = None
     """Why that file can't be used as it is now, as a sentence; None if it can. A running daemon continues with what it read before."""
 
@@ -269,12 +278,14 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
             last.time,
             killed=not running and last.in_order is False,
             stopping=live.stopping,
+            starved=live.starved,
         ),
         paused=seen.paused_since,
         journal=seen.rebuilt,
         roots=live.roots,
         incomplete=live.incomplete,
         passed_over=live.passed_over,
+        delayed=live.delayed,
         unreadable=live.unreadable,
         lost=seen.lost,
         rewritten=seen.rewritten,
@@ -434,7 +445,7 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         error=stage.fault.sentence() if stage.fault else None,
         left_seconds=None if left is None else round(left),
         cores=share.got if share else None,
-        starved=starving(share) if share and starved(share) else None,
+        starved=starving(share, live.priority) if live and share and starved(share) else None,
     )
 
 
@@ -455,6 +466,18 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     if said is None and job.state == "pending" and scene.live.jobs and scene.at_work >= scene.live.jobs:
         return f"It waits for its turn: limits.jobs allows {scene.live.jobs} at a time."
     return said
+
+
+def _reason(view: JobView, variants: Became, scene: _Scene, waiting_for: str | None) -> str | None:
+    """Why a job waits, or did not end as requested, in a few words."""
+    job = view.job
+    if job.state in ("failed", "partial"):
+        refused = job.state == "failed" and job.reason is not None
+        failed = (stage.fault.code for stage in view.stages if stage.state == "failed" and stage.fault)
+        return "not published" if refused else together(variants.reasons) or together(map(failure, failed))
+    if waiting_for is None or job.paused or scene.paused or not scene.running:
+        return None  # its state says it
+    return waiting(scene.live.waiting_codes.get(job.id, FaultCode.RETRY if job.id in scene.live.waiting else FaultCode.TURN))
 
 
 def _specs(view: JobView) -> list[StageSpec]:
@@ -526,6 +549,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         target=str(target),
         waiting_for=waiting_for,
         error=job.reason or (errors[0] if errors else None),
+        reason=_reason(view, variants, scene, waiting_for),
         paused=job.paused,
         first=job.first,
         warnings=job.warnings,

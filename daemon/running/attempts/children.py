@@ -32,7 +32,7 @@ from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow, JobRow
 from daemon.running.attempts.executor import Attempt, CpuShare, Executor, Order, Progress, read_job_file, wait_for_news
-from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context, staging_of
+from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context, priority_named, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
 from daemon.system.box import human, memory
@@ -47,6 +47,10 @@ NO_ANSWER_SECONDS = 600.0
 """How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
 UNHEARD_SECONDS = 30.0
 """How long that lasts until the daemon is called unwell for it."""
+STARVED_SECONDS = 180.0
+"""How long an attempt is kept from the CPU time that it could use until the daemon's condition says so."""
+FED_SECONDS = 30.0
+"""How long it must get its share until that counts as over."""
 
 
 @dataclass
@@ -69,6 +73,10 @@ class Running:
     """As `Attempt.progress`, of the same moment."""
     cpu: CpuShare | None = None
     """As `Attempt.cpu`, of the same moment."""
+    starved_since: float | None = None
+    """Since when, by the monotonic clock, others have kept it from most of the CPU time that it could use; None while they do not."""
+    fed_since: float | None = None
+    """Since when it has got its share again."""
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
@@ -80,12 +88,18 @@ class Running:
         """Name of the stage."""
         return self.spec.name
 
+    @property
+    def priority(self) -> str:
+        """Its priority, as `limits.priority` has it."""
+        return priority_named(self.context.limits)
+
     def poll(self) -> StageResult | None:
         """Its result once it has ended. An executor that fails at this one attempt never keeps the caller from the others: the attempt
         counts as running, and as failed once there was no answer for `NO_ANSWER_SECONDS`."""
         try:
             result = self.attempt.poll()
             self.memory, self.progress, self.cpu = self.attempt.memory, self.attempt.progress, self.attempt.cpu
+            self._note_starvation(time.monotonic())
             self._pass_on(self.attempt.warnings)
             if result is not None:
                 result = result.model_copy(update={"peak_rss": max(result.peak_rss, self.attempt.peak)})
@@ -93,6 +107,14 @@ class Running:
             return self._no_answer(error)
         self.unanswered = None
         return result
+
+    def _note_starvation(self, now: float) -> None:
+        if self.cpu is not None and self.cpu.starved:
+            self.starved_since, self.fed_since = self.starved_since or now, None
+        elif self.starved_since is not None:
+            self.fed_since = self.fed_since or now
+            if now - self.fed_since >= FED_SECONDS:
+                self.starved_since = self.fed_since = None
 
     def _pass_on(self, warnings: Sequence[str]) -> None:
         checkpoint = self.job.checkpoint
@@ -280,6 +302,12 @@ class Children:
             f"For {seconds:.0f} s the state of the stage {running.stage} of {running.job.id} has been unknown; the log says why."
             for running, seconds in silent if seconds > UNHEARD_SECONDS
         ]  # fmt: skip
+
+    def starved(self) -> list[tuple[Running, float]]:
+        """The attempts that others have kept from their CPU time for minutes, and for how many seconds. May be asked from any thread."""
+        moment, attempts = time.monotonic(), list(dict(self.running).values())
+        starved = [(running, moment - since) for running in attempts if (since := running.starved_since) is not None]
+        return [(running, seconds) for running, seconds in starved if seconds >= STARVED_SECONDS and running.cpu is not None]
 
     def relieve(self, reserve: int) -> None:
         """End the largest attempt when the box's memory runs out, before the kernel chooses, perhaps the training."""

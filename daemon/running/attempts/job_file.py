@@ -86,6 +86,11 @@ NICE = {"idle": 19, "low": 10, "normal": 0}
 """Priority → nice value; each step of 5 is about a third of the share."""
 
 
+def priority_named(limits: ChildLimits) -> str:
+    """The priority of an attempt that was started with these limits."""
+    return next((name for name, nice in NICE.items() if nice == limits.nice), "")
+
+
 def priority_of(limits: LimitSettings, job: JobRow) -> str:
     """The priority of a job's next attempt: that of the configuration, one class higher for a job that has waited long enough."""
     classes = list(NICE)

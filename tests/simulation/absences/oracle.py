@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow, StageRow
+from daemon.operating.monitoring.live import DelayedState
 from tests.simulation.absences.attempts import NOTE, OF_TEXTS, Made
 from tests.simulation.absences.things import Thing
 
@@ -77,7 +78,7 @@ class Watch:
             self._still.pop(name, None)
             return
         since = max(self._still.setdefault(name, world.now), world.up_since)
-        why, addition = world.tracker.listing.passed_over.get(save.thing.path, ""), world.things.get("addition")
+        why, addition = _why_delayed(world, save.thing.path), world.things.get("addition")
         if addition is not None and str(addition.path) in why and "limits.away_hours" in why:
             world.waited.add(addition.name)
         if world.now - since < BOUND or (addition and addition.away_in(world.now - BOUND, world.now) and str(addition.path) in why):
@@ -141,7 +142,7 @@ def _missed(world: World, jobs: list[JobRow]) -> Iterator[str]:
         gone = save.thing.is_away or world.things[save.root].is_away or not save.done
         if job is None:
             if not gone and not _said_of(world, save.thing.path, lasting):
-                yield f"{save.thing.name} was missed: {world.tracker.listing.passed_over.get(save.thing.path)}"
+                yield f"{save.thing.name} was missed: {_why_delayed(world, save.thing.path)}"
         elif job.state == "succeeded":
             world.counts["published"] += 1
             yield from _not_there(world, job)
@@ -152,9 +153,15 @@ def _missed(world: World, jobs: list[JobRow]) -> Iterator[str]:
 
 
 def _said_of(world: World, path: Path, lasting: list[Thing]) -> bool:
-    assert world.tracker is not None
-    why = world.tracker.listing.passed_over.get(path, "")
+    why = _why_delayed(world, path)
     return any(str(thing.path) in why for thing in lasting)
+
+
+def _why_delayed(world: World, path: Path) -> str:
+    """Why a checkpoint is not taken, as `ckptd status` has it."""
+    assert world.tracker is not None
+    listing = world.tracker.listing
+    return DelayedState.of(path, listing.delayed[path]).why if path in listing.delayed else listing.passed_over.get(path, "")
 
 
 def _reason(world: World, job: JobRow) -> str:
