@@ -109,8 +109,9 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    advice = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
-    return cleaned.model_copy(update=advice)
+    recommended = headline.recommend(cleaned)
+    so_far = run_so_far(facts.run, {**plain, "recommendation": recommended.model_dump()})
+    return cleaned.model_copy(update={"recommendation": headline.of_run(recommended, so_far, facts.export_id), "run_so_far": so_far})
 
 
 def _as_written(facts: JobFacts, name: str) -> Json:
