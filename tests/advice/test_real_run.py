@@ -44,7 +44,7 @@ def test_report_readme_and_quality_of_a_real_run_say_the_same_sentence(pico_run:
     assert sentence == reports[4]["run_so_far"]["sentence"] and sentence in plain((run / "step-4" / "README.md").read_text())
     assert quality["best_step"] in (2, 4) and quality["metric"] == "perplexity" and quality["best"] in quality["equal"]
     chosen = reports[quality["best_step"]]["recommendation"]["best"]["sentence"]
-    assert sentence.endswith(f"Deploy step {quality['best_step']}, {chosen}.")
+    assert sentence.endswith(f"step {quality['best_step']}, {chosen}.")
     for artifact in reports[4]["artifacts"]:
         texts = artifact["figures"]["by_text"]
         assert mean(texts["kl"]) == pytest.approx(artifact["figures"]["kl"], abs=1e-6)

@@ -138,7 +138,7 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
     named = f"The trainer's best is step {trainers_best}{loss}" if trainers_best is not None else "The trainer names no best step"
     if isinstance(ranking, Unranked):
         return f"{named}; which checkpoint is the best after quantization can't be said: {ranking.why}."
-    return f"{named}; {_ground(ranking, trainers)}. {_deploy(ranking.pick)}"
+    return f"{named}; {_ground(ranking, trainers)}. {_deploy(ranking, trainers)}"
 
 
 def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
@@ -161,10 +161,10 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
     return f"{ground}{';' if len(equal) > 1 else ':'} {value} against {figure(ranking.value(other))} of {other.label} ({between})"
 
 
-def _deploy(pick: StepPoint) -> str:
-    if not pick.recommended:
-        return f"Deploy {pick.label}; its report recommends none of its artifacts."
-    return f"Deploy {pick.label}, {pick.recommended.rstrip('.')}."
+def _deploy(ranking: Standing, trainers: StepPoint | None) -> str:
+    pick, chosen = ranking.pick, len(ranking.equal) == 1 or ranking.pick is trainers
+    start = f"Deploy {pick.label}" if chosen else f"Any of these can be deployed, for example the first, {pick.label}"
+    return f"{start}, {pick.recommended.rstrip('.')}." if pick.recommended else f"{start}; its report recommends none of its artifacts."
 
 
 def no_difference(between: Difference, metric: str, where: str = "") -> str:

@@ -110,8 +110,8 @@ def recommend(report: Report) -> Recommendation:
 
 
 def of_run(recommended: Recommendation, run: RunSoFar | None, own: str) -> Recommendation:
-    """The same, said as what it is where the run's figures speak for another export than this one, whose id is `own`."""
-    if run is None or run.best in (None, own) or recommended.best is None:
+    """The same, said as what it is where the run's figures are better at another export than at this one, whose id is `own`."""
+    if run is None or run.best is None or own in run.equal or recommended.best is None:
         return recommended
     sentence = f"Of this export deploy {recommended.best.sentence}; of the run, another export is to be deployed: step {run.best_step}."
     return recommended.model_copy(update={"sentence": sentence})
