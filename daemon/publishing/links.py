@@ -1,7 +1,7 @@
 """A run's links `latest` and `best` beside its exports. Called by `daemon.publishing.publication` once an export is in its place.
 
 `latest` never goes back in the order of training. `best` goes where the trainer's own best checkpoint is, or, with
-`select.best_by = "quality"`, to the export whose artifacts are the best by their own figures (`daemon.contract.jobs.run_figures`). Both can
+`select.best_by = "quality"`, to the export that the report and `ckptd quality` advise to deploy (`daemon.contract.advice.which`). Both can
 be moved again after a crash: where they go follows from what is published alone.
 """
 
@@ -19,16 +19,17 @@ import structlog
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
 from daemon.config.places.export_names import clipped, is_marked, marked
+from daemon.contract.advice.which import Standing, standing
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.disk.files import dead_temporaries, fsync_directory, temporary_of
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.run_figures import Standing, figure, standing
+from daemon.contract.jobs.run_figures import figure
 from daemon.journal.rows import JobRow
 from daemon.publishing.exchange.beneath import Held, Spot
 from daemon.publishing.exchange.ours import is_export
-from daemon.publishing.run_figures import ReportRead, read_report
+from daemon.publishing.run_figures import ReportRead, read_report, trainers_best
 
 log = structlog.get_logger("runner")
 
@@ -122,12 +123,14 @@ def _best_by_quality(job: JobRow, around: Held, target: Spot, rule: ByQuality) -
     """Where `best` goes, if it moves: only where figures say so, and never because there is nothing left to compare with."""
     link, mine = _link(job, around, "best"), read_report(target.at)
     there = {report.point.export: report for report in rule.others if is_export(report.path)}
-    ranking = standing([*(report.point for report in there.values()), *([mine.point] if mine else [])], rule.variant)
+    training = [(report.point.step, report.metadata) for report in rule.others] + [(job.checkpoint.step, job.checkpoint.metadata)]
+    points = [*(report.point for report in there.values()), *([mine.point] if mine else [])]
+    ranking = standing(points, trainers_best(training), rule.variant)
     if not isinstance(ranking, Standing):
         log.info("the run's link `best` was not moved by quality", event_id=Event.BEST_UNKNOWN, run=job.checkpoint.run, reason=ranking.why)
         return None
     now = manifest_of(link.at) if link is not None else {}
-    if now.get("export_id") == ranking.best.export:
+    if now.get("export_id") == ranking.pick.export:
         return None
     if now and len(ranking.ranked) == 1:  # texts or settings are new: one export alone is not better than those before
         why = "no other export has figures that can be compared with those of this one"
@@ -135,10 +138,10 @@ def _best_by_quality(job: JobRow, around: Held, target: Spot, rule: ByQuality) -
         return None
     log.info(
         "the run's link `best` follows the quality of its artifacts", event_id=Event.BEST_MOVED, run=job.checkpoint.run,
-        step=ranking.best.step, instead_of=now.get("step"), variant=ranking.variant, metric=ranking.metric,
-        value=figure(ranking.value(ranking.best)), compared=len(ranking.ranked),
+        step=ranking.pick.step, instead_of=now.get("step"), variant=ranking.variant, metric=ranking.metric,
+        value=figure(ranking.value(ranking.pick)), compared=len(ranking.ranked),
     )  # fmt: skip
-    return target.path if mine and ranking.best.export == mine.point.export else there[ranking.best.export].path
+    return target.path if mine and ranking.pick.export == mine.point.export else there[ranking.pick.export].path
 
 
 def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool, str]:

@@ -26,17 +26,18 @@ import structlog
 from daemon.checkpoints.selection import best_step
 from daemon.config.places.output_owners import owner_of
 from daemon.config.settings import RetentionSettings, SelectSettings
+from daemon.contract.advice.which import Standing, standing
 from daemon.contract.disk.export_layout import MANIFEST, manifest_of
 from daemon.contract.disk.own_folders import own
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.points import StepPoint
-from daemon.contract.jobs.run_figures import Standing, is_measured, standing
+from daemon.contract.jobs.run_figures import is_measured
 from daemon.contract.values import Json
 from daemon.publishing.exchange.beneath import Held, held_below
 from daemon.publishing.exchange.ours import forget, is_export, look
 from daemon.publishing.exchange.swap import complete_removals, leave
 from daemon.publishing.keeping import KEEP, SPARED, Scope
-from daemon.publishing.run_figures import read_report
+from daemon.publishing.run_figures import read_report, trainers_best
 
 log = structlog.get_logger("publish")
 DAY = 86400.0
@@ -146,18 +147,19 @@ def _keep_best(good: list[Export], rules: RetentionSettings, select: SelectSetti
 
 
 def ranked_by_quality(exports: Sequence[Export], variant: str) -> list[Export]:
-    """The exports of a run, the best by the quality of their artifacts first; those without a metric are left out.
+    """The exports of a run, what `daemon.contract.advice.which` advises to deploy first, then those that are equal to it; those without a
+    metric are left out.
 
     After those that can be compared with the latest one come the others, by the same rule among themselves: new texts or settings alone
-    make no export worse.
+    make no export worse. Those of which nobody knows whether they differ come by their figures.
     """
     left = {export.export: (export, export.point) for export in exports if export.point is not None and is_measured(export.point)}
-    ranked = list[Export]()
+    best, ranked = trainers_best([(export.step, export.training) for export in exports]), list[Export]()
     while left:
-        ranking = standing([point for _, point in left.values()], variant)
-        if isinstance(ranking, Standing):
-            ranked += [left.pop(point.export)[0] for point in ranking.ranked]
-        else:  # the variant did not pass in those that were made last: the others are still compared
+        ranking = standing([point for _, point in left.values()], best, variant)
+        following = ranking.ranked if isinstance(ranking, Standing) else ranking.by_value
+        ranked += [left.pop(point.export)[0] for point in following]
+        if not following:  # the variant did not pass in those that were made last: the others are still compared
             del left[max(left.values(), key=lambda entry: (entry[1].finished, entry[1].place))[1].export]
     return ranked
 

@@ -56,7 +56,7 @@ def read_report(folder: Path) -> ReportRead | None:
 
 @functools.lru_cache(maxsize=4 * MOST_STEPS)
 def _read(folder: Path, mtime_ns: int, size: int, inode: int) -> ReportRead | None:
-    """Read once for each content: every export of a run asks for those before it. A few KiB each are kept."""
+    """Read once for each content: every export of a run asks for those before it. A few KiB each are kept, at most about 100."""
     report = json.loads(read_bounded(folder / REPORT, MOST_BYTES))
     point = point_of(report)
     if point is None:
@@ -113,21 +113,22 @@ def beside(target: Path) -> list[Path]:
     return [Path(path) for _, path in sorted(folders, reverse=True)[:_MOST_BESIDE]]
 
 
-def figures_of_run(reports: Sequence[ReportRead], training: Sequence[Mapping[str, Any]], best_variant: str) -> RunFigures:
-    """What the reports say, with the exports that are gone by what the newest one remembers.
-
-    `training`: what the trainer's state said, in the order of training; the last that names a best step counts.
-    """
+def figures_of_run(reports: Sequence[ReportRead], training: Sequence[tuple[int, Mapping[str, Any]]], best_variant: str) -> RunFigures:
+    """What the reports say, with the exports that are gone by what the newest one remembers. `training`: as of `trainers_best`."""
     newest = max(reports, key=lambda read: read.point.finished, default=None)
     points = latest([*(read.point for read in reports), *(remembered(newest.path) if newest else ())])
-    named = [step for state in training if (step := best_step(state)) is not None]
-    return RunFigures(points=points, trainers_best=named[-1] if named else None, best_variant=best_variant)
+    return RunFigures(points=points, trainers_best=trainers_best(training), best_variant=best_variant)
+
+
+def trainers_best(training: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
+    """The best step that the trainer named last; None where it names none. `training`: step → what the trainer's state said there."""
+    named = [step for _, state in sorted(training, key=lambda row: row[0]) if (step := best_step(state)) is not None]
+    return named[-1] if named else None
 
 
 def run_figures(journal: Journal, job: JobRow, best_variant: str) -> RunFigures:
     """What the report of a job is told of its run."""
     reports = published_of(journal, job)
-    known = [(read.point.step, read.metadata) for read in reports] + [(job.checkpoint.step, job.checkpoint.metadata)]
-    known.sort(key=lambda row: row[0])
+    training = [(read.point.step, read.metadata) for read in reports] + [(job.checkpoint.step, job.checkpoint.metadata)]
     folders = {read.point.export: os.path.relpath(read.path, job.target) for read in reports}
-    return figures_of_run(reports, [metadata for _, metadata in known], best_variant).model_copy(update={"folders": folders})
+    return figures_of_run(reports, training, best_variant).model_copy(update={"folders": folders})

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.contract.advice.which import beside_live
 from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
 from handlers.report import units
 from handlers.report.model import Artifact, Compared, Comparison, Report
@@ -85,8 +86,10 @@ def _perplexity(row: Compared) -> Cell | None:
         return None
     if row.perplexity_ratio is None:
         return Cell(units.number(row.perplexity))
-    interval = _span(row.perplexity_ratio_interval)
-    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×{f' ({interval})' if interval else ''}")
+    if row.perplexity_ratio_interval is None:
+        return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×")
+    standing = "" if row.name == "base" else f", {beside_live(row.perplexity_ratio_interval)}"
+    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} × ({_span(row.perplexity_ratio_interval)}){standing}")
 
 
 def _greedy(row: Compared) -> Cell | None:

@@ -393,11 +393,13 @@ class RunSoFar(ReportPart):
     metric: str | None
     """What is compared: `perplexity`, `accuracy`, `macro_f1`, `exact_match` or `chrf`."""
     best: str | None
-    """The export that is the best by it (its `export_id`)."""
+    """The export to deploy by it (its `export_id`); null where that can't be said."""
     best_step: int | None
     """Its step."""
+    equal: tuple[str, ...] = ()
+    """The exports among which no difference was seen, with `best`: one alone where it differs from all others."""
     sentence: str
-    """Which checkpoint to deploy, or why that can't be said."""
+    """Which checkpoint to deploy, and which of its artifacts, or why that can't be said; `ckptd quality` says the same."""
 
 
 class Neighbour(ReportPart):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.settings import RetentionSettings, SelectSettings
+from daemon.contract.advice.which import Standing, Unranked, advice, standing
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.points import ArtifactPoint, StepPoint
-from daemon.contract.jobs.run_figures import Standing, Unranked, advice, latest, point_of, standing
+from daemon.contract.jobs.run_figures import latest, point_of
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.publishing.retention import Export, plan_removal, ranked_by_quality
@@ -25,7 +27,17 @@ QUALITY = SelectSettings(best_by="quality")
 
 def artifact(perplexity: float | None = None, *, size: int = 100, verdict: str = "passed", **quality: float) -> ArtifactPoint:
     found = {**quality, **({} if perplexity is None else {"perplexity": perplexity})}
-    return ArtifactPoint(verdict=verdict, published=verdict == "passed", size_bytes=size, kl=0.01, quality=found)
+    return ArtifactPoint(
+        verdict=verdict, published=verdict == "passed", size_bytes=size, kl=0.01, quality=found,
+        by_text={name: by_text(name, value) for name, value in found.items()},
+    )  # fmt: skip
+
+
+def by_text(metric: str, value: float, texts: int = 12, tokens: int = 40) -> tuple[tuple[float, float], ...]:
+    """Texts that are harder or easier for every model alike, so that any difference between two of them is one."""
+    if metric == "perplexity":
+        return tuple((tokens * (math.log(value) + 0.1 * (number - (texts - 1) / 2)), float(tokens)) for number in range(texts))
+    return tuple((float(number < round(100 * value)), 1.0) for number in range(100))
 
 
 def point(step: int, *, texts: str = "a", made: int | None = None, loss: float | None = None, **artifacts: ArtifactPoint) -> StepPoint:
@@ -36,7 +48,9 @@ def point(step: int, *, texts: str = "a", made: int | None = None, loss: float |
 
 
 def report(step: int, *, perplexity: float | None = 8.0, prompts: tuple[str, ...] = ("a", "b"), **more: Any) -> dict[str, Any]:
-    figures = {"kl": 0.02, "agreement": 0.98} | ({} if perplexity is None else {"perplexity": perplexity})
+    figures: dict[str, Any] = {"kl": 0.02, "agreement": 0.98}
+    if perplexity is not None:
+        figures |= {"perplexity": perplexity, "by_text": {"perplexity": by_text("perplexity", perplexity), "kl": [[0.1, 40]]}}
     row = {"variant": "onnx-int4", "verdict": "passed", "published": True, "size_bytes": 10, "figures": figures}
     return {
         "export_id": f"run-{step}", "status": "succeeded", "finished": f"2026-01-01T00:{step:02}:00+00:00", "task": "text-generation",
@@ -47,8 +61,8 @@ def report(step: int, *, perplexity: float | None = 8.0, prompts: tuple[str, ...
 
 
 def best_of(*points: StepPoint, variant: str = "") -> tuple[str, int] | str:
-    found = standing(points, variant)
-    return (found.variant, found.best.step) if isinstance(found, Standing) else found.why
+    found = standing(points, variant=variant)
+    return (found.variant, found.pick.step) if isinstance(found, Standing) else found.why
 
 
 def test_the_best_is_the_one_whose_smallest_artifact_is_the_best_and_not_the_trainers() -> None:
@@ -58,11 +72,14 @@ def test_the_best_is_the_one_whose_smallest_artifact_is_the_best_and_not_the_tra
     )
     assert best_of(*points) == ("onnx-int4", 300)
     assert best_of(*points, variant="onnx") == ("onnx", 400)
-    assert advice(points, 400) == (
-        "The trainer's best is step 400 (loss 1.21); by the quality of onnx-int4 it is step 300, perplexity 8.1 against 8.4."
-    )
-    assert advice(points, 300).endswith("by the quality of onnx-int4 it is the best too: perplexity 8.1, the best of 2 exports.")
-    assert advice(points, None).startswith("The trainer names no best step; by the quality of onnx-int4 deploy step 300, perplexity 8.1")
+    ground = "by the perplexity of onnx-int4, step 300 is the best of 2 exports: 8.1 against 8.4 of step 400 ("
+    interval = "1.04 ×, 1.04 to 1.04, 480 tokens of 12 texts)."
+    deploy = "Deploy step 300; its report recommends none of its artifacts."
+    assert advice(points, 400) == f"The trainer's best is step 400 (loss 1.21); {ground}{interval} {deploy}"
+    assert advice(points, 300) == f"The trainer's best is step 300 (loss 1.3); {ground}{interval} {deploy}"
+    assert advice(points, None) == f"The trainer names no best step; {ground}{interval} {deploy}"
+    known = (points[0].model_copy(update={"recommended": "onnx-int4: 3 × as fast as PyTorch"}), points[1])
+    assert advice(known, 400).endswith(" Deploy step 300, onnx-int4: 3 × as fast as PyTorch.")
 
 
 def test_of_scores_more_is_better_and_perplexity_comes_first() -> None:
@@ -111,15 +128,16 @@ steps = st.lists(
 
 @given(steps, st.sampled_from(["", "onnx", "onnx-int8"]))
 def test_the_best_is_at_least_as_good_as_all_it_is_compared_with(points: list[StepPoint], variant: str) -> None:
-    found = standing(points, variant)
+    found = standing(points, 4, variant)
     assert advice(points, 4, variant).endswith(".")
     if isinstance(found, Unranked):
         return
-    assert found.variant == (variant or found.variant) and found.best is found.ranked[0]
+    assert found.variant == (variant or found.variant) and found.pick is found.ranked[0] and found.pick in found.equal
     assert len({one.comparison for one in found.ranked}) == 1
     assert all(one.artifacts[found.variant].verdict == "passed" for one in found.ranked)
-    assert found.value(found.best) == min(found.value(one) for one in found.ranked)
-    assert standing(points[::-1], variant) == found, "the order in which they are read does not matter"
+    assert found.value(found.leader) == min(found.value(one) for one in found.ranked)
+    assert all(found.apart[one.export].sure for one in found.ranked if one not in found.equal)
+    assert standing(points[::-1], 4, variant) == found, "the order in which they are read does not matter"
 
 
 @given(steps, st.integers(0, 5))
@@ -129,7 +147,7 @@ def test_keep_best_by_quality_keeps_the_best_and_never_all_for_nothing(points: l
     assert len(set(ranked)) == len(ranked) and set(ranked) <= set(exports)
     found = standing(points)
     if isinstance(found, Standing):
-        assert ranked[0].export == found.best.export
+        assert ranked[0].export == found.pick.export
     kept = {one.path for one, _ in plan_removal(exports, RetentionSettings(keep_best=keep, keep_last=1), 10.0, QUALITY).kept}
     assert {one.path for one in ranked[:keep]} <= kept
     if not ranked:
@@ -189,7 +207,7 @@ def test_reports_are_read_from_folders_and_the_newest_remembers_those_that_are_g
     os.mkfifo(tmp_path / "step-9" / "report.json")
     reads = of_run([*folders, tmp_path / "step-9", tmp_path / "none"], "/runs", "run")
     assert [read.point.step for read in reads] == [4, 6]
-    figures = figures_of_run(reads, [read.metadata for read in reads], "onnx")
+    figures = figures_of_run(reads, [(read.point.step, read.metadata) for read in reads], "onnx")
     assert [(one.step, one.kept) for one in figures.points] == [(2, False), (4, True), (6, True)]
     assert (figures.trainers_best, figures.best_variant) == (4, "onnx")
     changed = report(4, perplexity=5.0)

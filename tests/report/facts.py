@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,20 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
         dict(first) if isinstance(first, dict) else first,
         {"prompt": PROSE, "reference": SAMPLES[1]["text"], "text": written},
     ]
+    typical["by_text"] = {
+        name: by_text(name, (typical | figures)[name]) for name in ("kl", "perplexity") if (typical | figures)[name] is not None
+    }
     rejected = verdict is Verdict.FAILED
     return ArtifactCheck(
         variant=variant, verdict=verdict, reasons=(REJECTION_REASON,) if rejected else (), remedy=REJECTION_REMEDY if rejected else None,
         figures=typical | figures,
     )  # fmt: skip
+
+
+def by_text(name: str, value: float, texts: int = 6) -> list[list[float]]:
+    """[sum, weight] of texts that are harder or easier for all models alike: every difference of two models is one."""
+    shares = [0.9 + 0.2 * number / (texts - 1) for number in range(texts)]
+    return [[50 * (math.log(value) + share if name == "perplexity" else value * share), 50] for share in shares]
 
 
 REFERENCE: dict[str, Any] = {

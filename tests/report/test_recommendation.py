@@ -209,7 +209,8 @@ def test_a_smallest_of_about_the_same_size_is_not_offered(size: int, offered: bo
     artifacts = [
         one.model_copy(update={
             "size_bytes": changed[one.variant][0],
-            "figures": {**one.figures, "speed_over_pytorch": changed[one.variant][1], "kl": changed[one.variant][2]},
+            "figures": {**one.figures, "speed_over_pytorch": changed[one.variant][1], "kl": changed[one.variant][2],
+                        "by_text": {"kl": facts.by_text("kl", changed[one.variant][2])}},
         })
         for one in report.artifacts
     ]  # fmt: skip

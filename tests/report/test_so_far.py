@@ -50,11 +50,24 @@ def test_the_report_tells_the_run_and_which_checkpoint_to_deploy(tmp_path: Path)
     assert [point.step for point in run.points] == [30, 60]
     loss = second.checkpoint.metadata.get("loss")
     assert loss is None and run.sentence == (
-        "The trainer's best is step 60; by the quality of onnx-int8 it is step 30, perplexity 8.1 against 8.4."
+        "The trainer's best is step 60; by the perplexity of onnx-int8, step 30 is the best of 2 exports: 8.1 against 8.4 of step 60"
+        f" (1.04 ×, 1.04 to 1.04, 300 tokens of 6 texts). Deploy step 30, {told(first).recommended}."
     )
-    assert "it is step 30, perplexity 8.1 against 8.4." in readme.render(second)
+    assert "step 30 is the best of 2 exports: 8.1 against 8.4 of step 60" in readme.render(second)
+    assert second.recommendation.sentence.startswith("Of this export deploy onnx")
+    assert second.recommendation.sentence.endswith("; of the run, another export is to be deployed: step 30.")
     page = html.render(second)
+    assert "step 30 is the best of 2 exports" in page.split("This run so far")[0], "where it says what to deploy"
     assert "This run so far" in page and "Perplexity by step" in page and "Divergence by step" in page
+
+
+def test_an_export_that_no_difference_is_seen_from_is_not_called_worse_than_another(tmp_path: Path) -> None:
+    first = report_of(measured(8.1, None, step=30), tmp_path / "a")
+    again = report_of(measured(8.1, RunFigures(points=(told(first),))), tmp_path / "b")
+    run = again.run_so_far
+    assert run is not None and run.best_step == 30 and again.recommendation.sentence.startswith("Deploy onnx")
+    assert "no difference between the 2 exports seen with 300 tokens of 6 texts; `validate.data` gives more." in run.sentence
+    assert run.sentence not in html.render(again).split("This run so far")[0]
 
 
 def test_without_other_exports_there_is_no_such_section(tmp_path: Path) -> None:

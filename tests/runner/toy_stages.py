@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -34,6 +35,11 @@ SWAP = os.environ.get("TOY_SWAP", ":").partition(":")
 """A stage, and a file that takes the place of the base's weights when that begins, and then is gone."""
 PERPLEXITY: dict[str, float] = json.loads(os.environ.get("TOY_PERPLEXITY", "{}"))
 """Step → what the checks measure."""
+
+
+def _by_text(perplexity: float) -> list[list[float]]:
+    """[nats, tokens] of texts that are harder or easier at every step alike."""
+    return [[40 * (math.log(perplexity) + hard), 40] for hard in (-0.2, -0.1, 0.0, 0.1, 0.2)]
 
 
 def swap(stage: str, base: str | None) -> None:
@@ -107,6 +113,6 @@ def _check(context: StageContext, reporter: Reporter) -> StageOutput:
     measured = PERPLEXITY.get(str(context.checkpoint.step))
     verdict = ArtifactCheck(
         variant=variant, verdict=Verdict.FAILED if why else Verdict.PASSED, reasons=(why,) if why else (), of_precision=inexact,
-        figures={"perplexity": measured} if measured else {},
+        figures={"perplexity": measured, "by_text": {"perplexity": _by_text(measured)}} if measured else {},
     )  # fmt: skip
     return StageOutput(checks=[verdict] if made else [])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rich.text import Text
@@ -10,7 +11,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.operating.log.wrapping import width_of
-from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, Comparison
+from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human
 
 _COLUMNS = (
@@ -35,7 +36,7 @@ _OF_EXPORT: tuple[tuple[str, str, Say, bool], ...] = (
     ("best metric", "best_metric", _loss, False),
     ("epoch", "epoch", _loss, False),
     ("KL to the base", "adapter_kl", lambda value: f"{value:.2g} nats", False),
-    ("export took", "wall_seconds", duration, True),
+    ("export took", "wall_seconds", duration, False),
 )
 _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     ("verdict", "verdict", str, False),
@@ -48,13 +49,17 @@ _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     ("exact match", "exact_match", _percent, False),
     ("chrF", "chrf", _loss, False),
     ("size", "size_bytes", human, True),
-    ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", True),
-    ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", True),
+    ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", False),
+    ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", False),
     ("× PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
-    ("loading", "load_seconds", lambda value: f"{value:.2g} s", True),
-    ("memory", "peak_rss_bytes", human, True),
+    ("loading", "load_seconds", lambda value: f"{value:.2g} s", False),
+    ("memory", "peak_rss_bytes", human, False),
 )
-"""Label, field, how it is said, whether the two are divided."""
+"""Label, field, how it is said, whether the two are divided: what was measured once, and would be another number the next time, is not."""
+
+
+_LABELS = {name: label for label, name, *_ in _OF_ARTIFACT}
+_SIGNED = {"accuracy": "{:+.1%}", "exact_match": "{:+.1%}"}
 
 
 def print_comparison(value: Comparison) -> None:
@@ -73,24 +78,37 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     rows = list(_rows(_OF_EXPORT, a, b))
     for variant in dict.fromkeys([*a.artifacts, *b.artifacts]):
         rows.append([Cell(variant, "bold"), Cell(""), Cell(""), Cell("")])
-        rows += _rows(_OF_ARTIFACT, a.artifacts.get(variant), b.artifacts.get(variant), indent="  ")
+        seen = value.differences.get(variant, {})
+        rows += _rows(_OF_ARTIFACT, a.artifacts.get(variant), b.artifacts.get(variant), seen, indent="  ")
         rows += _greedy(a.artifacts.get(variant), b.artifacts.get(variant))
     lines += [line for row in table(_COLUMNS, rows, width) for line in row]
+    for variant, figures in value.differences.items():
+        for name, figure in figures.items():
+            lines += hanging(f"{_LABELS.get(name, name)} of {variant}:", figure.sentence, width)
     return lines + _texts(a, b, width)
 
 
 def _rows(
     what: Iterable[tuple[str, str, Say, bool]], a: ComparedExport | ComparedArtifact | None, b: ComparedExport | ComparedArtifact | None,
-    indent: str = "",
+    seen: Mapping[str, ComparedFigure] = MappingProxyType({}), indent: str = "",
 ) -> Iterable[list[Cell]]:  # fmt: skip
     """A row for each figure that one of the two has."""
     for label, name, say, divided in what:
         mine, other = getattr(a, name, None), getattr(b, name, None)
         if mine is None and other is None:
             continue
-        ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else ""
+        ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else _seen(name, seen.get(name))
         cells = [Cell("–" if value is None else say(value), STATE_STYLE.get(str(value), "")) for value in (mine, other)]
         yield [Cell(indent + label), *cells, Cell(ratio)]
+
+
+def _seen(name: str, figure: ComparedFigure | None) -> str:
+    """What may be called a difference; "" where nothing can be said."""
+    if figure is None:
+        return ""
+    if figure.better is None:
+        return "no difference"
+    return f"{figure.value:.2f}×" if name in ("perplexity", "speed_over_pytorch") else _SIGNED.get(name, "{:+.3g}").format(figure.value)
 
 
 def _greedy(a: ComparedArtifact | None, b: ComparedArtifact | None) -> Iterable[list[Cell]]:

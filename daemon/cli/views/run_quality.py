@@ -13,7 +13,7 @@ from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
 from daemon.system.box import human
 
-_BEST, _GONE = "*", "-"
+_BEST, _EQUAL, _GONE = "*", "=", "-"
 
 
 def print_run_quality(value: RunQuality) -> None:
@@ -36,7 +36,9 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
     if any(export.folder is None for export in value.exports):
         lines += hanging(_GONE, "there is no export of this step now: it failed, or it was removed", width)
     if value.best is not None:
-        lines += hanging(_BEST, f"the best export by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
+        lines += hanging(_BEST, f"to be deployed, by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
+    if len(value.equal) > 1:
+        lines += hanging(_EQUAL, "no difference from it was seen", width)
     return lines + hanging("", value.sentence, width)
 
 
@@ -48,9 +50,11 @@ def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
     for at in value.exports:
         label = ("end" if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
         for place, (variant, artifact) in enumerate(at.artifacts.items()):
-            best = at.id == value.best and variant == value.variant
+            compared = variant == value.variant
+            best = compared and at.id == value.best
+            mark = f" {_BEST}" if best else f" {_EQUAL}" if compared and at.id in value.equal and len(value.equal) > 1 else ""
             yield [
-                Cell(label if place == 0 else "", "bold"), Cell(f"{variant} {_BEST}" if best else variant, "bold" if best else ""),
+                Cell(label if place == 0 else "", "bold"), Cell(f"{variant}{mark}", "bold" if best else ""),
                 *_figures(artifact, metric),
             ]  # fmt: skip
 

@@ -180,7 +180,8 @@ class Likeness(Figures):
     texts: int | None = None
     """Prompts that the intervals were drawn from; pieces of one prompt count as one."""
     agreement_interval: tuple[float, float] | None = None
-    """95 % interval of `agreement`, by bootstrap over prompts, as all intervals are; null from fewer than two prompts."""
+    """95 % interval of `agreement`, by bootstrap over prompts, as all intervals are that do not say otherwise; null from fewer than two
+    prompts."""
     kl_interval: tuple[float, float] | None = None
     """95 % interval of `kl`."""
     perplexity: float | None = None
@@ -188,7 +189,7 @@ class Likeness(Figures):
     perplexity_ratio: float | None = None
     """That over the reference's perplexity of the same tokens."""
     perplexity_ratio_interval: tuple[float, float] | None = None
-    """95 % interval of `perplexity_ratio`."""
+    """95 % interval of `perplexity_ratio`, paired over the prompts; null where there is none."""
     perplexity_tokens: int | None = None
     """Tokens that these perplexities are of."""
     greedy_same: tuple[int, ...] | None = None
@@ -197,6 +198,9 @@ class Likeness(Figures):
     """Median of `greedy_same`."""
     greedy_tokens_median: float | None = None
     """Median of the tokens that the reference decoded for these prompts: the most that `greedy_same_median` can be."""
+    by_text: dict[str, tuple[tuple[float, float], ...]] | None = None
+    """Figure → [sum, weight] of each prompt, in their order, of which its mean is made: `perplexity` in nats and tokens, `kl` in nats and
+    positions, `error` (of a task without a divergence) as mean |Δ| and positions. Missing but for an artifact's own figures."""
 
 
 class Scores(Figures):
@@ -214,6 +218,9 @@ class Scores(Figures):
     """chrF2 of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
     bleu: float | None = None
     """BLEU of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
+    by_text: dict[str, tuple[tuple[float, float], ...]] | None = None
+    """Score → [value, weight] of each text, in their order, 1.0 for right; the weight is 0 where the text was not scored. `chrf` is that of
+    each answer, whose mean is not the corpus' score."""
 
 
 class LiveFigures(Figures):

@@ -38,6 +38,9 @@ class ArtifactPoint(Point):
     """Tokens decoded (or, by an encoder, read) a second."""
     quality: dict[str, float] = Field(default_factory=dict)
     """The metrics of `run_figures.METRICS` that were measured."""
+    by_text: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
+    """The same for each text, as [sum, weight] (`daemon.contract.advice.paired`): what exports are compared by. Empty in reports of ckptd
+    1.0, and in `run_so_far` of a report."""
 
 
 class StepPoint(Point):
@@ -62,6 +65,8 @@ class StepPoint(Point):
     """Whether its folder was there when this was read."""
     artifacts: dict[str, ArtifactPoint] = Field(default_factory=dict)
     """Variant → its figures."""
+    recommended: str = ""
+    """The artifact that its report recommends, with what speaks for it; "" where it recommends none."""
 
     @property
     def place(self) -> tuple[int, bool, str]:

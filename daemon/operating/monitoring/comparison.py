@@ -1,7 +1,7 @@
 """`ckptd compare A B`: what two exports' reports say, side by side.
 
 An export is named by its job, or by its folder. Only the reports are read, never a model; what a report lacks is None. Both may come from
-other boxes and other versions.
+other boxes and other versions. What is called a difference is `daemon.contract.advice`'s.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.advice.paired import Difference, difference
+from daemon.contract.advice.which import difference_said, no_difference, ranges_apart
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
-from daemon.contract.values import number_at, text_at, value_at, whole_at
+from daemon.contract.jobs.run_figures import METRICS, point_of
+from daemon.contract.values import Json, number_at, text_at, value_at, whole_at
 from daemon.journal.states import told_state
 from daemon.operating.monitoring.status import job_meant
 
 REPORT = "report.json"
 MOST_BYTES = 64 << 20
 """Bytes of a report that is read."""
+SPEED = "speed_over_pytorch"
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,22 @@ class ComparedExport:
 
 
 @dataclass(frozen=True)
+class ComparedFigure:
+    """What two exports' figures of one variant say together, by the texts, or turns, that both were measured on."""
+
+    better: str | None
+    """`a` or `b`; null where no difference was seen."""
+    value: float
+    """B minus A; of perplexities and speeds B over A."""
+    low: float | None
+    """Begin of the 95 % interval of `value`; null where there is none."""
+    high: float | None
+    """End of it."""
+    sentence: str
+    """The difference with its interval and what it rests on, or that none was seen."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two exports."""
 
@@ -99,12 +119,60 @@ class Comparison:
     b: ComparedExport
     notes: tuple[str, ...]
     """Why some figures can't be compared, as sentences."""
+    differences: Mapping[str, Mapping[str, ComparedFigure]]
+    """Variant → figure (`perplexity`, `accuracy`, `exact_match`, `chrf`, `speed_over_pytorch`) → what both say together; what can't be
+    compared is missing."""
 
 
 def compare(state: Path, a: str, b: str) -> Comparison:
     """Two exports, each a folder, a report or what names a job of this state directory. Raises UsageError for one that is none of these."""
-    first, second = _read(_report_of(state, a)), _read(_report_of(state, b))
-    return Comparison(first, second, tuple(_notes(first, second)))
+    (first, mine), (second, theirs) = _read(_report_of(state, a)), _read(_report_of(state, b))
+    differences = {
+        variant: _differences(mine, theirs, variant, speeds=not (first.cpu and second.cpu and first.cpu != second.cpu))
+        for variant in first.artifacts if variant in second.artifacts
+    }  # fmt: skip
+    return Comparison(first, second, tuple(_notes(first, second, differences)), differences)
+
+
+def _differences(first: Json, second: Json, variant: str, *, speeds: bool) -> dict[str, ComparedFigure]:
+    a, b = point_of(first), point_of(second)
+    if a is None or b is None:
+        return {}
+    figures = {}
+    if a.comparison and a.comparison == b.comparison:
+        mine, theirs = a.artifacts[variant].by_text, b.artifacts[variant].by_text
+        for metric, more in METRICS:
+            between = difference(metric, mine.get(metric, ()), theirs.get(metric, ()))
+            if between is not None:
+                figures[metric] = _figure(metric, between, more=more)
+    speed = _speeds(_turns(first, variant), _turns(second, variant)) if speeds else None
+    return {**figures, **({SPEED: speed} if speed else {})}
+
+
+def _figure(metric: str, between: Difference, *, more: bool) -> ComparedFigure:
+    ratio = between.ratio if metric == "perplexity" else None
+    value, low, high = ratio or (between.value, between.low, between.high)
+    if not between.sure:
+        return ComparedFigure(None, value, low, high, no_difference(between, metric))
+    return ComparedFigure("b" if (between.value > 0) is more else "a", value, low, high, f"B beside A: {difference_said(metric, between)}")
+
+
+def _turns(report: Json, variant: str) -> tuple[float, float, float] | None:
+    """Speed over PyTorch with the slowest and the fastest of its turns; None where it was not measured in turns."""
+    row = next(row for row in report["artifacts"] if isinstance(row, dict) and row.get("variant") == variant)
+    figures = figures_of(row.get("figures"), ArtifactFigures) or ArtifactFigures()
+    turns = figures.speed_over_pytorch_range
+    return (figures.speed_over_pytorch, *turns) if figures.speed_over_pytorch and turns else None
+
+
+def _speeds(mine: tuple[float, float, float] | None, theirs: tuple[float, float, float] | None) -> ComparedFigure | None:
+    differ = ranges_apart(mine and mine[1:], theirs and theirs[1:])
+    if mine is None or theirs is None or differ is None or min(mine) <= 0:
+        return None
+    ranges = f"A {mine[1]:.2f} to {mine[2]:.2f}, B {theirs[1]:.2f} to {theirs[2]:.2f}"
+    better = ("b" if theirs[0] > mine[0] else "a") if differ else None
+    said = f"the ranges of their turns exclude each other ({ranges})" if differ else f"no difference seen: their turns overlap ({ranges})"
+    return ComparedFigure(better, theirs[0] / mine[0], theirs[1] / mine[2], theirs[2] / mine[1], said)
 
 
 def _report_of(state: Path, wanted: str) -> Path:
@@ -124,7 +192,8 @@ def _report_of(state: Path, wanted: str) -> Path:
     return Path(job.report_file)
 
 
-def _read(file: Path) -> ComparedExport:
+def _read(file: Path) -> tuple[ComparedExport, Json]:
+    """What an export's report says, and the report."""
     try:
         with open(file, "rb") as stream:
             report = json.loads(stream.read(MOST_BYTES))
@@ -137,7 +206,7 @@ def _read(file: Path) -> ComparedExport:
     figures = {row["variant"]: figures_of(row.get("figures"), ArtifactFigures) or ArtifactFigures() for row in rows}
     samples = [known.sample for known in figures.values() if known.sample is not None]
     asked = next((sample for sample in samples if sample.prompt), None)
-    return ComparedExport(
+    export = ComparedExport(
         id=text_at(report, "export_id"), folder=str(file.parent), run=text_at(report, "checkpoint", "run"),
         step=whole_at(report, "checkpoint", "step"), ending=value_at(report, "checkpoint", "ending") is True,
         status=text_at(report, "status"), created=text_at(report, "created"),
@@ -148,6 +217,7 @@ def _read(file: Path) -> ComparedExport:
         cpu=text_at(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
         artifacts={row["variant"]: _artifact(row, figures[row["variant"]]) for row in rows},
     )  # fmt: skip
+    return export, report
 
 
 def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtifact:
@@ -163,7 +233,7 @@ def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtif
     )  # fmt: skip
 
 
-def _notes(a: ComparedExport, b: ComparedExport) -> list[str]:
+def _notes(a: ComparedExport, b: ComparedExport, differences: Mapping[str, Mapping[str, ComparedFigure]]) -> list[str]:
     notes = []
     if a.folder == b.folder:
         notes.append("Both are the same export.")
@@ -173,4 +243,12 @@ def _notes(a: ComparedExport, b: ComparedExport) -> list[str]:
         notes.append(f"They were measured on different processors ({a.cpu}; {b.cpu}): speeds can't be compared.")
     if a.prompt and b.prompt and a.prompt != b.prompt:
         notes.append("They were checked with different prompts: agreement and texts can't be compared.")
+    elif a.folder != b.folder and _has_quality(b) and not any(name != SPEED for figures in differences.values() for name in figures):
+        notes.append(
+            "Whether their quality differs can't be said: they were measured on other texts, or a report has no figures for each text."
+        )
     return notes
+
+
+def _has_quality(export: ComparedExport) -> bool:
+    return any(artifact.perplexity is not None or artifact.accuracy is not None for artifact in export.artifacts.values())

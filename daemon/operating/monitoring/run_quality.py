@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.contract.advice.which import Standing, advice, standing
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
-from daemon.contract.jobs.run_figures import Standing, advice, standing
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing.run_figures import ReportRead, beside, figures_of_run, read_report
 
@@ -74,11 +74,13 @@ class RunQuality:
     metric: str | None
     """What is compared, for example `perplexity`."""
     best: str | None
-    """The export that is the best by it."""
+    """The export to deploy by it; null where that can't be said."""
     best_step: int | None
     """Its step."""
+    equal: tuple[str, ...]
+    """The exports among which no difference was seen, with `best`: one alone where it differs from all others."""
     sentence: str
-    """Which checkpoint to deploy, or why that can't be said."""
+    """Which checkpoint to deploy, and which of its artifacts, or why that can't be said; the same words as in the run's newest report."""
 
 
 def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQuality:
@@ -97,14 +99,15 @@ def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQualit
     if len(runs) != 1:
         raise _not_one("there are several runs" if runs else "no export with a report is there", runs)
     ((root, run), reads) = next(iter(runs.items()))
-    figures = figures_of_run(reads, [read.metadata for read in reads], best_variant)
+    figures = figures_of_run(reads, [(read.point.step, read.metadata) for read in reads], best_variant)
     folders = {read.point.export: str(read.path) for read in reads}
-    stood = standing(figures.points, best_variant)
+    stood = standing(figures.points, figures.trainers_best, best_variant)
     known = stood if isinstance(stood, Standing) else None
     return RunQuality(
         run=run, root=root, exports=tuple(_at_step(point, folders.get(point.export)) for point in figures.points),
-        trainers_best=figures.trainers_best, variant=known.variant if known else None, metric=known.metric if known else None,
-        best=known.best.export if known else None, best_step=known.best.step if known else None,
+        trainers_best=figures.trainers_best, variant=stood.variant, metric=stood.metric,
+        best=known.pick.export if known else None, best_step=known.pick.step if known else None,
+        equal=tuple(point.export for point in known.equal) if known else (),
         sentence=advice(figures.points, figures.trainers_best, best_variant),
     )  # fmt: skip
 
@@ -113,7 +116,7 @@ def _at_step(point: StepPoint, folder: str | None) -> QualityAtStep:
     return QualityAtStep(
         id=point.export, step=point.step, ending=point.ending, status=point.status, finished=point.finished, loss=point.loss,
         comparison=point.comparison, folder=folder,
-        artifacts={variant: QualityOfArtifact(**quality.model_dump()) for variant, quality in point.artifacts.items()},
+        artifacts={variant: QualityOfArtifact(**quality.model_dump(exclude={"by_text"})) for variant, quality in point.artifacts.items()},
     )  # fmt: skip
 
 

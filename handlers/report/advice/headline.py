@@ -2,10 +2,11 @@
 
 The rule of the recommendation, which docs/validation.md tells too. Considered is what passed its check, is published, and can be put to
 use; what only a Mac, a browser or a GPU can use, and what needs its base beside it (an adapter alone), only where nothing else passed.
-Of these the fastest over PyTorch is named; where
-others come within `ranking.NEAR` of its speed, the one of them whose answers are nearest to the live model's, and of equals the smallest.
-Where no speed was measured, the smallest takes the place of the fastest, by the same rule. The smallest, if it is more than 5 % smaller,
-and the nearest are named beside it, for whom these matter more. `handlers.report.advice.targets` says what to deploy where.
+Of these the fastest over PyTorch is named; where others come within `ranking.NEAR` of its speed, the one of them whose answers are nearest
+to the live model's. Nearer is only what the paired interval of both divergences shows to be nearer (`daemon.contract.advice.paired`); of
+those that it can't tell apart, the smallest. Where no speed was measured, the smallest takes the place of the fastest, by the same rule.
+The smallest, if it is more than 5 % smaller, and the nearest, if it is nearer, are named beside it, for whom these matter more.
+`handlers.report.advice.targets` says what to deploy where.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import is_published
 from handlers.report.advice import ranking, targets
-from handlers.report.model import Artifact, Choice, Preference, Recommendation, Replaced, Report
+from handlers.report.model import Artifact, Choice, Preference, Recommendation, Replaced, Report, RunSoFar
 from handlers.report.usage import Usage
 
 RULE = (
     "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it{}, take the one of"
-    " them whose outputs are closest to the live model's. An artifact that failed, or was not checked, is never recommended."
+    " them whose outputs are closest to the live model's, and where no difference is seen, the smallest. An artifact that failed, or was"
+    " not checked, is never recommended."
 )
 
 
@@ -85,14 +87,15 @@ def recommend(report: Report) -> Recommendation:
             best=None,
             targets=targets.choices(report),
         )
-    fastest, smallest, nearest = ranking.fastest(usable), ranking.smallest(usable), min(usable, key=ranking.loss)
+    fastest, smallest, nearest = ranking.fastest(usable), ranking.smallest(usable), ranking.nearest(usable)
     kind: Preference = "fastest" if fastest else "smallest"
     best = fastest or smallest or nearest
     usage = Usage(report)
     choices: dict[str, Choice] = {}
     if smallest is not None and any(ranking.about_as_small(candidate, smallest) for candidate in (best, nearest)):
         smallest = None
-    ranked: tuple[tuple[Preference, Artifact | None], ...] = ((kind, best), ("smallest", smallest), ("nearest", nearest))
+    closer = nearest if ranking.is_farther(best, nearest) else None
+    ranked: tuple[tuple[Preference, Artifact | None], ...] = ((kind, best), ("smallest", smallest), ("nearest", closer))
     for preference, artifact in ranked:
         if artifact is not None and artifact.variant not in choices:
             choices[artifact.variant] = _choice(preference, artifact, usage)
@@ -104,6 +107,14 @@ def recommend(report: Report) -> Recommendation:
         others=tuple(others),
         targets=targets.choices(report),
     )
+
+
+def of_run(recommended: Recommendation, run: RunSoFar | None, own: str) -> Recommendation:
+    """The same, said as what it is where the run's figures are better at another export than at this one, whose id is `own`."""
+    if run is None or run.best is None or own in run.equal or recommended.best is None:
+        return recommended
+    sentence = f"Of this export deploy {recommended.best.sentence}; of the run, another export is to be deployed: step {run.best_step}."
+    return recommended.model_copy(update={"sentence": sentence})
 
 
 def _choice(preference: Preference, artifact: Artifact, usage: Usage) -> Choice:

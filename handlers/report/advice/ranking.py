@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from daemon.contract.advice.paired import Difference, difference
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
 from handlers.report import units
@@ -33,7 +34,7 @@ def deploys(artifact: Artifact) -> str:
 
 
 def fastest(usable: Sequence[Artifact]) -> Artifact | None:
-    """Of the fastest and those near to it, the one that lost least; None where no speed was measured.
+    """Of the fastest and those near to it, the nearest to the live model; None where no speed was measured.
 
     Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times. Near is also
     what was in one of its turns as fast as the fastest in one of its own, and not below `SLOWER`: on a busy machine no more is known.
@@ -75,7 +76,7 @@ def is_merged(artifact: Artifact) -> bool:
 
 
 def smallest(usable: Sequence[Artifact]) -> Artifact | None:
-    """Of the smallest and those near to it, the one that lost least; None where no size is known."""
+    """Of the smallest and those near to it, the nearest to the live model; None where no size is known."""
     sizes = {artifact.variant: float(size) for artifact in usable if (size := artifact.size_bytes)}
     return nearest_of(usable, sizes, lambda size: size <= (1 + NEAR) * min(sizes.values()))
 
@@ -86,12 +87,34 @@ def about_as_small(artifact: Artifact, smallest: Artifact) -> bool:
 
 
 def nearest_of(usable: Sequence[Artifact], figures: dict[str, float], near: Callable[[float], bool]) -> Artifact | None:
-    """Of the artifacts whose figure is near to the best one, the one that lost least."""
-    return min((artifact for artifact in usable if artifact.variant in figures and near(figures[artifact.variant])), key=loss, default=None)
+    """Of the artifacts whose figure is near to the best one, the nearest to the live model."""
+    candidates = [artifact for artifact in usable if artifact.variant in figures and near(figures[artifact.variant])]
+    return nearest(candidates) if candidates else None
+
+
+def nearest(usable: Sequence[Artifact]) -> Artifact:
+    """The nearest to the live model: of those that are not shown to be farther than the one with the least loss, the smallest."""
+    least = min(usable, key=loss)
+    alike = [artifact for artifact in usable if artifact is least or not is_farther(artifact, least)]
+    return min(alike, key=lambda artifact: (artifact.size_bytes or math.inf, loss(artifact)))
+
+
+def is_farther(artifact: Artifact, other: Artifact) -> bool:
+    """Whether it is farther from the live model than another: whether the paired interval says so."""
+    between = apart(other, artifact)
+    return between is not None and between.sure and between.value > 0
+
+
+def apart(artifact: Artifact, other: Artifact) -> Difference | None:
+    """How much farther `other` is from the live model: divergence where the task has one, else the mean error; None where that is not known
+    text by text, as in what an earlier version checked."""
+    mine, theirs = artifact.measured.by_text or {}, other.measured.by_text or {}
+    figure = next((name for name in ("kl", "error") if name in mine and name in theirs), None)
+    return difference(figure, mine[figure], theirs[figure]) if figure else None
 
 
 def loss(artifact: Artifact) -> tuple[float, float, float]:
-    """How far it is from the live model, then its size: divergence where the task has one, else the largest error."""
+    """How far it is from the live model, as measured, then its size: divergence where the task has one, else the largest error."""
     figures = artifact.measured
     error = figures.error_max if figures.error_max is not None else float("inf")
     return (figures.kl if figures.kl is not None else error, error, artifact.size_bytes or float("inf"))

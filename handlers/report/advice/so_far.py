@@ -5,8 +5,9 @@ What the daemon read from the other exports' reports comes in the job file; no o
 
 from __future__ import annotations
 
-from daemon.contract.jobs.points import RunFigures
-from daemon.contract.jobs.run_figures import Standing, advice, latest, point_of, standing
+from daemon.contract.advice.which import Standing, advice, standing
+from daemon.contract.jobs.points import RunFigures, StepPoint
+from daemon.contract.jobs.run_figures import latest, point_of
 from daemon.contract.values import Json
 from handlers.report.model import RunSoFar
 
@@ -17,10 +18,17 @@ def run_so_far(run: RunFigures | None, own: Json) -> RunSoFar | None:
     if run is None or mine is None or not run.points:
         return None
     points = latest([mine, *run.points])
-    outcome = standing(points, run.best_variant)
+    outcome = standing(points, run.trainers_best, run.best_variant)
     known = outcome if isinstance(outcome, Standing) else None
     return RunSoFar(
-        points=points, trainers_best=run.trainers_best, variant=known.variant if known else None, metric=known.metric if known else None,
-        best=known.best.export if known else None, best_step=known.best.step if known else None,
+        points=tuple(map(_without_texts, points)), trainers_best=run.trainers_best, variant=outcome.variant,
+        metric=outcome.metric, best=known.pick.export if known else None, best_step=known.pick.step if known else None,
+        equal=tuple(point.export for point in known.equal) if known else (),
         sentence=advice(points, run.trainers_best, run.best_variant),
     )  # fmt: skip
+
+
+def _without_texts(point: StepPoint) -> StepPoint:
+    """The point without the figures of each text, which are in its own export's report."""
+    bare = {variant: artifact.model_copy(update={"by_text": {}}) for variant, artifact in point.artifacts.items()}
+    return point.model_copy(update={"artifacts": bare})

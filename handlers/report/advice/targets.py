@@ -2,14 +2,16 @@
 
 The rules, which docs/validation.md tells too. Considered is what passed its check, is published, and is declared for the target. At
 `cpu-server` the fastest is taken, elsewhere the smallest; of those within `ranking.NEAR` of it the one whose answers are nearest to the
-live model's. At `nvidia`, for which no speed is measured here, forms that are declared for it come before those that can be used there too;
-in a browser, what a page loads as it is; on a laptop, what does not take a Mac.
+live model's, where the paired interval shows that they are (`ranking.nearest`), else the smallest of these. At `nvidia`, for which no
+speed is measured here, forms that are declared for it come before those that can be used there too; in a browser, what a page loads as it
+is; on a laptop, what does not take a Mac.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from daemon.contract.advice.which import weight_said
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
@@ -54,7 +56,7 @@ def _choice(target: Target, report: Report) -> TargetChoice:
     usable = [artifact for artifact in here if ranking.deploys(artifact) in ranking.USABLE]
     usable = [artifact for artifact in usable if artifact.variant in _first(target)] or usable
     fastest = ranking.fastest(usable) if target in BY_SPEED else None
-    best = fastest or ranking.smallest(usable) or min(usable, key=ranking.loss, default=None)
+    best = fastest or ranking.smallest(usable) or (ranking.nearest(usable) if usable else None)
     if best is None:
         return TargetChoice(target=target, variant=None, sentence=_nothing(target, here))
     equal = tuple(artifact.variant for artifact in usable if artifact is not best and _equal(artifact, best, by_speed=fastest is not None))
@@ -83,9 +85,9 @@ def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequ
     elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
         why = f"the {kind} of the {len(usable)} that fit and passed"
     elif by_speed and (ranking.over_pytorch(best) or 0) < (1 - ranking.NEAR) * (ranking.over_pytorch(first) or 0):
-        why = f"perhaps as fast as {first.variant}, since their speeds varied while they were measured, and closer to the live model"
+        why = f"perhaps as fast as {first.variant}, since their speeds varied while they were measured, and {_nearness(best, first)}"
     else:
-        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and closer to the live model".replace("%", " %")
+        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and {_nearness(best, first)}".replace("%", " %")
     parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best, speed=target != 'nvidia'))}"]
     if equal:
         parts.append(f"by the figures, {_and(equal)} {'is' if len(equal) == 1 else 'are'} equal")
@@ -122,8 +124,19 @@ def _equal(artifact: Artifact, best: Artifact, *, by_speed: bool) -> bool:
     mine, other = _figure(artifact, by_speed=by_speed), _figure(best, by_speed=by_speed)
     if mine is None or other is None or abs(mine - other) > ranking.NEAR * max(mine, other):
         return False
-    near, nearest = ranking.loss(artifact)[0], ranking.loss(best)[0]
-    return abs(near - nearest) <= max(_SAME, ranking.NEAR * max(near, nearest))
+    return abs(ranking.loss(artifact)[0] - ranking.loss(best)[0]) <= _SAME or not (
+        ranking.is_farther(artifact, best) or ranking.is_farther(best, artifact)
+    )
+
+
+def _nearness(best: Artifact, other: Artifact) -> str:
+    """What speaks for the best one beside another that is about as fast, or as small."""
+    if ranking.is_farther(other, best):
+        return "closer to the live model"
+    between = ranking.apart(best, other)
+    ground = f" in {weight_said(between, 'kl')}" if between else ""
+    size = "smaller, and " if (best.size_bytes or 0) < (other.size_bytes or 0) else ""
+    return f"{size}no difference in closeness to the live model was seen{ground}"
 
 
 def _figure(artifact: Artifact, *, by_speed: bool) -> float | None:

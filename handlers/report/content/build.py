@@ -111,8 +111,9 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    so_far = run_so_far(facts.run, plain)
-    advice = {"recommendation": headline.recommend(cleaned), "run_so_far": so_far}
+    recommended = headline.recommend(cleaned)
+    so_far = run_so_far(facts.run, {**plain, "recommendation": recommended.model_dump()})
+    advice = {"recommendation": headline.of_run(recommended, so_far, facts.export_id), "run_so_far": so_far}
     return cleaned.model_copy(update={**advice, "neighbours": neighbours(facts.run, plain, so_far.best if so_far else None)})
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daemon.contract.advice import paired
 from daemon.contract.jobs.figures import Figures, Likeness
 from handlers.models.probabilities import divergence, log_softmax
 from handlers.validate.arithmetic import intervals
@@ -74,6 +75,8 @@ class _Sums:
     surprise: float = 0.0
     """Their negative log-likelihood under the reference, in nats."""
     surprise_other: float = 0.0
+    error: float = 0.0
+    """Sum of the mean |Δ| of its rows."""
 
 
 class Comparison:
@@ -141,6 +144,7 @@ class Comparison:
         text.positions += len(reference)
         text.agreeing += agreeing
         text.kl += sum(divergences)
+        text.error += sum(means)
         self._absolute += sum(means) * reference.shape[-1]
         self._error_max = max(self._error_max, *errors)
         summary = PromptLikeness(
@@ -209,6 +213,17 @@ class Comparison:
             figures = figures.plus(kl_interval=intervals.of_ratio([text.kl for text in texts], below))
         return figures.plus(**self._perplexities()) if any(text.tokens for text in texts) else figures
 
+    def by_text(self) -> dict[str, tuple[tuple[float, float], ...]]:
+        """Give the sums and weights of each text of which the artifact's figures are made; without those that are not finite."""
+        texts, sums = self._texts, dict[str, list[tuple[float, float]]]()
+        if any(text.tokens for text in texts):
+            sums["perplexity"] = [(text.surprise_other, text.tokens) for text in texts]
+        if self._head in ("choice", "labels"):
+            sums["kl"] = [(text.kl, text.positions) for text in texts]
+        else:
+            sums["error"] = [(text.error, text.positions) for text in texts]
+        return {name: rounded(rows) for name, rows in sums.items() if np.isfinite(rows).all()}
+
     def _judge_among_prompts(self) -> None:
         """Of vectors of texts: whether each is closest to its own counterpart among those of all prompts."""
         mine, theirs = (np.stack([pair[side] for pair in self._vectors]) for side in (0, 1))
@@ -231,13 +246,20 @@ class Comparison:
         tokens = sum(text.tokens for text in texts)
         mean = sum(text.surprise_other for text in texts) / tokens
         apart = [text.surprise_other - text.surprise for text in texts]
-        interval = intervals.of_ratio(apart, [text.tokens for text in texts])
+        mine, theirs = ([(value, text.tokens) for value, text in zip(values, texts, strict=True)] for values in ([0.0] * len(texts), apart))
+        between = paired.difference("perplexity", mine, theirs) if np.isfinite(apart).all() else None
+        ends = between.ratio if between else None
         return {
             "perplexity": _exponential(mean),
             "perplexity_ratio": _exponential(sum(apart) / tokens),
-            "perplexity_ratio_interval": interval and (_exponential(interval[0]), _exponential(interval[1])),
+            "perplexity_ratio_interval": ends and ends[1:],
             "perplexity_tokens": tokens,
         }
+
+
+def rounded(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Give sums and weights with seven digits, which is more than any interval needs."""
+    return tuple((float(f"{value:.7g}"), weight) for value, weight in rows)
 
 
 def surprise(rows: np.ndarray, following: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -155,6 +155,7 @@ def examine(
         result.findings.append(told_batch)
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
+        by_text=live.by_text(),
         **({} if subject.kind == "causal" else {"task": subject.task}),
         **_decoding_figures(reference, result.prompts).given,
         **padding.given,

@@ -96,7 +96,10 @@ def score(reference: Reference, answers: Answers, logits: Callable[[int], Path])
     """Give a model's scores, whose rows of each sample lie in the file `logits`; None where the data has neither labels nor references."""
     labelled = [(number, sample.label) for number, sample in enumerate(reference.samples) if sample.label is not None]
     if labelled:
-        return of_labels([int(np.load(logits(number))[0].argmax()) for number, _ in labelled], [label for _, label in labelled])
+        said = [int(np.load(logits(number))[0].argmax()) for number, _ in labelled]
+        right = [float(mine == label) for mine, (_, label) in zip(said, labelled, strict=True)]
+        by_text = _by_text(reference.samples, [number for number, _ in labelled], right)
+        return of_labels(said, [label for _, label in labelled]).plus(by_text={"accuracy": by_text})
     return _of_answers(reference.samples, answers)
 
 
@@ -114,7 +117,21 @@ def score_bare(live: EngineWorker, reference: Reference, answers: Answers | None
 
 def _of_answers(samples: Sequence[Sample], answers: Answers) -> Scores | None:
     pairs = [(answer.text, samples[number].answer or "") for number, answer in answers.items()]
-    return of_texts(*zip(*pairs, strict=True)) if pairs else None
+    if not pairs:
+        return None
+    scores = [of_texts([mine], [theirs]) for mine, theirs in pairs]
+    by_text = {
+        name: _by_text(samples, list(answers), [value for value in values if value is not None])
+        for name, values in (("exact_match", [own.exact_match for own in scores]), ("chrf", [own.chrf for own in scores]))
+        if None not in values
+    }
+    return of_texts(*zip(*pairs, strict=True)).plus(by_text=by_text)
+
+
+def _by_text(samples: Sequence[Sample], numbers: Sequence[int], values: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Give (value, 1) of the samples with these numbers, and (0, 0) of the others."""
+    scored = dict(zip(numbers, values, strict=True))
+    return tuple((scored.get(number, 0.0), float(number in scored)) for number in range(len(samples)))
 
 
 def of_labels(said: Sequence[int], wanted: Sequence[int]) -> Scores:
