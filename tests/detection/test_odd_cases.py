@@ -76,3 +76,15 @@ def test_a_directory_that_is_renamed_while_it_is_written_is_taken_whole_under_it
     bench.pass_time(10.0)
     (job,) = bench.jobs()
     assert job.checkpoint.path == str(final) and identify(job.pin) == job.checkpoint.digest
+
+
+def test_what_ms_swift_writes_is_taken_once_and_its_run_is_the_directory_of_the_start(bench: Bench, pico_checkpoint: Path) -> None:
+    run = bench.root / "my-run" / "v0-20261128-090000"
+    copy_of(pico_checkpoint, run / "checkpoint-4")
+    for folder in (run, run / "checkpoint-4"):
+        (folder / "args.json").write_text('{"model": "Qwen/Qwen2.5-0.5B-Instruct", "tuner_type": "lora"}')
+    for link in ("best", "last"):
+        (run / link).symlink_to(run / "checkpoint-4")
+    bench.pass_time(40.0)
+    (job,) = bench.jobs()
+    assert (job.checkpoint.run, job.checkpoint.step) == ("my-run/v0-20261128-090000", 4)

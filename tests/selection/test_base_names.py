@@ -49,6 +49,26 @@ def test_the_last_two_parts_of_a_trainers_path_are_found_as_folder_org_name(base
     assert find_base(name, None, [bases], {}) == bases / "org" / "good"
 
 
+def test_a_model_in_modelscopes_cache_is_found_by_its_path_there_and_by_the_end_of_it(tmp_path: Path) -> None:
+    older = model(tmp_path / "hub" / "models" / "Qwen" / "Qwen2___5-0___5B-Instruct")
+    newer = model(tmp_path / "models" / "Qwen--Qwen3-0.6B" / "snapshots" / "master")
+    assert find_base(str(older), None, [], {}) == older and find_base(str(newer), None, [], {}) == newer
+    assert find_base("/root/.cache/modelscope/hub/models/Qwen/Qwen2___5-0___5B-Instruct", None, [tmp_path / "hub" / "models"], {}) == older
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-0.5B-Instruct", "/root/.cache/modelscope/models/Qwen--Qwen2.5-0.5B-Instruct/snapshots/master"]
+)
+def test_what_no_folder_of_modelscopes_cache_is_called_needs_the_map(tmp_path: Path, name: str) -> None:
+    search = [tmp_path / "hub" / "models", tmp_path / "models"]
+    older = model(search[0] / "Qwen" / "Qwen2___5-0___5B-Instruct")
+    model(search[1] / "Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / "master")
+    with pytest.raises(Permanent) as caught:
+        find_base(name, None, search, {})
+    assert f'base.map."{name}"' in caught.value.fault.remedy
+    assert find_base(name, None, search, {name: older}) == older
+
+
 def test_what_the_configuration_maps_may_lie_anywhere(bases: Path) -> None:
     secret = bases.parent / "secretbase" / "m"
     assert find_base("../secretbase/m", None, [bases], {"../secretbase/m": secret}) == secret

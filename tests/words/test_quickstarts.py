@@ -14,7 +14,8 @@ from tests.trainers.cases import CASES, FAILED, SAME, TAKEN, Case
 from tests.words.written import ROOT, spans
 
 TEXT = (ROOT / "docs/trainers.md").read_text("utf-8").partition("## What was tested")[0]
-SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:]}
+MEASURED = TEXT.partition("\n## ms-swift")[0]
+SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^### ", MEASURED, flags=re.MULTILINE)[1:]}
 RUNS = {
     "transformers Trainer": ["transformers_peft", "fsdp_full"], "TRL": ["trl_sft", "trl_dpo", "trl_grpo", "trl_reward"],
     "axolotl": ["axolotl_sft"], "LLaMA-Factory": ["llamafactory_sft"], "Unsloth": ["unsloth_sft"],
