@@ -14,7 +14,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from tests.words.written import ROOT, commands, is_key, keys, spans, wrong_with
 
-PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")])
 NO_KEYS = {"onnx.load"}
 """What looks like a key and is a function of the package of that name."""
 

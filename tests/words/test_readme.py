@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
+from tests.words.test_chinese import ENGLISH as IN_CHINESE
 from tests.words.written import BLOCK, ROOT, blocks, commands, spans
 
 ENGLISH, CHINESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
@@ -46,6 +48,12 @@ def test_the_page_is_read_in_three_minutes() -> None:
 def test_both_lead_to_the_same_pages_and_to_each_other() -> None:
     english, chinese = (re.findall(r"\]\(([^)]+)\)", text) for text in (ENGLISH, CHINESE))
     assert "README.zh-CN.md" in english and "README.md" in chinese
+    in_both = {f"docs/{page}" for page in IN_CHINESE.values()}
+    english = [link.partition("#")[0] if link.partition("#")[0] in in_both else link for link in english]
+    chinese = [
+        f"docs/{IN_CHINESE[page.name]}" if (page := Path(link.partition("#")[0])).parent.name == "zh-CN" else link for link in chinese
+    ]
+    assert in_both <= set(english)
     assert Counter(english) - Counter(["README.zh-CN.md"]) == Counter(chinese) - Counter(["README.md"])
 
 
