@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def targets(text: str, page: Path) -> Counter[str]:
 
     def target(link: str) -> str:
         file, _, place = link.partition("#")
-        path = (page.parent / file).resolve() if file else page
+        path = Path(os.path.normpath(page.parent / file)) if file else page
         if ":" in link:
             return link
         if path.parent == CHINESE:
