@@ -517,7 +517,10 @@ def _run() -> int:
             raise leaving.__context__ from None
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except TyperException as error:
-        if error.format_message():  # without a verb, the help was shown, which is all
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer keeps the class to itself; the message is the help
+            for line in error.format_message().splitlines():
+                say(line)
+        else:
             say_error(f"ckptd: {mistake_of(error)}")
         return EXIT_USAGE
     except CkptdError as error:

@@ -233,11 +233,11 @@ def _export(settings: Settings, wanted: str) -> Path:
     output, operation = settings.output.directory, "keep an export"
     remedy = "give the folder of a published export, or the id of its job as `ckptd list` shows it"
     given = [Path(os.path.abspath(wanted)), output / wanted]
-    folder = next((path.parent.resolve() / path.name for path in given if path.is_dir() and not path.is_symlink()), None)
-    folder = folder or next((path.resolve() for path in given if path.is_dir()), None)  # `latest`: what it leads to
+    # A link, as `latest`, stands for what it leads to.
+    folder = next((Path(os.path.realpath(path)) for path in given if path.is_dir()), None)
     folder = folder or Path(job_meant(settings.state_directory, wanted, operation, remedy).target)
-    place = folder.parent.resolve() / folder.name
-    top = output.resolve()
+    place = Path(os.path.realpath(folder.parent), folder.name)
+    top = Path(os.path.realpath(output))
     if not is_export(place) or not place.is_relative_to(top):
         raise UsageError(FaultCode.NO_SUCH_JOB, operation, f"{folder} is no published export in {output}", remedy, path=folder)
     return output / place.relative_to(top)

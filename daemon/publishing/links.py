@@ -66,10 +66,13 @@ def links_from_inside(job: JobRow) -> dict[str, str]:
     `latest` is given also where it is still to be made: the first export's report is published before that.
     """
     around = Held(job.target.parent, job.target.parent)
-    latest, best = (_link(job, around, name) for name in ("latest", "best"))
+    try:
+        latest, best = (_link(job, around, name) for name in ("latest", "best"))
+    except OSError:  # the output is away: a report without links is better than none
+        return {"latest": "", "best": ""}
     return {
         "latest": f"../{latest.path.name}" if latest is not None else "",
-        "best": f"../{best.path.name}" if best is not None and best.at.exists() else "",
+        "best": f"../{best.path.name}" if best is not None and os.path.exists(best.at) else "",
     }
 
 

@@ -56,13 +56,14 @@ def test_an_error_that_lasts_at_one_checkpoint_is_listed_said_once_and_keeps_no_
     with capture_logs() as logs:
         bench.pass_time(30)
     assert [job.checkpoint.run for job in bench.jobs()] == ["b"] and good.is_dir()
-    assert bad in bench.tracker.listing.unreadable or bad in bench.tracker.listing.passed_over
+    listing = bench.tracker.listing
+    assert bad in {**listing.unreadable, **listing.passed_over, **listing.delayed}
     said = [one for one in logs if one["log_level"] in ("warning", "error")]
     assert len(said) == 1, said
     monkeypatch.undo()
     bench.pass_time(30)
     assert [job.checkpoint.run for job in bench.jobs()] == ["b", "a"]
-    assert not bench.tracker.listing.unreadable and not bench.tracker.listing.passed_over
+    assert not {**listing.unreadable, **listing.passed_over, **listing.delayed}
 
 
 def test_a_directory_that_can_not_be_listed_is_told_while_that_lasts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Completion in the three shells, by the commands that README.md names."""
+"""Completion in the three shells, by the commands that docs/operating.md names."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def environment(folder: Path) -> dict[str, str]:
     return {**names, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "TERM": "dumb"}
 
 
-def test_the_commands_that_the_readme_names_print_a_script_for_each_shell(tmp_path: Path) -> None:
-    named = re.findall(r"_CKPTD_COMPLETE=source_(\w+) ckptd", (ROOT / "README.md").read_text())
+def test_the_commands_that_the_page_names_print_a_script_for_each_shell(tmp_path: Path) -> None:
+    named = re.findall(r"_CKPTD_COMPLETE=source_(\w+) ckptd", (ROOT / "docs" / "operating.md").read_text())
     assert set(named) == set(SHELLS)
     for shell in SHELLS:
         done = subprocess.run(

@@ -192,7 +192,7 @@ def _check_told(toy: Breaking, *, once: bool) -> None:
 def _says(value: dict[str, Any]) -> list[Any]:
     """What the status says is wrong, or keeps the job."""
     waiting = [job["waiting_for"] for job in value["jobs"] if job["waiting_for"]]
-    kept = [value[name] for name in ("disks", "passed_over", "unreadable", "incomplete", "lost") if value[name]]
+    kept = [value[name] for name in ("disks", "passed_over", "delayed", "unreadable", "incomplete", "lost") if value[name]]
     return [*value["daemon"]["unwell"], *waiting, *kept]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,38 @@ def _an_addition_is_waited_for(home: Path, way: str) -> None:
 def test_the_page_shows_the_table() -> None:
     page = (ROOT / "docs" / "recovery.md").read_text()
     assert END in page and put_into(page) == page, "run python -m daemon.running.rules.reads docs/recovery.md"
+
+
+def test_a_base_that_is_being_copied_is_waited_for_and_is_no_damaged_one(world: World) -> None:
+    whole = world.paths["a file of the base"].read_bytes()
+    world.paths["a file of the base"].write_bytes(whole[:-2])
+    begin(world)
+    world.desk.script = done
+    tick_until(world, world.fault, "waiting")
+    fault = world.fault()
+    assert fault is not None and fault.code == FaultCode.SOURCE_AWAY and "may still be written" in fault.cause
+    assert world.desk.started == []
+    world.paths["a file of the base"].write_bytes(whole)
+    tick_until(world, lambda: world.desk.state(world.job) == "succeeded", "succeeded")
+
+
+def test_a_damaged_base_to_which_nobody_writes_is_one(world: World) -> None:
+    file = world.paths["a file of the base"]
+    file.write_bytes(file.read_bytes()[:-2])
+    os.utime(file, (0, time.time() - 3600))
+    begin(world)
+    tick_until(world, lambda: world.desk.state(world.job) == "failed", "failed")
+    faults = [stage.fault for stage in world.desk.journal.stages.of(world.job).values() if stage.fault]
+    assert FaultCode.BASE_DAMAGED in {fault.code for fault in faults}
+
+
+def test_a_base_of_which_pieces_are_missing_is_waited_for(world: World) -> None:
+    file = world.paths["a file of the base"]
+    first = file.rename(file.with_name("model-00001-of-00002.safetensors"))
+    begin(world)
+    world.desk.script = done
+    tick_until(world, world.fault, "waiting")
+    fault = world.fault()
+    assert fault is not None and fault.code == FaultCode.SOURCE_AWAY and "model-00002-of-00002.safetensors" in str(fault.path)
+    shutil.copy(first, file.with_name("model-00002-of-00002.safetensors"))
+    tick_until(world, lambda: world.desk.state(world.job) == "succeeded", "succeeded")

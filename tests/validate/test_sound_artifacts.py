@@ -22,7 +22,7 @@ NAMES = {
     "pytorch_tokens_per_second", "speed_over_pytorch", "speed_over_pytorch_range", "prefill_seconds", "load_seconds", "peak_rss_bytes",
     "sample", "samples", "texts", "agreement_interval", "kl_interval", "perplexity", "perplexity_ratio", "perplexity_ratio_interval",
     "perplexity_tokens", "greedy_same", "greedy_same_median", "greedy_tokens_median", "fine_tuning", "fine_tuning_interval",
-    "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes", "long",
+    "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes", "long", "by_text",
 }  # fmt: skip
 
 

@@ -277,7 +277,7 @@ def _unwatched(settings: Settings, path: Path) -> str | None:
         named = ", ".join(map(str, settings.watch.roots)) or "none"
         return f"it is not below any of watch.roots, which are: {named}"
     link = link_above(roots[0], path)
-    if link is not None and settings.watch.links == "follow" and leading_out((str(link),), settings):
+    if link is not None and not is_checkpoint_name(link.name) and settings.watch.links == "follow" and leading_out((str(link),), settings):
         return Scanner(replace(_rules(settings), linked=frozenset({link}))).why_not(link, path)
     return Scanner(_rules(settings)).why_not(roots[0], path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ _READ = re.compile(
     r"|(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab|.*\.index)\.json"
 )
 """Names of the files of a base that stages read."""
+_PIECE = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.(safetensors|bin)")
+MOST_PIECES = 10_000
+WRITTEN_SECONDS = 60.0
+"""A damaged file of a base that changed so lately may be one that is being copied there."""
 
 
 class Absent(Exception):
@@ -108,6 +113,10 @@ def look_for_base(job: JobRow, bases: Bases, *, whole: bool) -> Seen:
         raise Absent(error.fault.path or name, error.fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})) from None
     if fault is not None and fault.code in (FaultCode.BASE_NOT_FOUND, FaultCode.SOURCE_AWAY):
         raise Absent(fault.path or f"base {name}", fault)
+    if fault is not None and fault.code == FaultCode.BASE_DAMAGED and fault.path and _is_written(Path(fault.path)):
+        cause = f"{fault.cause}; the file changed a moment ago, so it may still be written"
+        written = away.fault_of(fault.path, FileNotFoundError(), "read the base model").model_copy(update={"cause": cause})
+        raise Absent(str(Path(fault.path).parent), written)
     if folder is not None:
         check_base(folder, whole=whole)
     return Seen(folder, None, fault)
@@ -134,13 +143,30 @@ def check_base(folder: Path, *, whole: bool) -> None:
     if not is_model(folder):
         fault = away.fault_of(folder, FileNotFoundError(), operation)
         raise Absent(str(folder), fault.model_copy(update={"cause": "its config.json or its weights are not there now"}))
-    wanted = [*names, *(name for name in (_named_by(folder / INDEX) if whole else ()) if name not in names)]
+    wanted = [*names, *(name for name in ((*_named_by(folder / INDEX), *_series(names)) if whole else ()) if name not in names)]
     for name in wanted:
         path = folder / name
         if not os.path.exists(path):
             raise Absent(str(folder), away.fault_of(path, FileNotFoundError(), operation))
         if not os.access(path, os.R_OK, effective_ids=True):
             raise Absent(str(folder), away.fault_of(path, PermissionError("Permission denied"), operation))
+
+
+def _series(names: Iterable[str]) -> list[str]:
+    """Every file of the series to which files belong that are called `NAME-00001-of-00003.safetensors`."""
+    series = {(match[1], match[3], match[4]) for name in names if (match := _PIECE.fullmatch(name))}
+    return [
+        f"{stem}-{place:0{len(count)}}-of-{count}.{ending}"
+        for stem, count, ending in sorted(series) if int(count) <= MOST_PIECES for place in range(1, int(count) + 1)
+    ]  # fmt: skip
+
+
+def _is_written(file: Path) -> bool:
+    """Whether a file changed a moment ago; one whose time is to come says nothing."""
+    try:
+        return 0 <= time.time() - file.stat().st_mtime < WRITTEN_SECONDS
+    except OSError:
+        return False
 
 
 def check_vanished(base: Path, before: Sequence[Any], now: Sequence[Any]) -> None:
