@@ -10,9 +10,14 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 
 PROMPTS = (
-    "Return the", "Create a new", "Wait until", "Close the transport and", "Called when the", "Run the event loop until",
+    "Create a new event loop for this thread, and return it to whoever asks for it. Return the",
+    "Wait until the coroutine has ended, and give back what it returned. Create a new",
+    "Called when the connection was lost or closed by the other side. The argument is the",
+    "Close the transport, and call the protocol when all data that was written has been sent. Wait until",
+    "Run the event loop until the future is done, and raise the exception that it holds. Return True if the",
+    "Schedule a callback for the next round of the event loop. Run the event loop until",
 )  # fmt: skip
-"""What validation runs: the beginnings of sentences such as the fine-tuning reads."""
+"""What validation runs: sentences such as the fine-tuning reads, long enough together for a verdict."""
 
 
 def configure(folder: Path, jobs: int) -> Path:

@@ -6,6 +6,7 @@ that comes from outside is escaped by the engine, and a content security policy 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
 
 from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples, units
@@ -35,7 +37,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(units.FILTERS, flat=_flat, word=word)
+    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded)
     made.globals.update(count=units.count, cells=samples.cells, prompt_shown=samples.prompt_shown)
     return made
 
@@ -132,6 +134,11 @@ def roots(report: Report) -> tuple[Root, ...]:
 
 def _without_cause(failure: Failure) -> str:
     return f"{failure.sentence.removesuffix('.').removesuffix(failure.cause.removesuffix('.')).rstrip().rstrip(':')}."
+
+
+def _coded(text: str) -> Markup:
+    """A sentence of ours, with what stands between backquotes as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:
