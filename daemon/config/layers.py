@@ -20,7 +20,7 @@ from typing import Any
 from daemon.config.settings import Settings
 from daemon.config.sources import holds, keep_secrets, named_by, option_for, over, variable_for
 from daemon.contract.disk.files import read_bounded
-from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.errors import Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import digest_of
 
@@ -70,7 +70,7 @@ class Source:
 
 
 def read(path: Path | None) -> Files:
-    """The files of a configuration. Raises UsageError for one that can't be read or parsed."""
+    """The files of a configuration. Raises UsageError for one that can't be read or parsed, Retryable where no handle is left."""
     if path is None:
         return Files()
     return Files(((path, _read_file(path)), *((part, _read_file(part, part=True)) for part in parts_of(path))))
@@ -84,6 +84,7 @@ def parts_of(path: Path) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
+        _raise_passing(error, folder)
         raise UsageError(
             FaultCode.CONFIG_UNREADABLE, "read the configuration", f"it can't be listed ({error.strerror})", "let this user read it",
             path=folder,
@@ -111,6 +112,8 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
         remedy = "it is a link that leads nowhere: remove or correct it" if part else "name another with --config"
         raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", remedy, path=path) from None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError):
+            _raise_passing(error, path)
         cause, remedy = _why_unread(path, error)
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, cause, remedy, path=path) from None
     try:
@@ -150,6 +153,13 @@ def _remedy_of_syntax(error: Exception) -> str:
         if f"Unclosed {opened}" in str(error):
             return f"add the missing {missing}; it belongs above that place"
     return "correct that line"
+
+
+def _raise_passing(error: OSError, path: Path) -> None:
+    """Raise Retryable for what is no mistake in the configuration, such as no handle left: whoever is told may try again."""
+    ours = from_oserror(error, "read the configuration", str(path))
+    if isinstance(ours, Retryable):
+        raise ours from None
 
 
 def _why_unread(path: Path, error: Exception) -> tuple[str, str]:

@@ -30,8 +30,8 @@ def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExec
         disk_watch.FIRST_PAUSE = disk_watch.LONGEST_PAUSE = float(longest)
     if every := os.environ.get("TOY_JOURNAL_CARE"):
         service.INTEGRITY_SECONDS = service.BACKUP_SECONDS = float(every)
-    settings = load(config, need_roots=True)
     try:
+        settings = load(config, need_roots=True)
         logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
         service.serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
