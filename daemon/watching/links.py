@@ -86,10 +86,11 @@ def leading_out(links: Iterable[str], settings: Settings) -> dict[Path, str]:
     kept = [*roots, os.path.realpath(settings.state_directory), os.path.realpath(settings.output.directory)]
     out = {}
     for link in links:
-        target = os.path.realpath(link)
-        if any(_is_in(target, root) for root in kept) or any(_is_in(own, target) for own in kept) or not os.path.isdir(target):
+        if not os.path.isdir(link):  # asked first: a hub's cache holds thousands of links to files
             continue
-        out[Path(link)] = target
+        target = os.path.realpath(link)
+        if not any(_is_in(target, own) or _is_in(own, target) for own in kept):
+            out[Path(link)] = target
     return out
 
 
