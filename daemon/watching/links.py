@@ -18,6 +18,7 @@ import structlog
 from daemon.config.settings import Settings
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.events import Event
+from daemon.contract.faults.text import is_text
 
 log = structlog.get_logger("watch")
 
@@ -86,7 +87,8 @@ def leading_out(links: Iterable[str], settings: Settings) -> dict[Path, str]:
     kept = [*roots, os.path.realpath(settings.state_directory), os.path.realpath(settings.output.directory)]
     out = {}
     for link in links:
-        if not os.path.isdir(link):  # asked first: a hub's cache holds thousands of links to files
+        # Asked first: a hub's cache holds thousands of links to files. A name that is no text stands in no journal, as that of any run.
+        if not os.path.isdir(link) or not is_text(link):
             continue
         target = os.path.realpath(link)
         if not any(_is_in(target, own) or _is_in(own, target) for own in kept):

@@ -130,7 +130,7 @@ def test_links_that_lead_back_or_nowhere_are_left_alone(tmp_path: Path) -> None:
     leads = {
         "self": "self", "gone": tmp_path / "gone", "file": tmp_path / "file", "inside": "run", "root": root, "around": tmp_path / "box",
         "everything": "/", "exports": tmp_path / "exports", "export": tmp_path / "exports" / "run", "state": tmp_path / "state",
-        "good": tmp_path / "disk" / "x17",
+        os.fsdecode(b"no text \xff"): tmp_path / "disk" / "x17", "good": tmp_path / "disk" / "x17",
     }  # fmt: skip
     for name, target in leads.items():
         (root / name).symlink_to(target)
