@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import units
@@ -33,6 +34,7 @@ class Usage:
         task = TASKS.get(report.task or "") or TASKS["text-generation"]
         self._versions, self._within = report.versions, within
         self._files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
+        self._checked = {artifact.variant for artifact in report.artifacts if artifact.verdict is not Verdict.UNVERIFIED}
         self._figures = {stage.name: stage.figures for stage in report.stages}
         self._places = local_paths(report)
         self._facts = {
@@ -53,7 +55,7 @@ class Usage:
         made.filters.update(units.FILTERS, md=self.prose, literal=literal, word=word)
         try:
             template = made.from_string(variant.usage.read_text(encoding="utf-8"))
-            own = {"files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
+            own = {"checked": name in self._checked, "files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
             return template.render(variant=name, folder="." if self._within else name, about=about, **own, **self._facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {self.prose(f'{type(error).__name__}: {error}')}"

@@ -37,7 +37,7 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [list(tokenizer(text)["input_ids"]) for text in HARD]
     return {
-        "ids": ids, "texts": [tokenizer.decode(one, skip_special_tokens=True) for one in ids],
+        "inputs": sorted(tokenizer("a")), "ids": ids, "texts": [tokenizer.decode(one, skip_special_tokens=True) for one in ids],
         "special": sorted({str(token) for token in tokenizer.all_special_tokens}), "size": len(tokenizer),
         "chat": tokenizer.apply_chat_template(MESSAGES, tokenize=False), "side": tokenizer.padding_side,
     }  # fmt: skip

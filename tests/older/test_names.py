@@ -128,6 +128,19 @@ def test_a_tokenizer_of_no_class_of_its_own_gets_the_name_that_both_releases_kno
     config = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "tool_token": "<t>", "extra_special_tokens": ["<x>"]}
     made = readable_tokenizer(config, {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}})
     assert made == {
-        "tokenizer_class": "PreTrainedTokenizerFast", "backend": "tokenizers", "tool_token": "<t>", "add_prefix_space": True,
+        "tokenizer_class": "PreTrainedTokenizerFast", "backend": "tokenizers",
+        "model_input_names": ["input_ids", "attention_mask"], "tool_token": "<t>", "add_prefix_space": True,
         "additional_special_tokens": ["<x>"], "extra_special_tokens": {"tool_token": "<t>"},
     }  # fmt: skip
+
+
+def test_the_inputs_that_a_tokenizer_gives_are_said_unless_they_are_already() -> None:
+    backend = {"backend": "tokenizers"}
+    assert readable_tokenizer({**backend, "tokenizer_class": "TokenizersBackend"}, {})["model_input_names"] == [
+        "input_ids",
+        "attention_mask",
+    ]
+    said = ["input_ids", "token_type_ids", "attention_mask"]
+    kept = readable_tokenizer({**backend, "tokenizer_class": "TokenizersBackend", "model_input_names": said}, {})
+    assert kept["model_input_names"] == said
+    assert "model_input_names" not in readable_tokenizer({**backend, "tokenizer_class": "BertTokenizer"}, {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import FileEntry, JobFacts, Verdict
 from handlers.child.progress import Reporter
 from handlers.folder.examples import MARIAN, place, place_beside
@@ -294,6 +295,20 @@ def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) 
     assert f"\n---\n\n# code-lora, step 60\n\n{prose(headline.title_line(report))}\n\n" in text and "\n\n| | |\n| --- |" in text
     assert all(f"\n| {artifact.variant} | {artifact.verdict.value} |" in text for artifact in report.artifacts)
     assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_no_artifact_that_nobody_ran_is_said_to_have_been_checked(checked: bool, tmp_path: Path) -> None:
+    report = build(facts.context(facts.succeeded(), tmp_path), END)
+    verdict = Verdict.PASSED if checked else Verdict.UNVERIFIED
+    some = report.artifacts[0].model_copy(update={"verdict": verdict})
+    chosen = [variant for variant in catalog().variants.values() if variant.usage is not None]
+    artifacts = tuple(some.model_copy(update={"variant": variant.name}) for variant in chosen)
+    figures = {"dtype": "int8", "transformers_js": "4.0.0", "base_values": "dequantized"}
+    stages = tuple(report.stages[0].model_copy(update={"name": variant.name, "figures": figures}) for variant in chosen)
+    usages = usage.Usage(report.model_copy(update={"artifacts": artifacts, "stages": stages}))
+    claims = {variant.name for variant in chosen if re.search(r"\b[Cc]heck (ran it|was)|was checked on", usages.text(variant.name))}
+    assert claims >= {"pytorch", "onnx-genai-int4", "web-int8", "pytorch-adapter"} if checked else not claims, claims
 
 
 def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:

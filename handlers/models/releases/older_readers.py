@@ -45,6 +45,8 @@ _PHI3 = {"rope_type", "short_factor", "long_factor", "original_max_position_embe
 GENERIC = "PreTrainedTokenizerFast"
 """The class that reads tokenizer.json as it is, by the name that both releases know; transformers 5 writes `TokenizersBackend`."""
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_PLAIN = ("TokenizersBackend", GENERIC, "AlbertTokenizer", "AlbertTokenizerFast")
+"""Tokenizers that give `input_ids` and `attention_mask` in transformers 5 where nothing else is said, and `token_type_ids` too in 4."""
 _MARKED = ("Llama", "CodeLlama", "Gemma", "Cohere")
 """Tokenizers that transformers 4 puts the first and the last token around anew, by `add_bos_token` and `add_eos_token`."""
 
@@ -165,6 +167,8 @@ def readable_tokenizer(config: Json, tokenizer: Json) -> Json:
     answer = dict(config)
     if kind == "TokenizersBackend":
         answer["tokenizer_class"] = GENERIC
+    if kind in _PLAIN:  # `generate(**tokenizer(text))` of transformers 4 refuses inputs that a model doesn't take
+        answer.setdefault("model_input_names", ["input_ids", "attention_mask"])
     named = {key: value for key, value in config.items() if key.endswith("_token") and key not in _NAMED and isinstance(value, str)}
     if isinstance(config.get("extra_special_tokens"), list):  # in transformers 4 this is the table of tokens with names of their own
         answer["additional_special_tokens"] = answer.pop("extra_special_tokens")
