@@ -14,14 +14,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
+from daemon.config import layers
+from daemon.contract.version import __version__
+from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
+from tests.upgrades.frozen import STATES, thaw
 
 BARE = "python -c pass"
 COMPLETION = {"_CKPTD_COMPLETE": "complete_bash", "COMP_WORDS": "ckptd sta", "COMP_CWORD": "1"}
 WAYS: dict[str, tuple[str, ...]] = {
     BARE: ("-c", "pass"), "import typer": ("-c", "import typer"), "import pydantic": ("-c", "from pydantic import BaseModel"),
     "ckptd --help": ("-m", "daemon", "--help"), "ckptd queue retry -h": ("-m", "daemon", "queue", "retry", "-h"),
-    "completion": ("-m", "daemon"), "ckptd status": ("-m", "daemon", "status"),
+    "completion": ("-m", "daemon"), "ckptd status, nothing there": ("-m", "daemon", "status"),
 }  # fmt: skip
+STATUS = {"ckptd status": ("status",), "ckptd status --json": ("status", "--json"), "ckptd list": ("list",)}
+"""Asked about a daemon with four exports, which read its configuration as it is."""
 
 
 def cpu_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -> float:
@@ -31,16 +37,27 @@ def cpu_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -> f
     return _common.children_cpu() - before
 
 
+def read_before(home: Path) -> Path:
+    """The configuration of a daemon of version 1.0.0, as if that of today had read it last."""
+    thaw(STATES / "1.0.0.tar.gz", home)
+    file = home / "config.toml"
+    loaded = ConfigLoad("2026-01-31T00:00:00+00:00", file=str(file), digest=layers.read(file).digest)
+    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded))
+    return file
+
+
 def main() -> None:
     """Print the figures, and write them with --json."""
     parser = _common.parser(str(__doc__))
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     with _common.scratch("starting") as folder:
+        config = str(read_before(folder / "home"))
+        ways = {**WAYS, **{name: ("-m", "daemon", *words, "--config", config) for name, words in STATUS.items()}}
         environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        least = dict.fromkeys(WAYS, float("inf"))
+        least = dict.fromkeys(ways, float("inf"))
         for _ in range(options.rounds):
-            for name, arguments in WAYS.items():
+            for name, arguments in ways.items():
                 more = COMPLETION if name == "completion" else {}
                 least[name] = min(least[name], cpu_seconds(arguments, {**environment, **more}))
     figures = {name: {"ms": round(1000 * seconds, 1), "times": round(seconds / least[BARE], 1)} for name, seconds in least.items()}

@@ -45,6 +45,9 @@ def bench_command(
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.01, max=1440, help="Limit of the time; the output says what it left out.")
     ] = 5.0,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Finish the start of a model or the round that has begun when the time is over.")
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with a table and charts.")] = None,
     config: ConfigOption = None,
     json_: JsonOption = False,
@@ -66,7 +69,7 @@ def bench_command(
         subject.refuse_target(target)
     export, inside = subject.locate(settings.state_directory, path)
     choice = subject.choose(export, variants or ([inside] if inside else []))
-    asked = Asked(numbers["--lengths"], numbers["--batches"], numbers["--threads"], tokens, rounds, 60 * minutes)
+    asked = Asked(numbers["--lengths"], numbers["--batches"], numbers["--threads"], tokens, rounds, 60 * minutes, finish)
     value, lost = _measured(settings, export, choice, asked, target, quiet=json_)
     if json_:
         print_json(value.model_dump(mode="json"))

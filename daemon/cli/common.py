@@ -68,21 +68,15 @@ def load_settings(
     Raises UsageError for what is wrong in them, where several daemons run and none is named, and where this user has no access to the
     state directory.
     """
-    from daemon.config.loading import load, state_of_system
+    from daemon.config.loading import load
     from daemon.config.settings import StateSettings
-    from daemon.config.settings import own_state as own_state_directory
 
     config = configuration_of(config, of_daemon=of_daemon)
     settings = load(config, need_roots=need_roots and config is not None, ask_running=not serves, sends=not of_daemon, files=files)
     if need_roots and config is None and not settings.watch.roots:
         raise _nothing_found()
-    folder = settings.state_directory
-    closed = _closed(folder)
-    if own_state and (closed or not _is_writable(folder)) and folder == state_of_system(config):
-        return settings.model_copy(update={"state": StateSettings(directory=own_state_directory())})
-    if closed is not None:
-        raise no_access(closed)
-    return settings
+    state = _usable(settings.state_directory, config, own_state=own_state)
+    return settings if state == settings.state_directory else settings.model_copy(update={"state": StateSettings(directory=state)})
 
 
 def for_somebody_who_waits(settings: Settings) -> Settings:
@@ -133,12 +127,18 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
     Raises UsageError as `load_settings` does; for mistakes only where an option of this command is wrong, or nothing tells where the
     state is.
     """
-    from daemon.config.loading import WrongValues, state_despite
+    from daemon.config import layers
+    from daemon.operating.monitoring.as_read import state_as_read
 
     file = configuration_of(config, of_daemon=True)
     try:
-        return DaemonPlace(load_settings(file, of_daemon=True, own_state=own_state).state_directory, file)
+        files = layers.read(file)
+        if (known := state_as_read(file, files)) is not None:
+            return DaemonPlace(_usable(known, file, own_state=own_state), file)
+        return DaemonPlace(load_settings(file, of_daemon=True, own_state=own_state, files=files).state_directory, file)
     except UsageError as error:
+        from daemon.config.loading import WrongValues, state_despite
+
         if error.fault.code not in WRONG_FILE or (isinstance(error, WrongValues) and error.of_the_command):
             raise
         state = state_despite(file)
@@ -163,6 +163,18 @@ def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
     if place.mistake:
         say_error(f"ckptd: {printable(place.mistake)}")
     return place.state
+
+
+def _usable(state: Path, config: Path | None, *, own_state: bool) -> Path:
+    """The state directory; with `own_state`, this user's own in place of one of the system's that he can't use. Raises UsageError."""
+    from daemon.config.places import states
+
+    closed = _closed(state)
+    if own_state and (closed or not _is_writable(state)) and state == states.state_of_system(config):
+        return states.own_state()
+    if closed is not None:
+        raise no_access(closed)
+    return state
 
 
 def _closed(folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""`ckptd export` and `ckptd queue retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
+"""`ckptd export`: the same journal, intake and runner as the daemon's, for one checkpoint.
 
 An export in the foreground has a journal of its own per checkpoint below the state directory, so it neither
 disturbs a running daemon nor waits for it, and an interrupted one goes on where it was.
@@ -16,33 +16,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from pydantic import ValidationError
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.models.base_models import is_model
 from daemon.checkpoints.names import run_of
-from daemon.checkpoints.pinning.additions import FULL, pin_again
-from daemon.checkpoints.pinning.pins import Moved, held, identify, make_pin
+from daemon.checkpoints.pinning.additions import FULL
+from daemon.checkpoints.pinning.pins import Moved
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in
-from daemon.config.places.paths import Paths, existing, foreground_state, prepare, refuse_file
+from daemon.config.places.paths import Paths, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.disk.answers import real_path
 from daemon.contract.disk.export_layout import MANIFEST, manifest_of
 from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
+from daemon.contract.jobs.plan import find_spec, with_fallbacks
 from daemon.contract.values import Json
-from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow, StageRow, now
-from daemon.journal.states import ENDED_JOB, ENDED_STAGE, told_state
+from daemon.journal.rows import StageRow, now
+from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.diagnosis import packages
-from daemon.operating.engine import Engine, engine, work_now
+from daemon.operating.engine import Engine, engine
 from daemon.operating.log import logs
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
@@ -52,6 +50,7 @@ from daemon.running.sources.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
 from daemon.system.filesystems.private import private_files
 from daemon.system.lock import holder
+from daemon.system.logger import Logger
 from daemon.system.processes.signals import on_signals
 from daemon.system.processes.threads import Supervised
 from daemon.toolchains.overview import lacking_for
@@ -60,7 +59,7 @@ from daemon.watching.events.observers import innermost_first
 from daemon.watching.taking.entering import Candidate
 from daemon.watching.taking.intake import damaged, run_name
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
@@ -351,70 +350,3 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         raise KeyboardInterrupt
     if lacking:
         raise Retryable(**lacking.model_copy(update={"remedy": view.advice(lacking.remedy)}).model_dump())
-
-
-def retry_job(settings: Settings, job: str) -> None:
-    """Pin the checkpoint of an ended job again and put the job back in the queue of the daemon's journal.
-
-    Raises UsageError when there is nothing to retry, or its checkpoint is gone or has other content by now.
-    """
-    paths = prepare(settings.state_directory, settings.output.directory)
-    journal = Journal(existing(settings.state_directory))
-    operation = f"retry {job}"
-    try:
-        # A daemon that starts, or has just ended the job, removes the pin of a job that is not open; a second `retry` would replace it.
-        with held(paths.pins_lock):
-            row = journal.jobs.get(job)
-            work = work_now(settings, row) if row else None
-            changed = work is not None and row is not None and work != row.work
-            if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
-                remedy = "retry an export that failed, is partial or was cancelled, or one whose configuration has changed since"
-                if row is not None and row.state in ("pending", "running"):  # one that failed still has its report to write
-                    remedy = "wait until it has ended, which `ckptd status` shows, or cancel it; then retry it"
-                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, told_state(row.state if row else "unknown"), remedy)
-            if row.untidy:
-                raise _not_yet(operation)
-            _pin_again(row, _where(row, journal), operation)
-            work = work or row.work
-            names = stage_names(work, row.checkpoint.layout)
-            if not journal.jobs.retry(job, work, names):
-                if job not in journal.jobs.open_ids():
-                    remove_tree(row.pin)
-                raise _not_yet(operation)
-    finally:
-        journal.close()
-
-
-def _where(row: JobRow, journal: Journal) -> Path:
-    """Where the job's checkpoint lies: in the directory in which it was taken, unless its run has got another name since."""
-    taken, places = row.checkpoint.path, journal.sightings.places(row.id)
-    return Path(taken if taken in places else next(iter(places), taken))
-
-
-def _pin_again(row: JobRow, checkpoint: Path, operation: str) -> None:
-    try:
-        make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed, top=Path(row.checkpoint.root))
-        same = identify(row.pin) == row.checkpoint.digest
-    except (OSError, Moved):
-        same = False
-    try:
-        added = not same or pin_again(row.checkpoint.additions, row.pin)
-    except (OSError, Moved):
-        added = False
-    if not added:
-        remove_tree(row.pin)
-        raise UsageError(
-            FaultCode.CHECKPOINT_GONE, operation,
-            "an adapter to merge with the checkpoint's own was deleted, is damaged, or its content has changed since",
-            "run `ckptd export` on the checkpoint, which uses the adapter as it is now", path=checkpoint,
-        )  # fmt: skip
-    if not same:
-        remove_tree(row.pin)
-        raise UsageError(
-            FaultCode.CHECKPOINT_GONE, operation, "its checkpoint was deleted, is damaged, or its content has changed",
-            "train or copy that checkpoint again; it is then exported automatically", path=checkpoint,
-        )  # fmt: skip
-
-
-def _not_yet(operation: str) -> UsageError:
-    return UsageError(FaultCode.NOT_YET, operation, "its files are still being removed", "try again in a moment")

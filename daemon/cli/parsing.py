@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 from daemon.cli.groups import GROUPS
+from daemon.cli.views.markup import say
 
 
 class Group(TyperGroup):
     """A group of verbs. Values that are not given, and plain texts, are taken as they are: typer imports pydantic to look at them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What is left of the words; where there are none, help is shown and the command has not been used right."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            for line in ctx.get_help().splitlines():
+                say(line)
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> Any:
         """The options of the group itself."""

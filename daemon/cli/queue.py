@@ -115,10 +115,10 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
 
     Those that failed, are partial or were cancelled; after a configuration change, any that ended.
     """
-    from daemon.cli.export import retry_job
     from daemon.config.places.paths import existing
     from daemon.operating.monitoring.status import failed_ids
     from daemon.operating.reload import unread_change
+    from daemon.operating.retrying import retry_job
 
     settings = load_settings(config, of_daemon=True)
     existing(settings.state_directory)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.config.settings import Settings
-from daemon.config.sources import holds, keep_secrets, named_by, option_for, over, variable_for
+from daemon.config.sources import holds, keep_secrets, named_by, option_for, over
 from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.errors import Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
@@ -96,6 +95,9 @@ def origin_of(key: str, files: Files) -> str:
     """Where the value of a dotted key comes from, in words."""
     if given := option_for(key):
         return f"{named_by.get(given, '--set')} (command line)"
+    from daemon.config.environment import variable_for  # not to read files: these take longer to import than `ckptd status` may
+    from daemon.config.settings import Settings
+
     if variable := variable_for(key, Settings, os.environ):
         return f"{variable} (environment)"
     if path := files.origin(key):

@@ -16,9 +16,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from daemon.config import layers, older_keys, suggestions
+from daemon.config.environment import variable_for
 from daemon.config.places import instances
-from daemon.config.settings import Settings, StateSettings, state_of_service
-from daemon.config.sources import credentials_in, given_on_command_line, keep_secrets, option_for, variable_for
+from daemon.config.places.states import state_of
+from daemon.config.settings import Settings, StateSettings
+from daemon.config.sources import credentials_in, given_on_command_line, keep_secrets, option_for
 from daemon.contract.disk.answers import real_path
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -29,7 +31,6 @@ from daemon.contract.jobs.plan import variant_names
 
 ELSEWHERE = ("(environment)", "(command line)")
 """What the name of a value's origin ends with where no file is to be changed."""
-ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
 PAGE = "docs/configuration.md"
 """Where each key is described."""
 
@@ -146,25 +147,11 @@ def _was_reported(problem: str, before: Sequence[str]) -> bool:
 
 def _with_state(settings: Settings, path: Path | None, *, ask_running: bool) -> Settings:
     """The settings with the state directory that the service and the verbs agree on."""
-    state = settings.state_directory
-    if settings.state.directory is None and state_of_service() is None:
-        state = state_of_system(path) or state
-    if ask_running and option_for("state.directory") is None and variable_for("state.directory", Settings, os.environ) is None:
-        state = instances.state_of(path, state)
+    given = option_for("state.directory") or variable_for("state.directory", Settings, os.environ)
+    state = state_of(path, settings.state.directory, ask_running=ask_running and given is None)
     if state == settings.state_directory:
         return settings
     return settings.model_copy(update={"state": StateSettings(directory=state)})
-
-
-def state_of_system(path: Path | None) -> Path | None:
-    """/var/lib/NAME for a configuration in /etc/NAME, as systemd pairs the two; None for one that lies elsewhere."""
-    if path is None:
-        return None
-    real = Path(os.path.realpath(path))
-    if ETC not in real.parents:
-        return None
-    inside = real.relative_to(ETC).parts
-    return VAR_LIB / (inside[0] if len(inside) > 1 else "ckptd")
 
 
 def _with_source(problem: str, files: layers.Files) -> str:

@@ -32,9 +32,11 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
+from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
+from daemon.config.places.states import own_state, state_of_service
 from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
-from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
+from daemon.config.sources import over
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
@@ -50,7 +52,7 @@ PLACEHOLDERS = {
 class Section(BaseModel):
     """A section of the file: frozen, closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -154,17 +156,6 @@ class StateSettings(Section):
     """`[state]`: journal, pins, attempt logs."""
 
     directory: OptionalPath = None
-
-
-def state_of_service() -> Path | None:
-    """The state directory that systemd gives a service; None outside of one."""
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    return Path(given) if given else None
-
-
-def own_state() -> Path:
-    """The state directory of a user who has configured none."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ckptd"
 
 
 class PinSettings(Section):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.config.older_keys import HIDDEN
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.values import Frozen
+from daemon.contract.values import Frozen, docstrings
 
 BEGIN = "# >>> From the formats' declarations; `python -m daemon.config.template config.toml` writes it."
 END = "# <<< End of what the formats declare."
@@ -33,10 +33,11 @@ def comment(text: str) -> list[str]:
 
 def _keys(section: str, options: type[Frozen]) -> Iterator[str]:
     defaults = options().model_dump(mode="json")
+    texts = docstrings(options)
     for key, field in options.model_fields.items():
         if f"{section}.{key}" in HIDDEN:
             continue
-        yield from comment(field.description or "")
+        yield from comment(field.description or texts.get(key, ""))
         yield f"{key} = {json.dumps(defaults[key], ensure_ascii=False)}"
 
 

@@ -146,6 +146,17 @@ class Outbox:
             "UPDATE target SET failures = failures + 1, last_error = ?, next_at = ? WHERE digest = ?", (error[:500], next_at, target),
         ))  # fmt: skip
 
+    def looked_at(self, target: str, error: str | None, never: str) -> None:
+        """What is known of a target before anything is sent: why it is no service, or that it is one. `never`: what is over then."""
+
+        def know(c: sqlite3.Connection) -> None:
+            if error is not None:
+                c.execute("UPDATE target SET failures = max(1, failures), last_error = ? WHERE digest = ?", (error[:500], target))
+            else:
+                c.execute("UPDATE target SET failures = 0, last_error = NULL WHERE digest = ? AND last_error = ?", (target, never))
+
+        self._database.write("look-at-target", know)
+
     def give_up(self, target: str, message: int, error: str, next_at: float, older_than: float) -> int:
         """A message, and what waits for the same target since before `older_than` (s since the epoch), is tried no more.
 

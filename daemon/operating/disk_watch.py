@@ -1,7 +1,6 @@
 """Watches over the disks that ckptd writes to: a full one is a state of its own, told when it begins and when it is over.
 
-Called by the daemon's main loop. What is told, and what goes on by itself afterwards, is for the caller; `advice` is shared with
-`ckptd status` and `ckptd check`, which look for themselves.
+Called by the daemon's main loop. What is told, and what goes on by itself afterwards, is for the caller.
 """
 
 from __future__ import annotations
@@ -10,33 +9,29 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.pinning.pins import pins_of
-from daemon.config.places.paths import KEPT, STAGING, Paths, StatePaths
+from daemon.config.places.paths import Paths, StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import now
-from daemon.system.box import human
+from daemon.operating.disk_advice import advice
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Refusals, Shortage, nearest_existing, probe, short_of_room, unwritable
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("daemon")
+log = Logger("daemon")
 
 AGAIN_SECONDS = 120.0
 """A disk that refuses writes again so soon after it took them again has not recovered."""
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 60.0
 """Seconds that such a disk must take writes before it counts as having room; doubled each time."""
-MOST_ENTRIES = 20_000
-"""Files that are counted at most to find out what takes the room."""
-LISTED = 3
 
 
 @dataclass
@@ -197,55 +192,3 @@ def places_of(settings: Settings, paths: StatePaths) -> tuple[Place, ...]:
     folders = {"state.directory": paths.state, "output.directory": settings.output.directory, "pin.directory": settings.pin.directory}
     needed = max(int(settings.limits.disk_reserve), LEAST_BYTES)
     return tuple(Place(key, str(folder), needed) for key, folder in folders.items() if folder)
-
-
-def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:
-    """Bytes of the disk that each (what it is, folder) takes, the largest first; no more than MOST_ENTRIES files are looked at.
-
-    A file with several names counts once, for the first folder that has one.
-    """
-    rows, left, counted = [], MOST_ENTRIES, set[tuple[int, int]]()
-    for what, folder in folders:
-        size = 0
-        for directory, below, names in os.walk(folder):
-            below[:] = [name for name in below if not name.startswith(".")]  # what is ours and hidden is a row of its own
-            for name in names:
-                left -= 1
-                with contextlib.suppress(OSError):
-                    status = os.lstat(os.path.join(directory, name))
-                    if (status.st_dev, status.st_ino) not in counted:
-                        counted.add((status.st_dev, status.st_ino))
-                        size += status.st_blocks * 512
-            if left <= 0:
-                break
-        if size:
-            rows.append((what, folder, size))
-    return sorted(rows, key=lambda row: -row[2])
-
-
-def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) -> str:
-    """What can be deleted on a file system that is short of room, the largest first, as a sentence."""
-    output = paths.output if isinstance(paths, Paths) else output
-    known = [
-        ("backups of the journal, of which the newest is enough", paths.backups),
-        ("logs of ended exports", paths.jobs),
-        ("files left by `ckptd export`", paths.state / "foreground"),
-        ("toolchains that are no longer used (`ckptd toolchain remove`)", paths.state / "toolchains"),
-    ]
-    if output is not None:
-        known += [
-            ("kept outputs, which are made again when they are needed", output / KEPT),
-            ("outputs of unfinished exports, which are removed automatically", output / STAGING),
-            ("published exports (`ckptd prune` removes what [retention] does not keep)", output),
-        ]
-    device = None
-    with contextlib.suppress(OSError):
-        device = os.stat(nearest_existing(Path(shortage.folder))).st_dev
-    here = []
-    for what, folder in known:
-        with contextlib.suppress(OSError):
-            if os.stat(folder).st_dev == device:
-                here.append((what, folder))
-    listed = [f"{folder} takes {human(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
-    files = f" Files of ckptd there: {'; '.join(listed)}." if listed else ""
-    return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{files}"

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.names import run_of
 from daemon.config.places.paths import Paths, prepare
 from daemon.config.run_overrides import effective
@@ -27,10 +25,11 @@ from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.filesystems.private import private_files
 from daemon.system.lock import locked
+from daemon.system.logger import Logger
 from daemon.watching.taking.intake import Intake
 from daemon.watching.taking.places import target_of
 
-log = structlog.get_logger("daemon")
+log = Logger("daemon")
 
 
 @dataclass

@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-
 from daemon.config.layers import Source
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Permanent
@@ -37,6 +35,7 @@ from daemon.publishing.keeping import begin
 from daemon.publishing.telling.notifier import Notifier
 from daemon.running.attempts.executor import Executor
 from daemon.system.filesystems.disks import Place, Refusals
+from daemon.system.logger import Logger
 from daemon.system.processes.allocator import give_back_early
 from daemon.system.processes.rounds import Complaints
 from daemon.system.processes.signals import on_signals
@@ -47,7 +46,7 @@ from daemon.watching.groups import Watchers
 from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
 
-log = structlog.get_logger("daemon")
+log = Logger("daemon")
 
 LIVE_SECONDS = 0.4
 IDLE_SECONDS = 5.0

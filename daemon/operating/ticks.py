@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-import structlog
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from daemon.contract.faults.events import Event
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("schedule")
+log = Logger("schedule")
 
 LATE_ROUNDS = 10
 """So many times its interval the most frequent tick may be late before all are started afresh."""

@@ -8,19 +8,17 @@ there is to it: it stands where the export stands, also after the journal or the
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.config.places.export_names import KEEP
 from daemon.config.places.paths import StatePaths
 from daemon.contract.disk.files import read_bounded, write_atomic
 from daemon.publishing.exchange.beneath import held_below
 from daemon.publishing.links import link_to
 
-KEEP = ".keep-"
-"""What the name of such a link begins with."""
 SPARED = "not published by this daemon since it removes exports by default; set a rule in [retention] to have all judged"
 """Why an export outside of a scope stays."""
 _FILE = "retention.json"
@@ -55,12 +53,6 @@ def release(top: Path, export: Path) -> bool:
             return False
         link.unlink()
         return True
-
-
-def is_kept(export: Path) -> bool:
-    """Whether `keep` named an export."""
-    link = export.with_name(KEEP + export.name)
-    return link.is_symlink() and os.path.realpath(link) == os.path.realpath(export)
 
 
 def since(state: Path) -> float | None:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from pydantic import ValidationError
 
 from daemon.contract.disk import failpoints
@@ -39,8 +38,9 @@ from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.exchange.ours import remove_any
 from daemon.publishing.exchange.swap import NO_EXCHANGE
 from daemon.publishing.lending import FILES, Inode, entry_of, is_as_lent, lent_in, record, replace_by_links, shared_below
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 RESULT = "result.json"
 MOST = 256

@@ -18,7 +18,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract.disk import failpoints
@@ -27,8 +26,9 @@ from daemon.contract.disk.placing import copy_access, duplicate
 from daemon.contract.faults.events import Event
 from daemon.contract.values import Frozen
 from daemon.journal.rows import StageRow
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 
 RECORD = "lent.json"
 """Beside what has symlinks into an export: a job's staging folder, the entry of a kept output."""

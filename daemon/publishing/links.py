@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
 from daemon.config.places.export_names import clipped, is_marked, marked
@@ -30,8 +28,9 @@ from daemon.journal.rows import JobRow
 from daemon.publishing.exchange.beneath import Held, Spot
 from daemon.publishing.exchange.ours import is_export
 from daemon.publishing.run_figures import ReportRead, read_report, trainers_best
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 
 @dataclass(frozen=True)

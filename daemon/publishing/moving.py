@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
 from daemon.config.places.export_names import marked
 from daemon.config.places.output_owners import is_anothers, is_other_training, owner_of
 from daemon.config.places.paths import Paths
@@ -18,8 +16,9 @@ from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.faults.events import Event
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 
 _ROUNDS = 64
 

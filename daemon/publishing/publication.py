@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from daemon.config.places.export_names import FAILED_SUFFIX, folder_of
 from daemon.config.places.output_owners import record_of
 from daemon.config.places.paths import Paths
 from daemon.contract.disk import failpoints
@@ -48,7 +49,6 @@ from daemon.publishing.lending import PUBLISH, is_as_lent, lend_staged, take_bac
 from daemon.publishing.links import ByQuality, move_links
 from daemon.system.filesystems.private import inherited_umask
 
-FAILED_SUFFIX = ".failed"
 REJECTED = "rejected"
 
 
@@ -88,7 +88,7 @@ def publish_job(
     checks = judge(facts)
     state = status_that_follows(facts)
     rules = facts.work.validation
-    target = target_of(job, state)
+    target = folder_of(job.target, state)
     top = top_of(target, paths)
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
@@ -127,11 +127,6 @@ def publish_job(
         if any(check.verdict == Verdict.PASSED for check in checks):
             move_links(job, around, target.name, by_quality)
     return Published(state, target, checks)
-
-
-def target_of(job: JobRow, state: str) -> Path:
-    """Where the export goes. A failed one never takes the place of a good one."""
-    return job.target.with_name(job.target.name + FAILED_SUFFIX) if state == "failed" else job.target
 
 
 def top_of(target: Path, paths: Paths) -> Path:

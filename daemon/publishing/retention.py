@@ -21,9 +21,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.selection import best_step
+from daemon.config.places.export_names import KEEP
 from daemon.config.places.output_owners import owner_of
 from daemon.config.settings import RetentionSettings, SelectSettings
 from daemon.contract.advice.which import Standing, standing
@@ -36,10 +35,11 @@ from daemon.contract.values import Json
 from daemon.publishing.exchange.beneath import Held, held_below
 from daemon.publishing.exchange.ours import forget, is_export, look
 from daemon.publishing.exchange.swap import complete_removals, leave
-from daemon.publishing.keeping import KEEP, SPARED, Scope
+from daemon.publishing.keeping import SPARED, Scope
 from daemon.publishing.run_figures import read_report, trainers_best
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 DAY = 86400.0
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.pinning.pins import held
 from daemon.config.places.output_owners import is_anothers, owner_of, record_of
 from daemon.config.places.paths import Paths
@@ -34,8 +32,9 @@ from daemon.publishing.retention import prune
 from daemon.publishing.run_figures import published_of
 from daemon.running.parts import Parts
 from daemon.system.box import human
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 
 class Endings:

@@ -20,8 +20,9 @@ from daemon.running.parts import Parts
 from daemon.running.rules.ready import next_lane
 from daemon.running.rules.suitable import unsuited, useless
 from daemon.running.sources.gate import FOR_SOURCES
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 NEW_LOOKS = 20
 """Jobs that wait for their turn and whose base is looked for, in one round."""

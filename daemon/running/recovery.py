@@ -25,8 +25,9 @@ from daemon.journal.rows import AttemptId, AttemptRow
 from daemon.publishing.exchange.swap import complete_swaps
 from daemon.publishing.lending import take_all_back
 from daemon.running.attempts.executor import Attempt, Bounds, Executor
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 PATIENCE = 5.0
 """Seconds that a start waits for a `ckptd queue retry` that pins a checkpoint."""

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.contract.disk import away
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.files import FileEntry
@@ -29,9 +27,10 @@ from daemon.journal.states import ENDED_STAGE
 from daemon.publishing.kept import OutputCache, is_whole
 from daemon.publishing.lending import take_back
 from daemon.running.rules.resume_keys import Sources, keys_of, sources_of
+from daemon.system.logger import Logger
 from daemon.system.processes.threads import Owner, ThreadDied
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 KEEP_SECONDS = 1.0
 """How long the last look at what an ended job was made of may take: the runner waits for it."""

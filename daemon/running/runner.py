@@ -44,9 +44,10 @@ from daemon.running.rules.ready import verifying
 from daemon.running.rules.resume_keys import keys_of, sources_of
 from daemon.running.starter import sized_by
 from daemon.running.waits import FOR_ROOM
+from daemon.system.logger import Logger
 from daemon.system.processes.rounds import Complaints
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 IDLE_SECONDS = 3.0
 """Pause between looks into the journal while nothing runs: `ckptd queue retry` and others put work there from outside."""

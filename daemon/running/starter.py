@@ -12,8 +12,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.models.base_models import Bases
 from daemon.checkpoints.models.layer_sizes import layers_of
 from daemon.config.places.paths import Paths
@@ -54,9 +52,10 @@ from daemon.running.sources.installing import Installing
 from daemon.running.sources.outside import Seen
 from daemon.running.waits import Waits
 from daemon.system import box
+from daemon.system.logger import Logger
 from daemon.toolchains.registry import Toolchains
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 ALONE_LOOK_SECONDS = 1.0
 ALONE_SECONDS = 300.0

@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-import structlog
-
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow
 from daemon.running.attempts.children import Children
 from daemon.system.box import memory
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 SHORTEST_PAUSE = 0.1
 PATIENCE_SECONDS = 120.0

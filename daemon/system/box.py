@@ -6,8 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil
-
 
 def human(count: float) -> str:
     """Bytes in a readable unit: 1.5 GiB."""
@@ -31,6 +29,8 @@ def cgroup_memory() -> tuple[int, int] | None:
 
 def memory() -> tuple[int, int]:
     """(total, available) bytes of memory, the narrower of the box and this cgroup."""
+    import psutil  # not for a look at bytes and disks, as `ckptd status` takes it
+
     virtual = psutil.virtual_memory()
     total, available = int(virtual.total), int(virtual.available)
     limited = cgroup_memory()

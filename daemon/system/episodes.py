@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import structlog
 from pydantic import BaseModel, ValidationError
 
 from daemon.contract.disk.files import boot_id, write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 FIRST_LOOKS, LONGEST_PAUSE = 2.0, 60.0
 """Seconds between two looks at what is away: at first, and at most."""

@@ -12,20 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
 from daemon.config.settings import Settings
 from daemon.contract.disk.answers import ask, real_path, silent_for
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.system.filesystems.mounts import mount_of, mounts
+from daemon.system.logger import Logger
 from daemon.watching.links import Links
 from daemon.watching.resting import Incomplete
 from daemon.watching.taking.intake import INCOMING, Intake
 from daemon.watching.watcher import Watcher
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 BUSY_SECONDS = 10.0
 """A watcher that has been at one piece of work for this long is asked about: it may be a large pin, or a mount that does not answer."""

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from daemon.config.settings import Settings
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.text import is_text
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 MOST_FOLLOWED = 64
 """Links that are followed; each costs watches, and those on one mount share a thread."""

@@ -9,15 +9,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.readable import closed_directory
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.events import Event
+from daemon.system.logger import Logger
 from daemon.watching.resting import Incomplete
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 
 class Listing:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
@@ -28,6 +26,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
 from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.system.filesystems.births import identity_of
+from daemon.system.logger import Logger
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State, look_through
@@ -36,7 +35,7 @@ from daemon.watching.taking.entering import digest_of_fingerprint
 from daemon.watching.taking.intake import Intake
 from daemon.watching.undecided import Undecided
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 _INSPECT, _TAKE = "inspect", "take"
 

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.contract.disk.away import problem_of_whole
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.sightings import Sightings
 from daemon.system.filesystems.births import Identity, identity_of
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 PEEK_SECONDS = 0.03
 """Shortest time between two looks at a directory: a trainer that writes byte by byte must not keep us busy."""

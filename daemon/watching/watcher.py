@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-import structlog
-
 from daemon.config.settings import Settings
 from daemon.contract.faults.events import Event
+from daemon.system.logger import Logger
 from daemon.system.processes.rounds import Complaints
 from daemon.system.processes.threads import Supervised
 from daemon.watching.apart import Hands
@@ -23,7 +22,7 @@ from daemon.watching.events.observers import Observers, innermost_first
 from daemon.watching.taking.intake import Intake
 from daemon.watching.tracker import Tracker
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 CHECK_SECONDS = 1.5
 """Pause between two checks whether the watches can still be trusted: a few stats."""

@@ -6,13 +6,13 @@ that, and nothing else, makes all names right. A tensor that is tied to another 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.sharded.forms import is_torchtitan
 from daemon.contract.sharded.pieces import ShardedTensor
 from handlers.consolidate.adapter_names import OPERATION, unwrapped
 from handlers.models.folder import ModelFolder
@@ -20,8 +20,6 @@ from handlers.models.folder import ModelFolder
 Shape = tuple[int, ...]
 _BUFFERS = (".inv_freq", ".position_ids", ".masked_bias")
 """What older releases saved among the weights, and what no training's state has."""
-_TORCHTITAN = re.compile(r"tok_embeddings\.weight|layers\.0\.attention\.(?:qkv_linear\.)?wq\.weight")
-"""Two names that every release of torchtitan gives to a transformer's tensors; since 0.3 the queries lie in `qkv_linear`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _checked(names: dict[str, str], tensors: Mapping[str, ShardedTensor], expect
 
 def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
     some = ", ".join(sorted(names)[:4])
-    if sum(_TORCHTITAN.fullmatch(name) is not None for name in names) == 2:
+    if is_torchtitan(names):
         return Permanent(
             FaultCode.SHARDS_UNMATCHED, OPERATION, f"its tensors have torchtitan's own names ({some} …)",
             "run torchtitan's `scripts/checkpoint_conversion/convert_to_hf.py CHECKPOINT OUTPUT --hf_assets_path BASE --model_name MODEL "

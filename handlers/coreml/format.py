@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict
-
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
@@ -41,8 +39,6 @@ _smaller = functools.partial(
 
 class CoreMlOptions(Frozen):
     """What Core ML's programs compute in, and how they are made smaller."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     precision: Literal["float16", "float32"] = "float16"
     """What programs compute in: "float16", which the Neural Engine needs, or "float32", which is exact, twice as large and runs on the CPU

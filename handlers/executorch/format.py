@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict
-
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
@@ -46,8 +44,6 @@ def _variant(
 
 class ExecuTorchOptions(Frozen):
     """How ExecuTorch's programs are made smaller."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     group_size: Literal[32, 64, 128] = 32
     """Weights that share a scale in executorch-8da4w: 32, 64 or 128. Smaller is more exact and larger on disk."""

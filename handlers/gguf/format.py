@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from daemon.contract.formats.declaration import Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
@@ -44,8 +44,6 @@ def _variant(
 
 class GgufOptions(Frozen):
     """How GGUF files are made smaller."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     calibration_samples: int = Field(default=32, ge=0, le=512)
     """Texts by which gguf-q6_k, gguf-q5_k_m and gguf-q4_k_m find out which columns of a matrix count most (llama.cpp's importance matrix).

@@ -6,8 +6,6 @@ import functools
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict
-
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
@@ -25,8 +23,6 @@ NO_PHONE = (
 
 class LiteRtOptions(Frozen):
     """How LiteRT's models are made smaller."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     block_size: Literal[32, 64, 128, 256] = 32
     """Weights that share a scale in litert-int4: 32, 64, 128 or 256. Smaller is more exact and larger on disk."""

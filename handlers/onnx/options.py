@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from daemon.contract.values import Frozen
 
@@ -23,8 +23,6 @@ def _as_layers(value: Any) -> Any:
 
 class OnnxOptions(Frozen):
     """How graphs are exported, optimized and quantized."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
     """Which ways to export are tried, and in which order: "conservative", "balanced", "aggressive", or "auto", which chooses by

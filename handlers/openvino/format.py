@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
@@ -23,8 +23,6 @@ DEFAULTS = "on the CPU, with settings that compute in fp32; by default OpenVINO 
 
 class OpenVinoOptions(Frozen):
     """How OpenVINO's models are made smaller."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     group_size: Literal[32, 64, 128] = 64
     """Weights that share a scale in openvino-int4: 32, 64 or 128. Smaller is more exact and larger on disk."""

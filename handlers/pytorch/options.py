@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from daemon.contract.values import Frozen
 
 
 class PytorchOptions(Frozen):
     """How pytorch-w4a16 is quantized."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     group_size: Literal[32, 64, 128] = 128
     """Weights that share a scale in pytorch-w4a16: 32, 64 or 128. Smaller is more exact and larger. A layer whose inputs it does not divide

@@ -23,7 +23,7 @@ from daemon.contract.values import Json
 class ReportPart(BaseModel):
     """Base of the report's parts: immutable, documented by its attributes' docstrings."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Added(ReportPart):

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
+from daemon.contract.values import docstrings
 from handlers.report.model import Report
 
 TARGET = Path(__file__).parents[2] / "docs" / "report.schema.json"
@@ -16,8 +20,19 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def schema_text() -> str:
     """The schema of a written report, in which every field is present, as formatted JSON."""
-    schema = {"$schema": DIALECT, **Report.model_json_schema(mode="serialization")}
+    schema = {"$schema": DIALECT, **Report.model_json_schema(mode="serialization", schema_generator=_Described)}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+class _Described(GenerateJsonSchema):
+    """Takes the docstrings of attributes for descriptions."""
+
+    def model_schema(self, schema: Any) -> Any:
+        """The schema of a model, its fields described."""
+        written = super().model_schema(schema)
+        for name, text in docstrings(schema["cls"]).items():
+            written["properties"][name].setdefault("description", text)
+        return written
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from daemon.contract.formats.declaration import Format
 from daemon.contract.formats.stages import MIB, StageSpec
@@ -13,8 +13,6 @@ STAGE = "static-programs"
 
 class StaticOptions(Frozen):
     """How large the fixed sizes are."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     context_length: int = Field(default=1024, ge=16, le=131072)
     """Tokens that a model for phones and small devices has room for: prompt and answer together, or one text of an encoder. Fewer if the

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from daemon.contract.values import Frozen
 
@@ -25,8 +25,6 @@ def _as_texts(value: Any) -> Any:
 
 class TensorRtOptions(Frozen):
     """Which sizes and GPUs engines are built for."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     max_batch: int = Field(default=4, ge=1, le=1024)
     """Largest number of texts at once that engines take."""

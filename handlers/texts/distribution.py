@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from daemon.contract.advice.paired import LEAST_TOKENS
 from daemon.contract.jobs.figures import TextsFigures
 from handlers.models.files import setting
 from handlers.texts.reading import values
@@ -25,8 +26,6 @@ MUCH_UNKNOWN = 0.01
 """Share of tokens that the tokenizer does not know from which on the texts are worth a warning."""
 MANY_BYTES = 0.25
 """The same of tokens that stand for single bytes."""
-FEW_TOKENS = 100
-"""Tokens of all texts below which a verdict rests on little; of texts that the configuration names."""
 COMMON, RARE = 0.2, 0.001
 """A script with at least the first share of the letters on one side, and less than the second on the other, is missing there."""
 
@@ -125,7 +124,7 @@ def unfit(figures: TextsFigures, *, named: bool) -> list[str]:
         problems.append(
             f"{figures.byte_share:.0%} of the tokens of the texts are single bytes: the tokenizer has no tokens for their characters."
         )
-    if named and (figures.tokens or 0) < FEW_TOKENS:
+    if named and (figures.tokens or 0) < LEAST_TOKENS:
         problems.append(f"The texts have {figures.tokens} tokens together: too few for a verdict; give more or longer ones.")
     return problems
 

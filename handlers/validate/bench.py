@@ -8,10 +8,9 @@ with a process that is killed in the next one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,8 @@ from handlers.validate.workers.encoder_pass import TOKENS_A_PASS
 from handlers.validate.workers.protocol import AskStats, Loaded, Time
 
 _OPERATION = "read the model's configuration"
+KEEP_SECONDS = 0.5
+"""How often what was measured of a variant is kept, for the case that the process is ended at the limit of time."""
 _FEW = 256
 """Tokens that every vocabulary has, for a model that does not say how many it knows."""
 _SMALLER = "free memory on the machine, or give smaller --lengths and --batches; `ckptd verify` says whether the export is damaged"
@@ -118,9 +119,16 @@ class _Bench:
     def _series(self, unit: Unit, name: str, model: _Model, pytorch: _Model | None, left: float) -> None:
         """Measure all points of one model; what is found is kept, also where its process ends."""
         points = [self._point(model, batch, length) for length in self._request.lengths for batch in self._request.batches]
-        series = Series(
-            points, self._request.rounds, time.monotonic() + left / self._left, functools.partial(self._say_series, unit.variant)
-        )
+        kept = time.monotonic()
+
+        def said(share: float, what: str) -> None:
+            nonlocal kept
+            self._say(share, unit.variant, what)
+            if time.monotonic() - kept >= KEEP_SECONDS:
+                self._keep(partial=_so_far(unit, points, model.started()))
+                kept = time.monotonic()
+
+        series = Series(points, self._request.rounds, time.monotonic() + left / self._left, said)
         fault = None
         other = pytorch.worker if pytorch is not None and self._measured.peer_problem is None else None
         try:
@@ -135,11 +143,10 @@ class _Bench:
         if series.left_out:
             self._cut(f"{name}: {series.left_out}.")
         self._keep(kind=model.subject.kind, task=model.subject.task)
-        summaries = tuple(point.summary(unit.threads) for point in points)
-        self._done(unit, Measured(variant=unit.variant, threads=unit.threads, start=start, points=summaries, fault=fault))
+        self._done(unit, _so_far(unit, points, start, fault))
 
     def _done(self, unit: Unit, measured: Measured) -> None:
-        self._keep(done=(*self._measured.done, measured), current=None)
+        self._keep(done=(*self._measured.done, measured), current=None, partial=None)
 
     def _point(self, model: _Model, batch: int, length: int) -> Point:
         """Give rows of pseudo-random tokens, the same for every model; with a problem where the model has no positions for them."""
@@ -159,9 +166,6 @@ class _Bench:
         elif kind == "seq2seq":  # source and target have positions of their own
             point.tokens = max(1, min(tokens, room - 1))
         return point
-
-    def _say_series(self, variant: str, share: float, what: str) -> None:
-        self._say(share, variant, what)
 
     def _say(self, share: float, who: str, what: str) -> None:
         total = len(self._request.units)
@@ -219,6 +223,11 @@ class _Model:
             if isinstance(size := source.get("vocab_size"), int) and size > 0:
                 return size
         return (self.loaded.vocabulary if self.subject.kind != "encoder" else None) or _FEW
+
+
+def _so_far(unit: Unit, points: Sequence[Point], start: BenchStart | None, fault: Fault | None = None) -> Measured:
+    summaries = tuple(point.summary(unit.threads) for point in points)
+    return Measured(variant=unit.variant, threads=unit.threads, start=start, points=summaries, fault=fault)
 
 
 def _fault(operation: str, error: WorkerFailed | CkptdError, folder: str | None) -> Fault:

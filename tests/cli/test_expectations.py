@@ -25,7 +25,7 @@ from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, StageRow
 from daemon.journal.states import told_state
-from daemon.operating.disk_watch import sizes
+from daemon.operating.disk_advice import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.status import JobStatus, find, snapshot

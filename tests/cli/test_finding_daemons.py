@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from daemon.cli.common import command_for
 from daemon.cli.main import app
-from daemon.config.loading import load, state_of_system
+from daemon.config.loading import load
 from daemon.config.places import instances
 from daemon.config.places.instances import Instance, announced, running, state_of
+from daemon.config.places.states import state_of_system
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.operating.reload import ask_for_reload

@@ -1,12 +1,19 @@
-"""The help, the version and completion import neither pydantic nor rich: each of them takes longer than all the rest."""
+"""The help, the version and completion import neither pydantic nor rich: each of them takes longer than all the rest. What shows the state
+of a daemon imports neither the types of the configuration nor what only the daemon needs."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from daemon.config import layers
+from daemon.contract.version import __version__
+from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
+from tests.upgrades.frozen import STATES, thaw
 
 COMPLETION = {"_CKPTD_COMPLETE": "complete_bash", "COMP_WORDS": "ckptd sta", "COMP_CWORD": "1"}
 
@@ -19,11 +26,62 @@ COMPLETION = {"_CKPTD_COMPLETE": "complete_bash", "COMP_WORDS": "ckptd sta", "CO
     ],
 )  # fmt: skip
 def test_what_needs_no_settings_imports_none(words: tuple[str, ...], environment: dict[str, str], said: str) -> None:
+    answer, modules, _ = asked(words, environment)
+    assert said in answer and not modules & {"pydantic", "rich", "structlog", "sqlite3"}
+
+
+@pytest.fixture
+def read_before(tmp_path: Path) -> Path:
+    """A configuration that its daemon, which was killed, read as it is now."""
+    thaw(STATES / "1.0.0.tar.gz", home := tmp_path / "home")
+    file = home / "config.toml"
+    loaded = ConfigLoad("2026-01-31T00:00:00+00:00", file=str(file), digest=layers.read(file).digest)
+    write_live(home / "state" / "live.json", LiveFile(pid=1, version=__version__, configuration=loaded))
+    return file
+
+
+@pytest.mark.parametrize("verb", ["status", "list"])
+def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(verb: str, read_before: Path) -> None:
+    answer, modules, _ = asked((verb, "--config", str(read_before)))
+    assert "succeeded" in answer
+    assert not modules & {
+        "structlog", "psutil", "apscheduler", "watchdog", "apprise", "pydantic_settings", "asyncio", "rich.live", "rich.table",
+        "daemon.config.settings", "daemon.config.loading", "daemon.watching", "daemon.publishing", "daemon.checkpoints",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("verb", ["status", "list"])
+def test_the_answer_is_the_same_whether_the_configuration_is_validated_or_not(
+    verb: str, options: tuple[str, ...], read_before: Path
+) -> None:
+    words = (verb, *options, "--config", str(read_before))
+    asked_quickly, asked_in_full = asked(words), asked(words, {"CKPTD_LIMITS__STAGES": "2"})
+    assert asked_quickly[0] == asked_in_full[0]
+    assert "daemon.config.loading" in asked_in_full[1] - asked_quickly[1]
+
+
+def test_a_configuration_that_was_changed_since_is_validated(read_before: Path) -> None:
+    assert asked(("list", "--config", str(read_before)))[2] == ""
+    read_before.write_text(read_before.read_text() + "[limits.x]\njbs = 1\n")
+    assert "limits" in asked(("list", "--config", str(read_before)))[2]
+
+
+def test_what_another_version_read_is_validated(read_before: Path) -> None:
+    live = read_before.parent / "state" / "live.json"
+    live.write_text(live.read_text().replace(f'"{__version__}"', '"0.0.1"'))
+    assert "daemon.config.loading" in asked(("list", "--config", str(read_before)))[1]
+
+
+def asked(words: tuple[str, ...], environment: dict[str, str] | None = None) -> tuple[str, set[str], str]:
+    """The answer of a command line, the modules that it imported, and what it said on stderr."""
     code = (
         "import sys, daemon.cli.main; sys.argv = ['ckptd', *sys.argv[1:]]; daemon.cli.main.main();"
-        " print(*({'pydantic', 'rich', 'structlog', 'sqlite3'} & set(sys.modules)), file=sys.stderr)"
+        " print('', *sys.modules, sep='\\n', file=sys.stderr)"
     )
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTD_", "EXPORT_"))}
     answer = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, env={**known, **(environment or {})}
     )
-    assert said in answer.stdout and answer.stderr.strip() == ""
+    said, _, modules = answer.stderr.partition("\nsys\n")
+    return answer.stdout, {"sys", *modules.split()}, said

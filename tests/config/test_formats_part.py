@@ -10,6 +10,7 @@ from daemon.config import template
 from daemon.config.settings import Settings
 from daemon.contract.formats.catalog import OWN_SECTIONS, catalog
 from daemon.contract.jobs.options import Work
+from daemon.contract.values import docstrings
 
 FILE = Path(__file__).parents[2] / "config.toml"
 
@@ -21,7 +22,7 @@ def test_the_file_says_what_the_declarations_say() -> None:  # R5.6
 
 def test_every_key_of_a_format_says_what_it_is() -> None:
     for options in catalog().sections.values():
-        assert [key for key, field in options.model_fields.items() if not field.description] == []
+        assert set(options.model_fields) - set(docstrings(options)) == set()
 
 
 def test_a_file_without_marks_is_not_written_over() -> None:

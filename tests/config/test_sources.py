@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from daemon.config.environment import ListFriendlyEnv
 from daemon.config.loading import load
 from daemon.config.settings import Settings
-from daemon.config.sources import ListFriendlyEnv
 
 Loaded = Callable[..., Settings]
 

@@ -94,6 +94,11 @@ def test_a_form_for_every_kind_of_model_comes_before_what_can_be_used_too() -> N
     assert [found.name for found in made_for("ios", alone)] == ["theirs"] and not lacking(["ios"], alone)
 
 
+def test_our_own_declarations_have_no_mistakes() -> None:
+    """They are not looked at where they are used."""
+    assert [said for declared in catalog().formats for said in mistakes(declared)] == []
+
+
 def test_a_declaration_with_a_target_that_does_not_exist_is_refused() -> None:
     wrong = dataclasses.replace(catalog().variants["onnx"], targets=frozenset({"moon"}))  # type: ignore[arg-type]
     (said,) = mistakes(dataclasses.replace(catalog().formats[0], variants=(wrong,)))

@@ -27,7 +27,9 @@ from daemon.config.settings import NotifySettings
 from daemon.contract.faults.errors import Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secret_url import SecretUrl
+from daemon.journal.file.database import reading
 from daemon.journal.journal import Journal
+from daemon.journal.overview import overview
 from daemon.journal.rows import Message
 from daemon.publishing.telling import notifier as notify
 from daemon.publishing.telling import sending, untold
@@ -198,6 +200,46 @@ def test_a_url_that_no_service_has_is_said_once_without_its_secret(
     assert [entry["messages"] for entry in logs] == [2, 2, 2]
     printed = capsys.readouterr()
     assert "S3CRET" not in f"{rows(file)}{logs}{printed.out}{printed.err}"
+
+
+def test_a_url_that_no_service_has_is_said_before_there_is_a_message_and_no_more_once_there_is_a_service(
+    journal: Journal, file: Path, service: Service, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*urls: str) -> Notifier:
+        notifier = Notifier(NotifySettings(urls=urls), journal, begin=sender.begin, look=sender.look)
+        until(lambda: notifier.tick() or not (notifier._looks or notifier._unseen), "it has looked")  # type: ignore[func-returns-value]
+        return notifier
+
+    def troubles() -> list[tuple[str, int, str | None]]:
+        with reading(file) as connection:
+            return [(target.target, target.failures, target.error) for target in overview(connection, 0).targets]
+
+    with capture_logs() as logs:
+        notifier = look("slak://xoxb/S3CRET/token", service.url)
+        notifier.tick()
+        assert troubles() == [("notify.urls.0 (slak)", 1, sending.NO_SERVICE), ("notify.urls.1 (json)", 0, None)]
+        finish(journal, "job", "succeeded", "run step 4")
+        deliver(notifier)
+    assert service.taken and [entry["target"] for entry in logs if entry["log_level"] == "error"] == ["notify.urls.0 (slak)"], "once"
+    assert "S3CRET" not in str(logs)
+    monkeypatch.setattr(sender, "look", lambda url: Answered(Outcome(None)))
+    look("slak://xoxb/S3CRET/token", service.url)
+    assert [failures for _, failures, _ in troubles()] == [0, 0], "its package was installed"
+
+
+class Answered:
+    """An attempt that has ended."""
+
+    wait_handle = None
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def poll(self) -> Outcome:
+        return self.outcome
+
+    def end(self) -> None:
+        return
 
 
 def test_with_nobody_to_tell_nothing_is_tried(journal: Journal, file: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.cli.main import maintenance
+from daemon.config.places.export_names import is_kept
 from daemon.config.places.paths import Paths, StatePaths, foreground_state
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.publishing import keeping
@@ -86,9 +87,9 @@ def test_a_kept_export_stays_until_it_is_released_and_is_as_it_was(output: Path)
     export = output / "run" / "step-3"
     keeping.keep(output, export)
     keeping.keep(output, export)
-    assert keeping.is_kept(export) and not keeping.is_kept(output / "run" / "step-4") and verify(export).sound
+    assert is_kept(export) and not is_kept(output / "run" / "step-4") and verify(export).sound
     assert removed(output, RetentionSettings(keep_last=2)) == [1, 2, 4, 5, 6, 7, 8]
-    assert keeping.release(output, export) and not keeping.release(output, export) and not keeping.is_kept(export)
+    assert keeping.release(output, export) and not keeping.release(output, export) and not is_kept(export)
     assert removed(output, RetentionSettings(keep_last=2)) == [3]
 
 

@@ -39,7 +39,7 @@ def test_the_schema_in_the_documentation_is_the_models() -> None:
 
 
 def test_every_field_of_the_schema_is_described() -> None:
-    written = Report.model_json_schema(mode="serialization")
+    written = json.loads(schema.schema_text())
     ours = {"Report": written} | {name: part for name, part in written["$defs"].items() if name not in ("Fault", "Fallback", "FileEntry")}
     bare = [
         f"{name}.{field}"

@@ -91,10 +91,11 @@ class Desk:
         return self.fakes[-1]
 
     def add(
-        self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",), base: str | None = None
+        self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",), base: str | None = None,
+        layout: str = "trainer-adapter",
     ) -> str:  # fmt: skip
         reference = CheckpointRef(
-            root="/root", run=run, step=step, path=f"/root/{run}/checkpoint-{step}", layout="trainer-adapter", digest=f"{run}{step}",
+            root="/root", run=run, step=step, path=f"/root/{run}/checkpoint-{step}", layout=layout, digest=f"{run}{step}",
             method="lora" if base else "full", base_name=base,
         )  # fmt: skip
         name = f"{run}-{step}"

@@ -14,6 +14,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
 from daemon.operating.monitoring.live import starved_sentences
 from daemon.running.attempts.executor import CpuShare, Order
+from daemon.system.processes.rivals import Rival
 from tests.runner.desk import Desk, Desks, Fake, done, failing
 
 
@@ -384,5 +385,8 @@ def test_an_attempt_that_is_starved_for_minutes_is_told_and_a_moment_with_its_sh
     (sentence,) = sentences(0.1, 60)
     assert sentence.startswith(f"For 4 min the stage merge of {job} gets 10 % of a core and could use 100 %")
     assert "limits.priority" in sentence, "the key that decides"
+    desk.runner.children.rivals.seen = (Rival("python3", "alice", 7, 1, 1.8), Rival("stress", "1001", 9, 2, 0.95))
+    (sentence,) = sentences(0.1, 1)
+    assert ": python3 (user alice, pid 7) 180 %, stress (user 1001, 2 processes, most by pid 9) 95 % have the rest" in sentence
     sentences(0.9, 1)
     assert sentences(0.9, 40) == [] and sentences(0.1, 1) == [], "it has had its share again"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.pinning.pins import held, identify
-from daemon.cli import export
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
+from daemon.operating import retrying
 from daemon.running import recovery
 from daemon.running.endings import tidy_job
 from daemon.running.recovery import collect_orphans
@@ -50,7 +50,7 @@ def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
 @pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
 @pytest.mark.parametrize("moment", ["make_pin", "identify"])
 def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: ClearUp, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, threads = getattr(export, moment), []
+    step, threads = getattr(retrying, moment), []
 
     def interrupted(*arguments: object, **options: object) -> object:
         done = step(*arguments, **options) if moment == "make_pin" else None
@@ -59,8 +59,8 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
         threads[0].join(0.3)  # it has come to its end by then, or waits for the retry's
         return done if moment == "make_pin" else step(*arguments, **options)
 
-    monkeypatch.setattr(export, moment, interrupted)
-    export.retry_job(failed.runner.settings, "job")
+    monkeypatch.setattr(retrying, moment, interrupted)
+    retrying.retry_job(failed.runner.settings, "job")
     threads[0].join(30)
     assert not threads[0].is_alive()
     assert failed.state("job") == "pending"
@@ -70,7 +70,7 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
 
 def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said, first = [], threading.Event()
-    check = export.identify
+    check = retrying.identify
 
     def slow(pin: Path) -> str:
         first.set()
@@ -79,12 +79,12 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
 
     def retry() -> None:
         try:
-            export.retry_job(failed.runner.settings, "job")
+            retrying.retry_job(failed.runner.settings, "job")
             said.append("queued")
         except UsageError as error:
             said.append(error.fault.cause)
 
-    monkeypatch.setattr(export, "identify", slow)
+    monkeypatch.setattr(retrying, "identify", slow)
     threads = [threading.Thread(target=retry) for _ in range(2)]
     threads[0].start()
     assert first.wait(30)
@@ -99,15 +99,15 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
 def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(failed: Desk) -> None:
     row = failed.journal.jobs.get("job")
     assert row is not None
-    export.retry_job(failed.runner.settings, "job")
+    retrying.retry_job(failed.runner.settings, "job")
     assert failed.journal.controls.cancel("job", "by hand")
     before = row.pin.stat().st_ino
     with pytest.raises(UsageError, match="still being removed"):
-        export.retry_job(failed.runner.settings, "job")
+        retrying.retry_job(failed.runner.settings, "job")
     assert row.pin.stat().st_ino == before
     failed.tick()
     assert not row.pin.exists()
-    export.retry_job(failed.runner.settings, "job")
+    retrying.retry_job(failed.runner.settings, "job")
     assert failed.state("job") == "pending" and row.pin.is_dir()
 
 
@@ -145,6 +145,6 @@ def test_an_export_that_has_not_ended_is_to_be_waited_for(make_desk: Desks) -> N
     for state in ("pending", "running"):
         assert desk.state(job) == state
         with pytest.raises(UsageError) as raised:
-            export.retry_job(desk.runner.settings, job)
+            retrying.retry_job(desk.runner.settings, job)
         assert raised.value.fault.remedy == "wait until it has ended, which `ckptd status` shows, or cancel it; then retry it"
         desk.tick()

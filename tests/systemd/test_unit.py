@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.main import EXIT_TEMPORARY, EXIT_USAGE, main
-from daemon.config.loading import state_of_system
+from daemon.config.places.states import state_of_system
 from daemon.operating import systemd
 from daemon.system.lock import locked
 from tests.service import Service

@@ -22,7 +22,7 @@ from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.models.safetensors import model_size, parse_header
-from daemon.contract.sharded.forms import is_sharded, read_tensors
+from daemon.contract.sharded.forms import is_sharded, is_torchtitan, read_tensors
 from daemon.contract.values import Json
 from daemon.system.filesystems import access
 
@@ -89,14 +89,25 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     return [repository / "snapshots" / commit]
 
 
-def base_wanted(method: str, layout: str | None, name: str | None, mapped: Mapping[str, Path]) -> str | None:
+def base_wanted(method: str, layout: str | None, name: str | None, mapped: Mapping[str, Path], *, configured: bool = True) -> str | None:
     """The name by which a checkpoint's base is looked for; None for a full fine-tune that needs none.
 
-    Of a full fine-tune in pieces the base, if `base.map` has one for checkpoints that name none, says what its tensors are called.
+    Of a full fine-tune in pieces the base, if `base.map` has one for checkpoints that name none, says what its tensors are called; without
+    a config.json (`configured`) nothing else does.
     """
-    if method == "full" and (layout not in SHARDED or UNNAMED not in mapped):
+    if method == "full" and (layout not in SHARDED or (configured and UNNAMED not in mapped)):
         return None
     return name or UNNAMED
+
+
+def says_its_model(folder: Path) -> bool:
+    """Whether the files of a full fine-tune in pieces say what model it is, or that no base helps: then its first stage says it."""
+    if (folder / "config.json").is_file():
+        return True
+    try:
+        return is_torchtitan(read_tensors(folder))
+    except (OSError, ValueError):  # damaged
+        return True
 
 
 def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: Mapping[str, Path]) -> Path:
@@ -108,6 +119,13 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         raise Permanent(
             FaultCode.BASE_NOT_FOUND, f"find the base model {quoted(name)}", cause,
             f'correct base.map.{quoted(name)} or put the model there', path=mapped[name],
+        )  # fmt: skip
+    if name == UNNAMED:
+        raise Permanent(
+            FaultCode.BASE_NOT_FOUND, "find the base model", "the checkpoint does not name it",
+            'set base.map."" = "/folder/of/the/model", the base of checkpoints that name none (or, for one export, use `ckptd export --base'
+            " FOLDER`); of a full fine-tune, the config.json and tokenizer of the training, in the checkpoint's directory or its run's, do"
+            " as well",
         )  # fmt: skip
     candidates = [Path(os.path.normpath(name))] if os.path.isabs(name) else []
     below = os.path.normpath(name).lstrip("/") if ".." not in name.split("/") else ""
@@ -205,12 +223,14 @@ class Bases:
         self._writing = threading.Lock()
         """Held for a moment, never while a file system is asked."""
 
-    def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
+    def find(self, checkpoint: CheckpointRef, pin: Path | None = None) -> tuple[Path | None, Fault | None]:
         """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used.
 
+        `pin`: its files, which show whether a full fine-tune needs one; without them it does not.
         Raises Retryable where that can't be found out now, as on a disk that does not read.
         """
-        name = base_wanted(checkpoint.method, checkpoint.layout, checkpoint.base_name, self._mapped)
+        configured = pin is None or says_its_model(pin)
+        name = base_wanted(checkpoint.method, checkpoint.layout, checkpoint.base_name, self._mapped, configured=configured)
         if name is None:
             return None, None
         try:

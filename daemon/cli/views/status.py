@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.live import Live
 from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
@@ -79,6 +78,8 @@ def watch(ask: Callable[[], Snapshot]) -> None:
             while True:
                 _print(console, [*status_lines(ask(), width_of(console), None), Text()])
                 time.sleep(WATCH_SECONDS)
+        from rich.live import Live
+
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             while True:
                 room, at = console.height - 1, datetime.now().astimezone().strftime("%H:%M:%S")

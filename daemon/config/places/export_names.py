@@ -1,13 +1,15 @@
 """What an export's folder may be called: names of runs made safe beside our own words. Pure functions of names.
 
-Called by `daemon.watching.taking.places`, which asks the journal and the disk too, and by `daemon.publishing.links`. Names come from
-directories that anybody who trains can make, and are used beside names of ours: links, failed exports, staging, manifests.
+Called by `daemon.watching.taking.places`, which asks the journal and the disk too, by `daemon.publishing` and `ckptd status`. Names come
+from directories that anybody who trains can make, and are used beside names of ours: links, failed exports, staging, manifests.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
+from pathlib import Path
 
 from daemon.contract.disk.export_layout import MANIFEST
 from daemon.contract.values import digest_of
@@ -16,9 +18,23 @@ LONGEST = 180
 """Bytes of a name that a run gives: a file system's 255 less what we put around it (`~digest`, a step, `-digest`, `.failed`, set aside)."""
 MARK = 6
 """Hexadecimal digits that tell two names apart."""
+FAILED_SUFFIX = ".failed"
+KEEP = ".keep-"
+"""What the name of the link begins with by which an export is kept (`daemon.publishing.keeping`)."""
 _OURS = re.compile(r"latest|best|final(?:-[0-9a-f]{8})?|step-[0-9]+(?:-[0-9a-f]{8})?|.*\.failed|.*\.before-ckptd-.*")
 """Names that lie in a run's folder."""
 _MARKED = re.compile(rf".*~[0-9a-f]{{{MARK}}}", re.DOTALL)
+
+
+def folder_of(target: Path, state: str) -> Path:
+    """Where an export goes that ends so. A failed one never takes the place of a good one."""
+    return target.with_name(target.name + FAILED_SUFFIX) if state == "failed" else target
+
+
+def is_kept(export: Path) -> bool:
+    """Whether `ckptd prune --keep` named an export."""
+    link = export.with_name(KEEP + export.name)
+    return link.is_symlink() and os.path.realpath(link) == os.path.realpath(export)
 
 
 def folded(name: str) -> str:

@@ -17,12 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.contract.disk.files import boot_id, write_atomic
 from daemon.contract.faults.events import Event
-
-log = structlog.get_logger("daemon")
 
 _NAME = "ckptd"
 _MOST_BYTES = 1 << 16
@@ -64,6 +60,9 @@ def announced(config: Path | None, state: Path) -> Iterator[None]:
         write_atomic(file, json.dumps(known), durable=False)
         file.chmod(0o644)
     except OSError as error:
+        import structlog  # by the daemon alone: `ckptd status` looks here too, and has no time for it
+
+        log = structlog.get_logger("daemon")
         log.warning("`ckptd status` will find this daemon by its configuration alone", event_id=Event.DAEMON_UNANNOUNCED, error=str(error))
     try:
         yield

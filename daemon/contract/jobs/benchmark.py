@@ -120,6 +120,8 @@ class Measurements(Frozen):
     done: tuple[Measured, ...] = ()
     current: tuple[str, int] | None = None
     """Variant (or `PEER`) and threads of what it works on now."""
+    partial: Measured | None = None
+    """What it has measured of that so far."""
     kind: str | None = None
     """How the models run: "causal", "seq2seq" or "encoder"."""
     task: str | None = None

@@ -20,7 +20,7 @@ from daemon.contract.jobs.messages import JobFacts, Status
 class Figures(BaseModel):
     """What all figures share. Keys that another version wrote beside these are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ MOST_STEPS = 50
 class Point(Frozen):
     """Documented by its attributes' docstrings, since report.json holds these too. What another version wrote beside is left out."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
 
 class ArtifactPoint(Point):

@@ -14,6 +14,8 @@ from daemon.contract.sharded.pieces import ShardedTensor
 
 FSDP = "pytorch_model_fsdp_0"
 """Folder of the model in what accelerate and transformers' Trainer save with SHARDED_STATE_DICT; in it is torch's own form."""
+_TORCHTITAN = re.compile(r"tok_embeddings\.weight|layers\.0\.attention\.(?:qkv_linear\.)?wq\.weight")
+"""Two names that every release of torchtitan gives to a transformer's tensors; since 0.3 the queries lie in `qkv_linear`."""
 _ADAPTER = re.compile(
     r"(?:^|\.)(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector|E|ranknum)|hada_[tw]\w*|lokr_[tw]\w*|ia3_l|oft_[RSs]\w*|boft_[RSs]\w*"
     r"|vera_lambda_[bd]|randlora_\w+|bone_\w+|c3a_kernel|trainable_tokens_delta)(?:\.|$)"
@@ -94,6 +96,11 @@ def _below(folder: str, tensor: ShardedTensor) -> ShardedTensor:
 def is_adapter(names: Iterable[str]) -> bool:
     """Whether tensors of these names are an adapter, with or without the base's beside them."""
     return any(_ADAPTER.search(name) for name in names)
+
+
+def is_torchtitan(names: Iterable[str]) -> bool:
+    """Whether tensors have torchtitan's own names, which are no model's of transformers."""
+    return sum(_TORCHTITAN.fullmatch(name) is not None for name in names) == 2
 
 
 def is_adapters(name: str) -> bool:

@@ -18,8 +18,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
-
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.faults.errors import Permanent, Retryable
@@ -29,9 +27,10 @@ from daemon.journal.file import backups, integrity
 from daemon.journal.file.sqlite_errors import damaged, explained, explaining, gone
 from daemon.journal.file.upgrades import refuse_unknown, upgrade, upgraded_copy, version_of
 from daemon.journal.sql import schema_version
+from daemon.system.logger import Logger
 from daemon.system.processes.threads import Owner, ThreadDied
 
-log = structlog.get_logger("journal")
+log = Logger("journal")
 
 BUSY_SECONDS = 20.0
 CHECKED_AT_OPEN = integrity.SMALL

@@ -25,7 +25,8 @@ from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
-from daemon.operating.disk_watch import advice, places_of
+from daemon.operating.disk_advice import advice
+from daemon.operating.disk_watch import places_of
 from daemon.operating.monitoring.live import read_live
 from daemon.publishing.telling.sending import fault_of
 from daemon.running.rules.resume_keys import library_version

@@ -14,14 +14,13 @@ from pathlib import Path
 from daemon.checkpoints.files import export_files
 from daemon.checkpoints.pinning.additions import changed
 from daemon.checkpoints.pinning.pins import identify
-from daemon.config.places.export_names import is_marked
+from daemon.config.places.export_names import FAILED_SUFFIX, is_marked
 from daemon.contract.disk.export_layout import MANIFEST, manifest_of
 from daemon.contract.disk.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.exchange.ours import GONE, NEW, OLD, is_export
 from daemon.publishing.lending import same_files
-from daemon.publishing.publication import FAILED_SUFFIX
 from daemon.publishing.verification import verify
 
 LINKS = ("latest", "best")

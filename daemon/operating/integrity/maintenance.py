@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
 from daemon.config.places.paths import Paths
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
@@ -35,9 +33,10 @@ from daemon.journal.rows import now
 from daemon.journal.sql import schema_version
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
+from daemon.system.logger import Logger
 from daemon.system.processes.threads import reason_of
 
-log = structlog.get_logger("journal")
+log = Logger("journal")
 
 DAMAGED = "damage"
 BACKUPS = 3

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from pydantic import BaseModel
 
 from daemon.checkpoints.pinning.additions import changed
+from daemon.config.places.export_names import FAILED_SUFFIX
 from daemon.config.places.paths import Paths
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
@@ -28,9 +28,9 @@ from daemon.journal.file.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find, holds_files
 from daemon.publishing.lending import same_files
-from daemon.publishing.publication import FAILED_SUFFIX
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("journal")
+log = Logger("journal")
 
 OPEN = ("pending", "running")
 _STAGE = "state = ?, attempts = ?, failures = ?, folder = ?, result = ?, fault = ?, key = COALESCE(?, key), retry_at = NULL"

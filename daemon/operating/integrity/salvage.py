@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import structlog
 from pydantic import ValidationError
 
 from daemon.config.places.paths import JOB_FILE, RESULT_FILE, Paths
@@ -25,8 +24,9 @@ from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.jobs.options import Work
 from daemon.contract.values import Json
 from daemon.journal.entries import ENTRY, JobEntry, _Tolerant
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("journal")
+log = Logger("journal")
 
 STATUSES = ("succeeded", "partial", "failed")
 

@@ -44,10 +44,8 @@ from daemon.toolchains.registry import Toolchains
 
 PREFIX = "bench-"
 """Of the folders of measurements, below that of the foreground."""
-OVERTIME = 0.25
-"""Share of the limit of time that what was begun in it may take more; then it is ended."""
-LEAST_OVERTIME = 20.0
-"""Seconds that it may take more at least."""
+GRACE_SECONDS = 1.0
+"""What a child that ends by itself at the limit of time takes for that; then it is ended."""
 _LOCK = "lock"
 _AGAIN = "run the same command again; `ckptd verify` says whether the export is damaged"
 
@@ -123,10 +121,10 @@ class Children:
         self._executor.prepare()
         self._number = 0
 
-    def measure(self, request: BenchRequest, *, share: float, seconds: float) -> Ended:
-        """Let a child measure. `share`: of all the work that is left; `seconds`: until no new round is begun."""
+    def measure(self, request: BenchRequest, *, share: float, finish: bool) -> Ended:
+        """Let a child measure. `share`: of all the work that is left. `finish`: at the limit of time, what it has begun is finished."""
         order = self._order(STAGE, ENTRY, {}, request)
-        late = time.monotonic() + seconds + max(LEAST_OVERTIME, OVERTIME * seconds)
+        late = float("inf") if finish else time.monotonic() + request.seconds + GRACE_SECONDS
         attempt = self._start(order)
         while (result := attempt.poll()) is None:
             if time.monotonic() > late:

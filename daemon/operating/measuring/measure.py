@@ -39,6 +39,8 @@ class Asked:
     tokens: int
     rounds: int
     seconds: float
+    finish: bool = False
+    """Whether what was begun when the time is over is finished."""
 
 
 @dataclass
@@ -67,6 +69,22 @@ class _Work:
         self.kind, self.task = measurements.kind or self.kind, measurements.task or self.task
         if measurements.peer_problem is not None:
             self.peer, self.no_pytorch = None, measurements.peer_problem
+
+    def end(self, partial: Measured | None, rounds: int) -> None:
+        """A child was ended at the limit of time: what it had measured of a unit counts. `rounds`: those that were asked for."""
+        made = [point.tokens_per_second.rounds for point in partial.points if point.tokens_per_second] if partial else []
+        if partial is None or not made:
+            return
+        unit = next(unit for unit in self.units if (unit.variant, unit.threads) == (partial.variant, partial.threads))
+        points = [
+            point if point.tokens_per_second or point.problem else point.model_copy(update={"problem": "The limit of time was reached."})
+            for point in partial.points
+        ]  # fmt: skip
+        missing = len(points) - len(made)
+        left = f", {missing} of {len(points)} points were not measured" if missing else ""
+        self.cut.append(f"{_named(unit)}: {min(made)} of {rounds} rounds were made{left}.")
+        self.done.append(partial.model_copy(update={"points": tuple(points)}))
+        self.units.remove(unit)
 
     def blame(self, measurements: Measurements, fault: Fault) -> None:
         """A child has ended by itself: what it worked on is tried once more without PyTorch where memory was short, else it is lost."""
@@ -115,13 +133,16 @@ def measure(settings: Settings, export: Export, choice: Choice, asked: Asked, pr
                 units=tuple(work.units), peer=work.peer, lengths=asked.lengths, batches=asked.batches, tokens=asked.tokens,
                 rounds=asked.rounds, seconds=left,
             )  # fmt: skip
-            ended = children.measure(request, share=len(work.units) / total, seconds=left)
+            ended = children.measure(request, share=len(work.units) / total, finish=asked.finish)
             work.take(ended.measurements)
             if ended.fault is None:
+                work.end(ended.measurements.partial, asked.rounds)
                 break
             work.blame(ended.measurements, ended.fault)
     work.cut += [f"{_named(unit)} was not measured." for unit in work.units]
-    work.notes += over(time.monotonic() - began, asked.seconds)
+    if not any(measured.points for measured in work.done) and work.cut:
+        work.notes.append("Nothing was measured in that time: give more --minutes, or --finish, which lets it finish what it has begun.")
+    work.notes += over(time.monotonic() - began, asked.seconds) if asked.finish else []
     return Bench(
         folder=str(export.folder), export_id=export.text("export_id"), run=export.text("run"), step=_step(export),
         created=created.isoformat(timespec="seconds"), kind=work.kind, task=work.task, lengths=asked.lengths, batches=asked.batches,
@@ -136,7 +157,7 @@ def over(took: float, limit: float) -> list[str]:
     """The sentence that it took longer than it was to, by a second or more, and why; none where it did not. Seconds."""
     if took < limit + 1:
         return []
-    return [f"It took {took:.0f} s instead of {limit:.0f} s: the start of a model, and a round that has begun, are not broken off."]
+    return [f"It took {took:.0f} s instead of {limit:.0f} s: with --finish, the start of a model and a round that has begun are finished."]
 
 
 def _named(unit: Unit) -> str:

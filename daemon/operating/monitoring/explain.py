@@ -17,7 +17,7 @@ from typing import Literal
 from daemon.checkpoints.files import export_files, fingerprint
 from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone
 from daemon.checkpoints.layouts import TABLE
-from daemon.checkpoints.models.base_models import base_wanted, find_base
+from daemon.checkpoints.models.base_models import base_wanted, find_base, says_its_model
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_to_me
@@ -254,7 +254,10 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
 
 def _base(settings: Settings, inspection: Inspection) -> tuple[str | None, str | None]:
     """The folder of a checkpoint's base, or why there is none, by the rules of an export."""
-    name = base_wanted(inspection.method, inspection.layout, inspection.base_name, settings.base.map) if inspection.method else None
+    if inspection.method is None:
+        return None, None
+    configured = any(path.name == "config.json" for path in inspection.borrowed) or says_its_model(inspection.path)
+    name = base_wanted(inspection.method, inspection.layout, inspection.base_name, settings.base.map, configured=configured)
     if name is None:
         return None, None
     try:

@@ -20,14 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.secrets import censored_values
+from daemon.contract.version import __version__
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
 from daemon.operating.monitoring.outlook import starving
 from daemon.running.rules.ready import describe
 from daemon.system.filesystems.disks import Place, Shortage, write_padded
+from daemon.system.processes.rivals import Rival
 from daemon.system.processes.threads import Death
-from daemon.watching.listing import why_of
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -62,6 +63,10 @@ class ConfigLoad:
     """The keys that it changed, each with the value before and after; of a secret only that it changed."""
     retention: str | None = None
     """Which exports of a run stay, by the configuration in use."""
+
+    def is_as_read(self, file: str, digest: str) -> bool:
+        """Whether this is what was read from a file, with the values that it has now, and used."""
+        return self.problem is None and self.digest == digest and not self.is_of_another_file(file)
 
     def is_of_another_file(self, file: str | None) -> bool:
         """Whether it is known to come from another file than this one; None stands for none that was given or found."""
@@ -107,6 +112,8 @@ class DelayedState:
     @classmethod
     def of(cls, path: Path, fault: Fault) -> DelayedState:
         """What a fault at its last try says."""
+        from daemon.watching.listing import why_of  # by the daemon alone: to read what it wrote needs nothing of the watching
+
         where = f"{fault.path}: " if fault.path and fault.path != str(path) else ""
         return cls(str(path), fault.code, f"{where}{why_of(fault)}")
 
@@ -138,6 +145,8 @@ class LiveFile:
     """Its content. Times are ISO 8601 in UTC; everything is empty where no daemon runs."""
 
     pid: int | None = None
+    version: str | None = None
+    """Of the program that wrote it; None where that is older than this field."""
     started: str | None = None
     time: str | None = None
     """When this was written."""
@@ -172,6 +181,8 @@ class LiveFile:
     """Folders that it writes to, and how much must be free there."""
     disks: tuple[Shortage, ...] = ()
     """File systems without room, as of the last look."""
+    rivals: tuple[Rival, ...] = ()
+    """What has the CPU time of the stages that are starved of it, as of the last look."""
     jobs: int = 0
     """`limits.jobs`; 0 where it is not known."""
     listed: float = 0.0
@@ -223,6 +234,7 @@ def live_file(
     waiting, codes = _waits(runner)
     return LiveFile(
         pid=os.getpid(),
+        version=__version__,
         started=started,
         time=now(),
         healthy=condition.verdict == "healthy",
@@ -233,6 +245,7 @@ def live_file(
         progress=progress_of(runner),
         waiting=waiting,
         waiting_codes=codes,
+        rivals=runner.children.rivals.seen,
         jobs=settings.limits.jobs,
         in_order=in_order,
         stopping=stopping,
@@ -246,7 +259,8 @@ def of_export(runner: Runner, started: str) -> LiveFile:
     waiting, codes = _waits(runner)
     progress, clock = progress_of(runner), time.monotonic()
     return LiveFile(
-        pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, waiting_codes=codes, clock=clock
+        pid=os.getpid(), started=started, time=now(), progress=progress, waiting=waiting, waiting_codes=codes, clock=clock,
+        rivals=runner.children.rivals.seen,
     )  # fmt: skip
 
 
@@ -271,8 +285,9 @@ def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
 
 def starved_sentences(runner: Runner) -> list[str]:
     """Sentences on the attempts that have got next to no CPU time for minutes."""
+    rivals = runner.children.rivals.seen
     return [
-        f"For {seconds / 60:.0f} min the stage {running.stage} of {running.job.id} {starving(running.cpu, running.priority)}."
+        f"For {seconds / 60:.0f} min the stage {running.stage} of {running.job.id} {starving(running.cpu, running.priority, rivals)}."
         for running, seconds in runner.children.starved() if running.cpu is not None
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from daemon.journal.rows import StageRow
 from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.executor import CpuShare
+from daemon.system.processes.rivals import Rival
 
 LATEST = 5
 """Earlier durations of a stage that count."""
@@ -42,15 +43,16 @@ def starved(share: CpuShare | None) -> bool:
     return share is not None and share.starved
 
 
-def starving(share: CpuShare, priority: str) -> str:
+def starving(share: CpuShare, priority: str, rivals: Sequence[Rival] = ()) -> str:
     """What an attempt that is starved gets, in words. `priority`: its own, as `limits.priority` has it; "" where that is not known.
 
-    Who has the rest is not looked at: it may be a training, another program or another stage.
+    `rivals`: who has the rest, as far as that was seen.
     """
+    others = f"{', '.join(map(str, rivals))} have the rest" if rivals else "other processes have the rest"
     decides = "; limits.priority decides" if not priority else f'; limits.priority = "{priority}" lets them go first'
     if priority == "normal":
         decides = ', though limits.priority is "normal"'
-    return f"gets {_percent(share.got)} % of a core and could use {_percent(share.wanted)} %: other processes have the rest{decides}"
+    return f"gets {_percent(share.got)} % of a core and could use {_percent(share.wanted)} %: {others}{decides}"
 
 
 def _percent(cores: float) -> str:

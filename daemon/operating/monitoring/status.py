@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
 
+from daemon.config.places.export_names import folder_of, is_kept
 from daemon.config.places.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import UsageError
@@ -41,7 +42,7 @@ from daemon.journal.overview import (
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
 from daemon.journal.states import ENDED_JOB
-from daemon.operating.disk_watch import advice
+from daemon.operating.disk_advice import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
@@ -58,12 +59,11 @@ from daemon.operating.monitoring.live import (
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.reasons import failure, together, waiting
-from daemon.publishing.keeping import is_kept
-from daemon.publishing.publication import target_of
 from daemon.running.attempts.executor import CpuShare
 from daemon.running.rules import ready
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
+from daemon.system.processes.rivals import Rival
 from daemon.system.processes.threads import Death
 
 T = TypeVar("T")
@@ -118,6 +118,8 @@ class StageStatus:
     """CPU time that it got recently, in cores; None if it is not known, or if it does not run."""
     starved: str | None = None
     """A sentence if other processes take the CPU time that it could use; None if they do not."""
+    rivals: tuple[Rival, ...] = ()
+    """The processes that take it, the largest first, as far as this user can see them."""
 
 
 @dataclass(frozen=True)
@@ -431,10 +433,11 @@ def _attempt(row: AttemptRow) -> AttemptStatus:
     )
 
 
-def _stage(stage: StageRow, progress: StageProgress | None, expected: float | None) -> StageStatus:
+def _stage(stage: StageRow, progress: StageProgress | None, expected: float | None, rivals: tuple[Rival, ...]) -> StageStatus:
     live = progress if stage.state == "running" else None
     share = CpuShare(live.cores, live.wanted) if live and live.cores is not None and live.wanted is not None else None
     left = stage_left(expected, live.seconds, live.fraction, share) if live else None
+    rivals = rivals if starved(share) else ()
     return StageStatus(
         name=stage.name,
         state=stage.state,
@@ -445,7 +448,8 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         error=stage.fault.sentence() if stage.fault else None,
         left_seconds=None if left is None else round(left),
         cores=share.got if share else None,
-        starved=starving(share, live.priority) if live and share and starved(share) else None,
+        starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
+        rivals=rivals,
     )
 
 
@@ -517,14 +521,14 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     earlier = Earlier() if job.state in ENDED_JOB else scene.earlier(job)
     checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
     variants = became(view)
-    stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
+    stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name), scene.live.rivals) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     slower = max(
         (slowed(earlier.of(stage.name), stage.seconds or 0.0, stage.left_seconds, stage.starved is not None) for stage in stages),
         default=1.0,
     )
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier, slower)
-    waiting_for, target = _waits_for(view, scene), target_of(job, job.state)
+    waiting_for, target = _waits_for(view, scene), folder_of(job.target, job.state)
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):

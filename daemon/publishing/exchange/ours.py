@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import structlog
 from pydantic import Field, ValidationError
 
 from daemon.contract.disk import failpoints
@@ -31,8 +30,9 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Frozen, digest_of
 from daemon.publishing.exchange.beneath import Spot
 from daemon.publishing.verification import verify
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 
 SET_ASIDE = ".before-ckptd-"
 NEW, OLD = ".ckptd-new", ".ckptd-old"

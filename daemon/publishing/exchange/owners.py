@@ -28,8 +28,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import structlog
-
 from daemon.config.places.output_owners import RECORD, Owner, may_take_over, origin_of, parsed
 from daemon.config.places.paths import Paths
 from daemon.contract.disk import failpoints
@@ -39,8 +37,9 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.publishing.exchange.beneath import Spot
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 
 PATIENCE_SECONDS = 5.0
 """How long another publication by the same state is waited for, in the runner's one thread; then the job waits for its turn."""

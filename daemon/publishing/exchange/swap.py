@@ -16,8 +16,6 @@ import re
 import secrets
 from pathlib import Path
 
-import structlog
-
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import (
     exchange,
@@ -48,8 +46,9 @@ from daemon.publishing.exchange.ours import (
     retire,
     set_aside,
 )
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("publish")
+log = Logger("publish")
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from daemon.config.settings import NotifySettings
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.secret_url import SecretUrl
@@ -24,12 +22,13 @@ from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sender import Sender
-from daemon.publishing.telling.sending import Attempt, Outcome
+from daemon.publishing.telling.sending import NO_SERVICE, Attempt, Outcome
 from daemon.publishing.telling.untold import Untold
+from daemon.system.logger import Logger
 from daemon.system.processes.rounds import Complaints
 from daemon.system.processes.threads import Supervised
 
-log = structlog.get_logger("notify")
+log = Logger("notify")
 
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 3600.0
@@ -68,14 +67,19 @@ class Notifier:
 
     def __init__(
         self, settings: NotifySettings, journal: Journal, begin: Callable[[SecretUrl, Message], Attempt] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time, look: Callable[[SecretUrl], Attempt] | None = None,
     ) -> None:  # fmt: skip
-        """`begin`: starts to send a message to a URL, raises OSError where it can't; by default in a process. `clock`: seconds since the
-        epoch."""
+        """`begin`: starts to send a message to a URL, raises OSError where it can't. `look`: starts to find out whether a URL names a
+        service. By default both in a process; with another `begin` alone, nothing is looked at. `clock`: seconds since the epoch."""
         self._settings = settings
         self._journal = journal
         self._sender = Sender()
         self._begin, self._clock = begin or self._sender.begin, clock
+        self._look = look or (None if begin else self._sender.look)
+        self._unseen: list[str] = []
+        """Digests of targets of which it is not known yet whether they are services."""
+        self._looks: dict[str, Attempt] = {}
+        """Digest → the look at it."""
         self._adopted: NotifySettings | None = None
         self._targets: dict[str, tuple[Target, SecretUrl]] = {}
         """Digest → the target and its URL."""
@@ -123,15 +127,16 @@ class Notifier:
         end = time.monotonic() + STOP_SECONDS
         while self._flights and time.monotonic() < end and self.complaints.during(self._collect):
             self.wait(LOOK_SECONDS)
-        for flight in self._flights.values():
-            flight.attempt.end()
+        for attempt in (*(flight.attempt for flight in self._flights.values()), *self._looks.values()):
+            attempt.end()
         self._untold.end()
         self._sender.end()
 
     def wait(self, seconds: float) -> None:
         """Until `wake`, news of what is being sent, or so long."""
         poll = select.poll()
-        handles = [self._hint, *(flight.attempt.wait_handle for flight in self._flights.values())]
+        attempts = (*(flight.attempt for flight in self._flights.values()), *self._looks.values())
+        handles = [self._hint, *(attempt.wait_handle for attempt in attempts)]
         for handle in handles:
             if handle is not None:
                 poll.register(handle, select.POLLIN)
@@ -157,6 +162,7 @@ class Notifier:
         """One round: take in what ended, begin to send what is due."""
         self._untold.tick()
         self.know_targets()
+        self._look_at_targets()
         self._collect()
         self._begin_due()
         self._sender.tidy()
@@ -176,11 +182,32 @@ class Notifier:
                         target=gone.place, messages=gone.messages)  # fmt: skip
         for digest in self._flights.keys() - targets.keys():
             self._flights.pop(digest).attempt.end()
-        self._adopted, self._targets, self._unknown = settings, targets, {}
+        for digest in self._looks.keys() - targets.keys():
+            self._looks.pop(digest).end()
+        if self._adopted is not settings:
+            self._unknown, self._unseen = {}, [digest for digest in targets if digest not in self._looks] if self._look else []
+        self._adopted, self._targets = settings, targets
+
+    def _look_at_targets(self) -> None:
+        """Find out which targets are no services, so that this is told before the first message is lost there."""
+        while self._look and self._unseen and len(self._looks) < AT_ONCE:
+            try:
+                self._looks[self._unseen[0]] = self._look(self._targets[self._unseen[0]][1])
+            except OSError:
+                break  # no process can be started now
+            del self._unseen[0]
+        for digest, look in list(self._looks.items()):
+            if (outcome := look.poll()) is None:
+                continue
+            if outcome.unknown or outcome.error is None:
+                self._journal.outbox.looked_at(digest, outcome.error, NO_SERVICE)
+            if outcome.unknown and digest not in self._unknown:
+                self._say_unknown(digest, str(outcome.error), 0)
+            del self._looks[digest]
 
     def _pause(self) -> float:
         """Seconds until there is something to do, unless somebody says so earlier."""
-        if self._flights or self._untold:
+        if self._flights or self._untold or self._looks or self._unseen:
             return LOOK_SECONDS
         following = self._journal.outbox.next_due() if self._targets else None
         return SAFE_SECONDS if following is None else min(SAFE_SECONDS, max(0.0, following - self._clock()))
@@ -254,15 +281,19 @@ class Notifier:
 
     def _give_up_unknown(self, due: Due, error: str) -> None:
         """A URL that is no service takes nothing, and disables itself alone."""
-        place, now = self._targets[due.target][0].place, self._clock()
-        count = self._journal.outbox.give_up(due.target, due.message.id, error, 0.0, now + 1)
+        count = self._journal.outbox.give_up(due.target, due.message.id, error, 0.0, self._clock() + 1)
         if due.target not in self._unknown:
-            log.error(
-                "nobody can be told there; the other services are",
-                event_id=Event.NOTIFY_GIVEN_UP,
-                target=place,
-                messages=count,
-                error=error,
-                remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration",
-            )
-        self._unknown[due.target] = error
+            self._say_unknown(due.target, error, count)
+
+    def _say_unknown(self, target: str, error: str, messages: int) -> None:
+        """Say once that a URL is no service."""
+        place = self._targets[target][0].place
+        log.error(
+            "nobody can be told there; the other services are",
+            event_id=Event.NOTIFY_GIVEN_UP,
+            target=place,
+            messages=messages,
+            error=error,
+            remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration",
+        )
+        self._unknown[target] = error

@@ -43,13 +43,20 @@ class Sender:
 
     def begin(self, url: SecretUrl, message: Message) -> Attempt:
         """Begin to send a message to a service. Raises OSError where no process can be started."""
+        return self._begin({"url": url.get_secret_value(), "kind": message.kind, "title": message.title, "body": message.body})
+
+    def look(self, url: SecretUrl) -> Attempt:
+        """Begin to find out whether a URL names a service. Raises OSError as `begin` does."""
+        return self._begin({"url": url.get_secret_value()})
+
+    def _begin(self, order: dict[str, str]) -> Attempt:
         self.tidy()
         process, self._idle_since = self._usable(), time.monotonic()
         try:
-            return process.send(url, message)
+            return process.take(order)
         except OSError:
             process.spent = True
-            return self._usable().send(url, message)
+            return self._usable().take(order)
 
     def tidy(self) -> None:
         """End the processes that are needed no longer."""
@@ -105,11 +112,10 @@ class _Process:
         """The file descriptor that becomes readable when there is an answer."""
         return self._answers.fileno()
 
-    def send(self, url: SecretUrl, message: Message) -> _Delivery:
-        """Give it a message. Raises OSError where it takes none."""
+    def take(self, order: dict[str, str]) -> _Delivery:
+        """Give it an order. Raises OSError where it takes none."""
         number = next(self._numbers)
-        order = {"id": number, "url": url.get_secret_value(), "kind": message.kind, "title": message.title, "body": message.body}
-        line = json.dumps(order).encode() + b"\n"
+        line = json.dumps({"id": number, **order}).encode() + b"\n"
         if os.write(self._orders.fileno(), line) != len(line):
             self.spent = True
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

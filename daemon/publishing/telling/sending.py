@@ -72,9 +72,12 @@ def _services(url: str) -> Any:
     return services if services.add(url) else None
 
 
+NO_SERVICE = "no Apprise service has such a URL, or the package that the service needs is not installed"
+
+
 def _fault(services: Any) -> str | None:
     if services is None:
-        return "no Apprise service has such a URL, or the package that the service needs is not installed"
+        return NO_SERVICE
     if len(services) != 1:
         return f"it contains {len(services)} URLs; list each one separately"
     return None
@@ -166,13 +169,22 @@ def send(url: str, kind: str, title: str, body: str) -> Outcome:
     return Outcome(without_secrets(answer, url)[:SAID], rejected=bool(_REJECTED.search(answer)))
 
 
+def look(url: str) -> Outcome:
+    """Find out whether a URL names a service at all; nothing is sent."""
+    fault = fault_of(SecretUrl(url))
+    return Outcome(fault, unknown=fault is not None)
+
+
 def main() -> None:
-    """Send what the lines of standard input say, each in a thread; tell how that ended on standard output. Ends with its input."""
+    """Send what the lines of standard input say, each in a thread; tell how that ended on standard output. Ends with its input.
+
+    A line without a message asks for a look.
+    """
     answers, sys.stdout = sys.stdout, sys.stderr  # services' libraries may print
     writing, threads = threading.Lock(), list[threading.Thread]()
 
     def deliver(order: dict[str, Any]) -> None:
-        outcome = send(order["url"], order["kind"], order["title"], order["body"])
+        outcome = send(order["url"], order["kind"], order["title"], order["body"]) if "kind" in order else look(order["url"])
         with writing, contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps({"id": order["id"], **asdict(outcome)}) + "\n")
             answers.flush()

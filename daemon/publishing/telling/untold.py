@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.journal.rows import Message
 from daemon.publishing.telling.sending import Attempt, Outcome
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("notify")
+log = Logger("notify")
 
 PAUSE = 30.0
 """Seconds until a service that did not take a message is asked again."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import structlog
-
 from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract.disk import away, failpoints
@@ -36,8 +34,10 @@ from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
 from daemon.system.box import human, memory
+from daemon.system.logger import Logger
+from daemon.system.processes.rivals import Rivals
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
@@ -184,6 +184,8 @@ class Children:
         self._journal, self._paths, self._executor = journal, paths, executor
         self._relieved = 0.0
         self.running: dict[tuple[str, str], Running] = {}
+        self.rivals = Rivals()
+        """What has the CPU time of attempts that are starved."""
 
     def of(self, job: str) -> list[Running]:
         """The running attempts of one job."""
@@ -293,6 +295,11 @@ class Children:
             if (result := running.poll()) is not None:
                 yield running, result
                 del self.running[running.job.id, running.spec.name]
+        starved = [running.cpu.got for running in self._here() if running.cpu is not None and running.cpu.starved]
+        if starved:
+            self.rivals.look(time.monotonic(), sum(starved))
+        elif not any(running.starved_since for running in self.running.values()):
+            self.rivals.forget()
 
     def unheard(self) -> list[str]:
         """Sentences on attempts of which nothing has been heard for long. May be asked from any thread."""

@@ -37,8 +37,9 @@ from daemon.running.sources.gate import Gate
 from daemon.running.sources.outside import key_of
 from daemon.running.waits import Waits
 from daemon.system.episodes import Away
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 _jitter = random.Random()
 TOO_SMALL = 1.25

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from pydantic import ValidationError
 
 from daemon.config.settings import Settings
@@ -25,10 +24,11 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.running.attempts.job_file import NICE
+from daemon.system.logger import Logger
 from daemon.toolchains.order import Ended, Order
 from daemon.toolchains.registry import DEFINITIONS
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 REMEMBERED_SECONDS = 300.0
 """For how long a failed installation is not tried again."""

@@ -108,7 +108,7 @@ def look_for_base(job: JobRow, bases: Bases, *, whole: bool) -> Seen:
     """Look for the base of a job that has not begun. Raises Absent."""
     name = job.checkpoint.base_name or "without a name"
     try:
-        folder, fault = bases.find(job.checkpoint)
+        folder, fault = bases.find(job.checkpoint, job.pin)
     except Retryable as error:
         raise Absent(error.fault.path or name, error.fault.model_copy(update={"code": FaultCode.SOURCE_AWAY})) from None
     if fault is not None and fault.code in (FaultCode.BASE_NOT_FOUND, FaultCode.SOURCE_AWAY):

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
-import structlog
 
 from daemon.contract.faults.events import Event
 from daemon.contract.formats.stages import StageSpec
@@ -20,8 +19,9 @@ from daemon.running.attempts.result_file import examine
 from daemon.running.workers import procfs, warm
 from daemon.running.workers.containment import adopt_orphans
 from daemon.running.workers.worker import Worker, environment_of, kill_stray, local_id, process_of
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("runner")
+log = Logger("runner")
 
 
 class LocalExecutor:

@@ -11,13 +11,12 @@ import math
 import os
 from typing import Any
 
-import structlog
-
 from daemon.contract.faults.events import Event
 from daemon.contract.values import Json
 from daemon.running.attempts.executor import Progress
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("worker")
+log = Logger("worker")
 
 READ_LIMIT = 1 << 20
 LINE_LIMIT = 1 << 16

@@ -16,8 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import Code, FaultCode
@@ -33,9 +31,10 @@ from daemon.running.workers.post_mortem import Death, conclude, mib, over_limit
 from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_BYTES, probe
+from daemon.system.logger import Logger
 from daemon.toolchains.registry import command_of
 
-log = structlog.get_logger("worker")
+log = Logger("worker")
 
 LOOK_SECONDS = 1.0
 QUICK_LOOK_SECONDS = 0.1

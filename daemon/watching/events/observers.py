@@ -17,16 +17,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
-import structlog
 
 from daemon.checkpoints.names import may_make_checkpoint
 from daemon.config.settings import WatchSettings
 from daemon.contract.faults.events import Event
 from daemon.system.filesystems.mounts import file_system_type, is_remote, mount_of, mounts
+from daemon.system.logger import Logger
 from daemon.watching.events.inotify import Directories, Hints, Role, limit_behind, role_of
 from daemon.watching.scan import is_ignored
 
-log = structlog.get_logger("watch")
+log = Logger("watch")
 
 NEVER_HOLDS_RUNS = frozenset({"wandb", "mlruns", "__pycache__"})
 """Directories that trackers of experiments fill by the hundred; a checkpoint in one is found by the scans alone."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.checkpoints.pinning.pins import Moved, pins_of
 from daemon.config.places.paths import Paths
@@ -31,9 +29,10 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import JobRow, now
+from daemon.system.logger import Logger
 from daemon.watching.taking.places import Places, Takings, takings_of
 
-log = structlog.get_logger("intake")
+log = Logger("intake")
 
 
 def digest_of_fingerprint(fingerprint: Fingerprint) -> str:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.names import run_of
@@ -31,9 +29,10 @@ from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
 from daemon.system.episodes import Away
+from daemon.system.logger import Logger
 from daemon.watching.taking.entering import Candidate, Entering, digest_of_fingerprint
 
-log = structlog.get_logger("intake")
+log = Logger("intake")
 
 INCOMING = ".incoming"
 HOUR = 3600.0

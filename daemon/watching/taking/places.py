@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from daemon.config.places.export_names import folded, marked, safe_part, safe_run
 from daemon.config.places.output_owners import is_anothers, is_other_training, owner_of
 from daemon.config.places.paths import Paths
@@ -28,8 +26,9 @@ from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
+from daemon.system.logger import Logger
 
-log = structlog.get_logger("intake")
+log = Logger("intake")
 
 _STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
 _FAILED = ".failed"

@@ -1,0 +1,141 @@
+"""Which processes have the CPU time that a child could use: what the others of the box used between two looks at /proc.
+
+A look reads a line of each process. It is made only while a child is starved, by the runner, every `EVERY_SECONDS` at most. Of other
+namespaces, and where /proc is mounted with `hidepid`, nothing is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections import defaultdict
+from dataclasses import dataclass
+
+EVERY_SECONDS = 15.0
+MOST_PROCESSES = 4000
+"""Of one look, the newest: a share of a box with more of them is not worth the time."""
+LEAST_CORES = 0.1
+"""What a process must use to be named."""
+NAMED = 3
+OURS = "other stages of ckptd"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What other processes of one name and one user use, or other stages of ckptd together."""
+
+    name: str
+    """As the system names the process, for example `python3`: the first 15 characters."""
+    user: str
+    """The user's name, or its number where it has none."""
+    pid: int
+    """Id of the process that uses most."""
+    processes: int
+    """Number of processes."""
+    cores: float
+    """CPU time that they used over the last seconds, in cores."""
+
+    def __str__(self) -> str:
+        if self.name == OURS:
+            return f"{OURS} {100 * self.cores:.0f} %"
+        which = f"pid {self.pid}" if self.processes == 1 else f"{self.processes} processes, most by pid {self.pid}"
+        return f"{self.name} (user {self.user}, {which}) {100 * self.cores:.0f} %"
+
+
+@dataclass(frozen=True)
+class _Used:
+    """A process at one look."""
+
+    name: str
+    user: int
+    parent: int
+    started: int
+    """In clock ticks after boot."""
+    seconds: float
+    """CPU time since then."""
+
+
+class Rivals:
+    """The processes of the box, as of the last two looks."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, _Used] = {}
+        self._at: float | None = None
+        self.seen: tuple[Rival, ...] = ()
+        """Those that use most, the first first; nothing before the second look. May be asked from any thread."""
+
+    def look(self, now: float, starved: float) -> None:
+        """Take in what all processes used up to `now`, by the monotonic clock, where the last look is long enough ago.
+
+        `starved`: cores that the children get which are starved; what the others of this process get is named as `OURS`.
+        """
+        since = self._at
+        if since is not None and now - since < EVERY_SECONDS:
+            return
+        before, self._before, self._at = self._before, _processes(), now
+        recent = since is not None and now - since < 2 * EVERY_SECONDS
+        self.seen = _most(before, self._before, now - since, starved) if recent and since is not None else ()
+
+    def forget(self) -> None:
+        """No child is starved any more."""
+        self._before, self._at, self.seen = {}, None, ()
+
+
+def _processes() -> dict[int, _Used]:
+    pids = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+    return {pid: used for pid in pids[:MOST_PROCESSES] if (used := _used(pid)) is not None}
+
+
+def _used(pid: int) -> _Used | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
+            text, user = stream.read(4096), os.fstat(stream.fileno()).st_uid
+    except OSError:
+        return None
+    begin, end = text.find(b"("), text.rfind(b")")  # the name may hold spaces and parentheses
+    fields = text[end + 2 :].split()
+    if len(fields) < 20:
+        return None
+    name = text[begin + 1 : end].decode(errors="replace")
+    return _Used(name, user, int(fields[1]), int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS)
+
+
+def _most(before: dict[int, _Used], now: dict[int, _Used], passed: float, starved: float) -> tuple[Rival, ...]:
+    used = {
+        pid: (process.seconds - (earlier.seconds if (earlier := before.get(pid)) and earlier.started == process.started else 0.0)) / passed
+        for pid, process in now.items()
+    }  # fmt: skip
+    ours = _below(os.getpid(), now)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for pid in used.keys() - ours:
+        if used[pid] > 0:
+            groups[now[pid].name, _user(now[pid].user)].append(pid)
+    rivals = [
+        Rival(name, user, max(pids, key=lambda pid: used[pid]), len(pids), round(sum(used[pid] for pid in pids), 2))
+        for (name, user), pids in groups.items()
+    ]  # fmt: skip
+    mine = round(sum(used[pid] for pid in ours) - starved, 2)
+    rivals.append(Rival(OURS, _user(os.geteuid()), os.getpid(), len(ours), mine))
+    return tuple(sorted((rival for rival in rivals if rival.cores >= LEAST_CORES), key=lambda rival: -rival.cores)[:NAMED])
+
+
+def _below(root: int, table: dict[int, _Used]) -> set[int]:
+    """A process and all that descend from it. A parent is older than its children, but its id need not be smaller."""
+    children = defaultdict(list)
+    for pid, process in table.items():
+        children[process.parent].append(pid)
+    pids, queue = set[int](), [root]
+    while queue:
+        pid = queue.pop()
+        if pid in table and pid not in pids:
+            pids.add(pid)
+            queue += children[pid]
+    return pids
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
