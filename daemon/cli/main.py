@@ -43,6 +43,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
+from daemon.contract.language.catalog import translated
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -78,7 +79,8 @@ class _Verbs(Group):
         if args[0] in RENAMED:
             now = RENAMED[args[0]]
             old, new = f"ckptd {args[0]}", f"ckptd {' '.join(now)}"
-            say_error(f"ckptd: `{old}` is called `{new}` now; version 2 will not know the old name.")
+            notice = translated("`{old}` is called `{new}` now; version 2 will not know the old name.").format(old=old, new=new)
+            say_error(f"ckptd: {notice}")
             args = [*now, *args[1:]]
         return super().resolve_command(ctx, args)
 
@@ -89,7 +91,7 @@ class _Verbs(Group):
         except BrokenPipeError:
             raise _ReaderLeft from None
         except typer.Abort:
-            say_error("\nckptd: interrupted; nothing more is done.")
+            say_error("\nckptd: " + translated("interrupted; nothing more is done."))
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
