@@ -9,8 +9,18 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict, deque
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from babel.messages.catalog import Catalog
+
+from daemon.contract.language.recorded import JOINED
+from tests.words import messages
+from tests.words.messages import ROOT, Message, as_compiled, as_text, catalogue, translations
+
+FILE = messages.FILE.with_stem("recorded")
+COMPILED = FILE.with_suffix(".mo")
 
 SOURCES = ("daemon", "handlers")
 ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault", "after"})
@@ -164,8 +174,14 @@ class Templates:
             for value in node.values:
                 self._follow(value, shown)
         elif isinstance(node, ast.BinOp):
-            self._follow(node.left, shown)
-            self._follow(node.right, shown)
+            terms = _terms(node)
+            if len(terms) > 1:
+                self._emit(template_of(ast.JoinedStr(values=[part for term in terms for part in _parts(term)])), node)
+                self._seen.update(id(term) for term in terms if isinstance(term, ast.Constant))
+            for term in terms:
+                for part in _parts(term):
+                    if isinstance(part, ast.FormattedValue):
+                        self._follow(part.value, shown)
         elif isinstance(node, ast.List | ast.Tuple | ast.Set):
             for item in node.elts:
                 self._follow(item, shown)
@@ -310,6 +326,18 @@ def _given(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield node.func.value, argument
 
 
+def _terms(node: ast.expr) -> list[ast.expr]:
+    """What is added to each other in a text."""
+    return [*_terms(node.left), *_terms(node.right)] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else [node]
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """The parts of an f-string that says the same as this expression."""
+    if isinstance(node, ast.JoinedStr):
+        return node.values
+    return [node if isinstance(node, ast.Constant) else ast.FormattedValue(value=node, conversion=-1)]
+
+
 def template_of(node: ast.JoinedStr) -> str:
     """An f-string as a template: each value's place has a name made of what stands there."""
     used: dict[str, int] = {}
@@ -343,8 +371,23 @@ def _name_of(node: ast.expr) -> str:
     return "value"
 
 
-if __name__ == "__main__":
-    import sys
+def catalogue_file() -> Catalog:
+    """The catalogue of every template, with the translations that are known."""
+    known = translations(FILE) if FILE.exists() else {}
+    return catalogue([Message(text) for text in sorted({*Templates(ROOT).places, *JOINED})], known)
 
-    for template, place in sorted(Templates(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).places.items(), key=lambda p: p[1]):
-        print(f"{place}\t{template!r}")
+
+def main() -> int:
+    """Write both files; 1 where a template has no translation."""
+    value = catalogue_file()
+    FILE.write_bytes(as_text(value))
+    COMPILED.write_bytes(as_compiled(value))
+    lacking = [message.id for message in value if message.id and not message.string]
+    for text in lacking:
+        print(f"no translation: {text!r}")
+    print(f"{len(value)} recorded sentences, {len(lacking)} without a translation, in {FILE.relative_to(ROOT)}")
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,9 @@ MOST_READ = 4000
 _DEEPEST = 6
 """Templates within each other."""
 _MOST_PIECES = 24
+"""Pieces that a text is cut into at one kind of joint."""
+_MOST_PARTS = 300
+"""Parts of a text, of their parts and so on, that are looked at."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FIX = " Fix: "
@@ -121,25 +124,13 @@ def _of_line(line: str) -> str:
     text = line.strip()
     if not text or len(line) > MOST_READ:
         return line
-    inner = _translation(text, 0)
+    inner = _of_text(text)
     return line if inner is None else f"{line[: len(line) - len(line.lstrip())]}{inner}{line[len(line.rstrip()) :]}"
 
 
-@functools.lru_cache(maxsize=4096)
-def _translation(text: str, depth: int) -> str | None:
-    """The text in Chinese; None where nothing of it is made of a template."""
-    if depth > _DEEPEST or not text or text.isdigit():
-        return None
-    whole = _templates().exact.get(text)
-    if whole is not None and "{" not in whole:
-        return whole
-    if text.startswith("Could not ") and _FIX in text:
-        return _of_fault(text, depth)
-    if match := _match(text):
-        return _filled(*match, depth)
-    if text.endswith(".") and (inner := _translation(text[:-1], depth + 1)) is not None:
-        return f"{inner}。"
-    return _of_pieces(text, depth)
+@functools.lru_cache(maxsize=1024)
+def _of_text(text: str) -> str | None:
+    return _Work().translation(text, 0)
 
 
 def _match(text: str) -> tuple[_Template, tuple[str, ...]] | None:
@@ -178,27 +169,8 @@ def _values(template: _Template, text: str, hidden: str) -> tuple[str, ...] | No
     return (*values, text[begin:end])
 
 
-def _filled(template: _Template, values: tuple[str, ...], depth: int) -> str:
-    """The translation with the values; no blank is left between two Chinese texts."""
-    by_name: dict[str, str] = {}
-    run = ""
-    for place, name in enumerate(template.names):
-        run += values[place]
-        if place + 1 < len(template.names) and not template.literals[place + 1]:
-            by_name[name] = ""  # values without anything between them are one text
-            continue
-        by_name[name], run = run, ""
-    said = ""
-    for literal, placeholder in template.chinese:
-        said = _put(said, literal)
-        if placeholder is not None:
-            value = by_name.get(placeholder, "")
-            inner = _inside(value, depth + 1)
-            said = _put(said, inner) if inner is not None else said + value
-    return said
-
-
 def _put(said: str, more: str) -> str:
+    """Both, without a blank between two Chinese texts."""
     if more[:1] == " " and _HAN.match(said[-1:]) and _HAN.match(more.lstrip()[:1]):
         return said + more.lstrip()
     if said[-1:] == " " and _HAN.match(more[:1]) and _HAN.match(said.rstrip()[-1:]):
@@ -206,49 +178,113 @@ def _put(said: str, more: str) -> str:
     return said + more
 
 
-def _inside(value: str, depth: int) -> str | None:
-    """A value in its place, with its blanks: some are fragments of sentences, which begin with one."""
-    if (inner := _translation(value, depth)) is not None:
-        return inner
-    text = value.strip()
-    return None if text == value else _translation(text, depth)
+class _Work:
+    """The translation of one text: every part of it is looked at once, and only so many are."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str | None] = {}
+
+    def translation(self, text: str, depth: int) -> str | None:
+        """The text in Chinese; None where nothing of it is made of a template."""
+        if " " not in text:
+            return None
+        if text not in self._known:
+            if depth > _DEEPEST or len(self._known) > _MOST_PARTS:
+                return None
+            self._known[text] = None
+            self._known[text] = self._whole(text, depth + 1)
+        return self._known[text]
+
+    def _whole(self, text: str, depth: int) -> str | None:
+        whole = _templates().exact.get(text)
+        if whole is not None and "{" not in whole:
+            return whole
+        if text.startswith("Could not ") and _FIX in text:
+            return self._fault(text, depth)
+        if match := _match(text):
+            return self._filled(*match, depth)
+        if text.endswith(".") and (inner := self.translation(text[:-1], depth)) is not None:
+            return f"{inner}。"
+        return self._with_tail(text, depth) or self._pieces(text, depth)
+
+    def _filled(self, template: _Template, values: tuple[str, ...], depth: int) -> str:
+        """The translation with the values. Values without anything between them are one text, in the place of the last."""
+        by_name: dict[str, str] = {}
+        run = ""
+        for place, name in enumerate(template.names):
+            run += values[place]
+            adjacent = place + 1 < len(template.names) and not template.literals[place + 1]
+            by_name[name], run = ("", run) if adjacent else (run, "")
+        said = ""
+        for literal, placeholder in template.chinese:
+            said = _put(said, literal)
+            if placeholder is not None:
+                value = by_name.get(placeholder, "")
+                inner = self._inside(value, depth)
+                said = said + value if inner is None else _put(said, inner)
+        return said
+
+    def _inside(self, value: str, depth: int) -> str | None:
+        """A value in its place, with its blanks: some are fragments of sentences, which begin with one."""
+        inner = self.translation(value, depth)
+        return self.translation(value.strip(), depth) if inner is None and value != value.strip() else inner
+
+    def _fault(self, text: str, depth: int) -> str:
+        """A sentence of `Fault.sentence`: the path is what stands in brackets behind an operation, before the first colon behind one."""
+        head, _, remedy = text.removeprefix("Could not ").rpartition(_FIX)
+        places = [place for place, _ in _joints(head, ": ")][:_MOST_PIECES] or [len(head)]
+        for place in places:
+            operation, bracket, path = head[:place].partition(" (")
+            if self.translation(head[:place], depth) is not None:
+                operation, bracket, path = head[:place], "", ""
+            elif not path.endswith(")") or self.translation(operation, depth) is None:
+                continue
+            break
+        else:
+            place = places[0]
+            operation, bracket, path = head[:place], "", ""
+        parts = {"operation": operation, "cause": head[place + 2 :].rstrip("."), "remedy": remedy.rstrip(".")}
+        known = {name: self.translation(part, depth) or part for name, part in parts.items()}
+        return _templates().exact[_SENTENCE_WITH_PATH if bracket else _SENTENCE].format(**known, path=path.removesuffix(")"))
+
+    def _with_tail(self, text: str, depth: int) -> str | None:
+        """A text with such a fragment at its end as follows others."""
+        for template in _templates().tails:
+            first = template.literals[0]
+            place = text.find(first, 1) if text.endswith(template.literals[-1]) else -1
+            for _ in range(_MOST_PIECES):
+                if place < 0:
+                    break
+                if (values := _values(template, text[place:], text[place:])) is not None:
+                    head = self.translation(text[:place], depth)
+                    return _put(text[:place] if head is None else head, self._filled(template, values, depth))
+                place = text.find(first, place + 1)
+        return None
+
+    def _pieces(self, text: str, depth: int) -> str | None:
+        """A text that several sentences were joined to, each piece by itself; None where none of them is known."""
+        for joint, chinese in _JOINTS:
+            cuts = _joints(text, joint)[: _MOST_PIECES if joint != ": " else 3]
+            if not cuts:
+                continue
+            edges = [0, *(end for _, end in cuts)]
+            pieces = [text[begin:end] for begin, end in zip(edges, [*(begin for begin, _ in cuts), len(text)], strict=True)]
+            known = [self.translation(piece, depth) for piece in pieces]
+            if any(piece is not None for piece in known):
+                return chinese.join(piece if new is None else new for piece, new in zip(pieces, known, strict=True))
+        if text.endswith(")") and (cuts := _joints(text, " (")):
+            head, tail = text[: cuts[-1][0]], text[cuts[-1][1] : -1]
+            known = [self.translation(head, depth), self.translation(tail, depth)]
+            if known != [None, None]:
+                return f"{known[0] or head}（{known[1] or tail}）"
+        return None
 
 
-def _of_fault(text: str, depth: int) -> str:
-    """A sentence of `Fault.sentence`."""
-    head, _, remedy = text.removeprefix("Could not ").rpartition(_FIX)
-    hidden = _QUOTED.sub(lambda match: "\0" * len(match[0]), head)
-    places = [match.start() for match in re.finditer(": ", hidden)][:_MOST_PIECES] or [len(head)]
-    whole = [place for place in places if _translation(head[:place].partition(" (")[0], depth + 1) or _translation(head[:place], depth + 1)]
-    place = whole[0] if whole else places[0]
-    operation, path = head[:place], ""
-    if operation.endswith(")") and " (" in operation and _translation(operation, depth + 1) is None:
-        operation, _, path = operation[:-1].partition(" (")
-    return fault_sentence(operation, path, head[place + 2 :].rstrip("."), remedy.rstrip("."))
+_JOINTS = ((". ", "。"), ("; ", "；"), (": ", "："), (", ", "，"))
+"""Between sentences, what joins them in English and in Chinese."""
 
 
-_JOINTS = ((". ", "。"), ("; ", "；"), (": ", "："), (" (", "（"), (", ", "，"))
-
-
-def _of_pieces(text: str, depth: int) -> str | None:
-    """A text that several sentences were joined to, each piece by itself; None where none of them is known."""
-    for template in _templates().tails:
-        place = text.find(template.literals[0], 1)
-        while 0 < place and (values := _values(template, text[place:], text[place:])) is None:
-            place = text.find(template.literals[0], place + 1)
-        if place > 0 and text.endswith(template.literals[-1]) and values is not None:
-            head = _translation(text[:place], depth + 1)
-            return _put(text[:place] if head is None else head, _filled(template, values, depth + 1))
+def _joints(text: str, joint: str) -> list[tuple[int, int]]:
+    """Where a text may have been joined: not in what is quoted."""
     hidden = _QUOTED.sub(lambda match: "\0" * len(match[0]), text)
-    for joint, chinese in _JOINTS:
-        for place in [match.start() for match in re.finditer(re.escape(joint), hidden)][:_MOST_PIECES]:
-            head, tail = text[:place], text[place + len(joint) :]
-            close = ""
-            if joint == " (":
-                if not tail.endswith(")"):
-                    continue
-                tail, close = tail[:-1], "）"
-            first, second = _translation(head, depth + 1), _translation(tail, depth + 1)
-            if first is not None or second is not None:
-                return f"{first or head}{chinese}{second or tail}{close}"
-    return None
+    return [match.span() for match in re.finditer(re.escape(joint), hidden)]
