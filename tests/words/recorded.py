@@ -32,13 +32,15 @@ TEXTS = frozenset({*SHOWN, "reason", "text", "texts", "words", "note", "said", "
 METHODS = frozenset({"get", "join", "format", "items", "values", "read", "write", "open", "find", "add", "append", "pop", "split", "strip"})
 DEPTH = 7
 """How many names, calls and returns a text is followed through."""
-APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py")
+APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
 """Files whose sentences are translated where they are made, or are for no person."""
-WHOLE = ("daemon/operating/monitoring/",)
+WHOLE = ("daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/", "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "handlers/validate/findings.py", "daemon/watching/")
 """Folders of which every sentence is shown."""
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
 """A whole sentence: printed where it stands, and translated there."""
+_CODE = re.compile(r"^(?:--|#|<!--|\\\(|ckptd |pip install |(?:sudo )?setfacl )|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|DESC|Promise)\b|^created, ")
+"""What is for a program: statements and commands alone."""
 _FORMATTED = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")
 """In a text that `format` fills in."""
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,7 +48,7 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 def is_prose(template: str) -> bool:
     """Whether a text has words of a sentence, outside of what stands between backticks or in placeholders."""
-    if " " not in template or re.match(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|CREATE|WITH|BEGIN|PRAGMA|ALTER|DROP)\b|--", template):
+    if " " not in template or _CODE.search(template):
         return False
     bare = re.sub(r"\{[^{}]*\}|`[^`]*`|\S*[._/=<>]\S*", " ", template)
     return len(_WORDS.findall(bare)) >= 2 and any(word.islower() for word in _WORDS.findall(bare))
@@ -108,10 +110,9 @@ class Templates:
                             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                                 value = value.elts[target.elts.index(part)]
                             (self._fields if owner is not None else self._constants)[part.id].append(value)
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Attribute):
-                        self._fields[target.attr].append(node.value)
+            for target, value in _given(node):
+                if isinstance(target, ast.Attribute):
+                    self._fields[target.attr].append(value)
             inner = node if isinstance(node, _FUNCTION) else function
             for child in ast.iter_child_nodes(node):
                 visit(child, inner, node if isinstance(node, ast.ClassDef) else None if isinstance(node, _FUNCTION) else owner)
