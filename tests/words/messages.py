@@ -105,9 +105,9 @@ def _commands(command: Any) -> Iterator[Any]:
         yield from _commands(inner)
 
 
-def translations() -> dict[str, tuple[str, ...]]:
+def translations(path: Path = FILE) -> dict[str, tuple[str, ...]]:
     """English text → its Chinese, as the file has it now; a sentence with a plural has a tuple of one as well. Fuzzy ones count as none."""
-    with FILE.open("rb") as file:
+    with path.open("rb") as file:
         catalogue = read_po(file, locale="zh_CN", domain=DOMAIN)
     return {message_text(message.id): _forms(message.string) for message in catalogue if message.id and not message.fuzzy}
 
