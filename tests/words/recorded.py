@@ -15,6 +15,7 @@ from pathlib import Path
 
 from babel.messages.catalog import Catalog
 
+from daemon.cli.mistakes import CAUSES
 from daemon.contract.language.recorded import JOINED
 from tests.words import messages
 from tests.words.messages import ROOT, Message, as_compiled, as_text, catalogue, translations
@@ -375,7 +376,7 @@ def _name_of(node: ast.expr) -> str:
 def catalogue_file() -> Catalog:
     """The catalogue of every template, with the translations that are known."""
     known = translations(FILE) if FILE.exists() else {}
-    return catalogue([Message(text) for text in sorted({*Templates(ROOT).places, *JOINED})], known)
+    return catalogue([Message(text) for text in sorted({*Templates(ROOT).places, *JOINED, *CAUSES})], known)
 
 
 def main() -> int:
