@@ -33,7 +33,7 @@ TEXTS = frozenset({*SHOWN, "reason", "text", "texts", "words", "note", "said", "
 METHODS = frozenset({"get", "join", "format", "items", "values", "read", "write", "open", "find", "add", "append", "pop", "split", "strip"})
 DEPTH = 7
 """How many names, calls and returns a text is followed through."""
-APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
+APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
 """Files whose sentences are translated where they are made, or are for no person."""
 WHOLE = ("daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/", "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "handlers/validate/findings.py", "daemon/watching/")
 """Folders of which every sentence is shown."""
