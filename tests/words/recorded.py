@@ -218,6 +218,8 @@ class Templates:
 
     def _follow_call(self, node: ast.Call, shown: int) -> None:
         callee = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if callee in ("translated", "translated_plural", "to_translate"):
+            return  # of the other catalogue
         if isinstance(node.func, ast.Name):
             for function in self._functions.get(callee, ()):
                 if self._is_visible(callee, function, node):
