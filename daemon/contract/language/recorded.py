@@ -29,24 +29,16 @@ _MOST_PARTS = 300
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FIX = " Fix: "
-_SENTENCE = "Could not {operation}: {cause}. Fix: {remedy}."
-_SENTENCE_WITH_PATH = "Could not {operation} ({path}): {cause}. Fix: {remedy}."
-JOINED = (_SENTENCE, _SENTENCE_WITH_PATH)
-"""How `Fault.sentence` joins its parts."""
+JOINED = (
+    "Could not {operation}: {cause}. Fix: {remedy}.", "Could not {operation} ({path}): {cause}. Fix: {remedy}.",
+    "Could not {operation}: {cause}.", "Could not {operation} ({path}): {cause}.", "Fix: {remedy}.",
+)  # fmt: skip
+"""How `Fault.sentence` joins its parts: in a line, and where the cause is a list, before it and behind it."""
 
 
 def translated_text(text: str) -> str:
     """A recorded sentence, or several in lines, in the reader's language."""
     return text if language() == "en" or not text else "\n".join(_of_line(line) for line in text.split("\n"))
-
-
-def fault_sentence(operation: str, path: str, cause: str, remedy: str) -> str:
-    """The one sentence of a fault in the reader's language, of its parts in English. A cause that is a list ends its line."""
-    form = _templates().exact[_SENTENCE_WITH_PATH if path else _SENTENCE]
-    parts = {"operation": translated_text(operation), "path": path, "cause": translated_text(cause), "remedy": translated_text(remedy)}
-    if cause.endswith("\n"):
-        return form.replace("{cause}。", "{cause}").format(**parts)
-    return form.format(**parts | {name: parts[name].rstrip(".。") for name in ("cause", "remedy")})
 
 
 def template_of(text: str) -> tuple[str, tuple[str, ...]] | None:
@@ -75,6 +67,8 @@ class _Template(NamedTuple):
 class _Templates(NamedTuple):
     exact: dict[str, str]
     """English → Chinese, all of them."""
+    words: dict[tuple[str, str], str]
+    """The name of a placeholder, and a word that can stand in it → Chinese."""
     by_word: dict[str, list[_Template]]
     """Those that begin with a whole word, by it; the heaviest first."""
     others: list[_Template]
@@ -84,13 +78,20 @@ class _Templates(NamedTuple):
 
 @functools.cache
 def _templates() -> _Templates:
-    exact = dict(_read())
+    exact, words = {}, {}
+    for english, chinese in _read():
+        place, mark, word = english.partition("\x04")  # between context and text, as gettext has it
+        if mark:
+            words[place, word] = chinese
+        else:
+            exact.update(_cut(english, chinese))
+            exact[english] = chinese
     parsed = sorted((_parsed(english, chinese) for english, chinese in exact.items() if "{" in english), key=_Template.weight, reverse=True)
     by_word: dict[str, list[_Template]] = {}
     for template in parsed:
         by_word.setdefault(_first_word(template.literals[0]), []).append(template)
     tails = [_parsed(english, chinese) for english, chinese in exact.items() if english[:1] in " ,;("]
-    return _Templates(exact, by_word, by_word.pop("", []), sorted(tails, key=_Template.weight, reverse=True))
+    return _Templates(exact, words, by_word, by_word.pop("", []), sorted(tails, key=_Template.weight, reverse=True))
 
 
 def _read() -> Iterator[tuple[str, str]]:
@@ -104,6 +105,14 @@ def _read() -> Iterator[tuple[str, str]]:
             pair.append(data[start : start + length].decode())
         if pair[0] and pair[1]:
             yield pair[0], pair[1]
+
+
+def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
+    """What a long sentence has of a text with several alternatives: the first of them."""
+    ends = [place for place, _ in _joints(english, "; ")]
+    ends_there = [match.start() for match in re.finditer("；", chinese)]
+    if len(ends) == len(ends_there):
+        yield from ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True) if " " in english[:end])
 
 
 def _parsed(english: str, chinese: str) -> _Template:
@@ -199,7 +208,7 @@ class _Work:
         whole = _templates().exact.get(text)
         if whole is not None and "{" not in whole:
             return whole
-        if text.startswith("Could not ") and _FIX in text:
+        if text.startswith("Could not ") and (_FIX in text or text.endswith((":", "."))):
             return self._fault(text, depth)
         if match := _match(text):
             return self._filled(*match, depth)
@@ -220,7 +229,7 @@ class _Work:
             said = _put(said, literal)
             if placeholder is not None:
                 value = by_name.get(placeholder, "")
-                inner = self._inside(value, depth)
+                inner = _templates().words.get((placeholder.rstrip("0123456789"), value)) or self._inside(value, depth)
                 said = said + value if inner is None else _put(said, inner)
         return said
 
@@ -231,8 +240,8 @@ class _Work:
 
     def _fault(self, text: str, depth: int) -> str:
         """A sentence of `Fault.sentence`: the path is what stands in brackets behind an operation, before the first colon behind one."""
-        head, _, remedy = text.removeprefix("Could not ").rpartition(_FIX)
-        places = [place for place, _ in _joints(head, ": ")][:_MOST_PIECES] or [len(head)]
+        head, fix, remedy = text.removeprefix("Could not ").rpartition(_FIX) if _FIX in text else (text[len("Could not ") :], "", "")
+        places = [place for place, _ in _joints(head, ": ")][:_MOST_PIECES]
         for place in places:
             operation, bracket, path = head[:place].partition(" (")
             if self.translation(head[:place], depth) is not None:
@@ -241,11 +250,18 @@ class _Work:
                 continue
             break
         else:
-            place = places[0]
+            place = places[0] if places else len(head)
             operation, bracket, path = head[:place], "", ""
-        parts = {"operation": operation, "cause": head[place + 2 :].rstrip("."), "remedy": remedy.rstrip(".")}
-        known = {name: self.translation(part, depth) or part for name, part in parts.items()}
-        return _templates().exact[_SENTENCE_WITH_PATH if bracket else _SENTENCE].format(**known, path=path.removesuffix(")"))
+        parts = {"operation": operation, "cause": head[place + 2 :], "remedy": remedy}
+        end = "" if parts["cause"].endswith(":") else "."
+        known = {name: self._clause(part.removesuffix("."), depth) for name, part in parts.items()}
+        form = f"Could not {{operation}}{' ({path})' if bracket else ''}: {{cause}}.{' Fix: {remedy}.' if fix else ''}"
+        said = _templates().exact[form].format(**known, path=path.removesuffix(")"))
+        return said if end else said.removesuffix("。")
+
+    def _clause(self, text: str, depth: int) -> str:
+        known = self.translation(text, depth)
+        return text if known is None else known
 
     def _with_tail(self, text: str, depth: int) -> str | None:
         """A text with such a fragment at its end as follows others."""
