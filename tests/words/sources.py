@@ -84,6 +84,7 @@ _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
 _FORMATTED = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")
 """In a text that `format` fills in."""
 
+_PLACE = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -92,7 +93,8 @@ class Templates:
 
     def __init__(self, root: Path) -> None:
         self.places: dict[str, str] = {}
-        """Template → FILE:LINE where it first stands."""
+        """Template → FILE:LINE where it first stands. Of those that differ only in the names of their values the first counts."""
+        self._shapes: dict[str, str] = {}
         self._functions: dict[str, list[ast.AST]] = defaultdict(list)
         self._constants: dict[str, list[ast.expr]] = defaultdict(list)
         self._fields: dict[str, list[ast.expr]] = defaultdict(list)
@@ -187,7 +189,9 @@ class Templates:
         for line in template.split("\n"):
             said = file.startswith("daemon/cli/") and _SAID.search(template)
             if is_prose(line) and not said and not file.startswith(APART):
-                self.places.setdefault(line if line == template else line.strip(), f"{file}:{getattr(node, 'lineno', 0)}")
+                text = line if line == template else line.strip()
+                first = self._shapes.setdefault(_PLACE.sub("{}", text), text)
+                self.places.setdefault(first, f"{file}:{getattr(node, 'lineno', 0)}")
 
     def _follow(self, node: ast.AST | None, depth: int) -> None:
         if node is None or id(node) in self._seen or depth > DEPTH:

@@ -26,6 +26,8 @@ _MOST_PIECES = 24
 """Pieces that a text is cut into at one kind of joint."""
 _MOST_PARTS = 300
 """Parts of a text, of their parts and so on, that are looked at."""
+_MOST_CUTS, _MOST_PLACES = 60, 4
+"""Ways to cut a text by a template that are tried, and places of a literal."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FIX = " Fix: "
@@ -116,12 +118,13 @@ def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
 
 
 def _parsed(english: str, chinese: str) -> _Template:
-    parts = list(string.Formatter().parse(english))
-    names = tuple(name for _, name, _, _ in parts if name is not None)
-    literals = [literal for literal, _, _, _ in parts]
-    if parts[-1][1] is not None:
-        literals.append("")
-    return _Template(english, tuple(literals), names, tuple((literal, name) for literal, name, _, _ in string.Formatter().parse(chinese)))
+    literals, names = [""], []
+    for literal, name, _, _ in string.Formatter().parse(english):
+        literals[-1] += literal  # a doubled brace ends a piece without a name
+        if name is not None:
+            names.append(name)
+            literals.append("")
+    return _Template(english, tuple(literals), tuple(names), tuple((text, name) for text, name, _, _ in string.Formatter().parse(chinese)))
 
 
 def _first_word(text: str) -> str:
@@ -153,7 +156,7 @@ def _match(text: str) -> tuple[_Template, tuple[str, ...]] | None:
         key=_Template.weight,
         reverse=True,
     )
-    hidden = _QUOTED.sub(lambda match: "\0" * len(match[0]), text)
+    hidden = _hidden(text)
     for template in candidates:
         values = _values(template, text, hidden) or _values(template, text, text)
         if values is not None:
@@ -162,20 +165,56 @@ def _match(text: str) -> tuple[_Template, tuple[str, ...]] | None:
 
 
 def _values(template: _Template, text: str, hidden: str) -> tuple[str, ...] | None:
-    """What stands in a template's places. `hidden`: the text with zeros for what is quoted, where no literal but one in quotes begins."""
+    """What stands in a template's places; of several ways to cut the text the first that leaves every bracket with its partner, if any does.
+
+    `hidden`: the text with zeros for what is quoted, where no literal begins but one of quotes.
+    """
     first, *inner, last = template.literals
-    begin, end, values = len(first), len(text) - len(last), []
-    if begin > end:
-        return None
-    for literal in inner:
-        place = hidden.find(literal[:1], begin, end) if literal else begin
-        while literal and place >= 0 and not text.startswith(literal, place):
-            place = hidden.find(literal[:1], place + 1, end)
-        if place < 0 or place + len(literal) > end:
-            return None
-        values.append(text[begin:place])
-        begin = place + len(literal)
-    return (*values, text[begin:end])
+    if not inner:
+        return (text[len(first) : len(text) - len(last)],) if len(first) + len(last) <= len(text) else None
+    body, left = len(text) - len(last), _MOST_CUTS
+    simplest: tuple[str, ...] | None = None
+    open_: list[tuple[int, tuple[str, ...]]] = [(len(first), ())]  # ways to go on: where, with the values before
+    while open_ and left:
+        left -= 1
+        begin, values = open_.pop()
+        if len(values) == len(inner):
+            cut = (*values, text[begin:body])
+            simplest = simplest or cut
+            if all(map(_is_closed, cut)):
+                return cut
+            continue
+        literal = inner[len(values)]
+        places = []
+        place = begin if not literal else _place(text, hidden, literal, begin, body)
+        while 0 <= place and len(places) < _MOST_PLACES:
+            places.append(place)
+            place = _place(text, hidden, literal, place + 1, body) if literal else -1
+        open_ += [(place + len(literal), (*values, text[begin:place])) for place in reversed(places)]
+    return simplest
+
+
+def _is_closed(value: str) -> bool:
+    """Whether every bracket of a value has its partner in it."""
+    deep = 0
+    for character in value:
+        deep += (character == "(") - (character == ")")
+        if deep < 0:
+            return False
+    return not deep
+
+
+def _hidden(text: str) -> str:
+    """The text with zeros for what stands in quotation marks or backticks, which are left."""
+    return _QUOTED.sub(lambda match: match[0][0] + "\0" * (len(match[0]) - 2) + match[0][-1], text)
+
+
+def _place(text: str, hidden: str, literal: str, begin: int, end: int) -> int:
+    """Where a literal is next, outside of what is quoted; -1 where it is no more."""
+    place = text.find(literal, begin, end)
+    while place >= 0 and hidden[place] != literal[0]:
+        place = text.find(literal, place + 1, end)
+    return place
 
 
 def _put(said: str, more: str) -> str:
@@ -302,5 +341,5 @@ _JOINTS = ((". ", "。"), ("; ", "；"), (": ", "："), (", ", "，"))
 
 def _joints(text: str, joint: str) -> list[tuple[int, int]]:
     """Where a text may have been joined: not in what is quoted."""
-    hidden = _QUOTED.sub(lambda match: "\0" * len(match[0]), text)
+    hidden = _hidden(text)
     return [match.span() for match in re.finditer(re.escape(joint), hidden)]
