@@ -28,19 +28,72 @@ ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault
 """Classes that are made with an operation, a cause and a remedy."""
 SHOWN = frozenset({"operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why"})
 """Keywords whose values a person reads."""
-TEXTS = frozenset({*SHOWN, "reason", "text", "texts", "words", "note", "said", "problem", "refusal", "sentence", "delete", "advice", "fix", "does", "means", "what", "limit", "lacks", "purpose", "refused"})
+TEXTS = frozenset(
+    {
+        *SHOWN,
+        "reason",
+        "text",
+        "texts",
+        "words",
+        "note",
+        "said",
+        "problem",
+        "refusal",
+        "sentence",
+        "delete",
+        "advice",
+        "fix",
+        "does",
+        "means",
+        "what",
+        "limit",
+        "lacks",
+        "purpose",
+        "refused",
+    }
+)
 """Attributes whose values are followed."""
 METHODS = frozenset({"get", "join", "format", "items", "values", "read", "write", "open", "find", "add", "append", "pop", "split", "strip"})
 DEPTH = 7
 """How many names, calls and returns a text is followed through."""
-APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
+APART = (
+    "daemon/cli/views/",
+    "daemon/cli/demo/",
+    "daemon/journal/outbox.py",
+    "daemon/operating/monitoring/metrics.py",
+    "handlers/report/",
+    "daemon/config/reference.py",
+    "daemon/config/template.py",
+    "daemon/contract/advice/",
+    "handlers/demo/",
+    "handlers/texts/built_in.py",
+    "daemon/contract/disk/answers.py",
+    "daemon/running/rules/reads.py",
+    "handlers/folder/hard_texts.py",
+    "handlers/validate/outside/chat.py",
+    "handlers/executorch/runner/runner_trial.py",
+)
 """Files whose sentences are translated where they are made, or are for no person."""
-WHOLE = ("daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/", "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "handlers/validate/findings.py", "daemon/watching/")
+WHOLE = (
+    "daemon/checkpoints/",
+    "daemon/config/",
+    "daemon/operating/diagnosis/",
+    "daemon/operating/monitoring/",
+    "daemon/running/rules/",
+    "daemon/publishing/exchange/",
+    "daemon/contract/models/",
+    "daemon/contract/sharded/",
+    "daemon/contract/disk/",
+    "handlers/validate/findings.py",
+    "daemon/watching/",
+)
 """Folders of which every sentence is shown."""
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
 """A whole sentence: printed where it stands, and translated there."""
-_CODE = re.compile(r"^(?:--|#|<!--|\\\(|ckptd |pip install |(?:sudo )?setfacl )|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|DESC|Promise)\b|^created, ")
+_CODE = re.compile(
+    r"^(?:--|#|<!--|\\\(|ckptd |pip install |(?:sudo )?setfacl )|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|DESC|Promise)\b|^created, "
+)
 """What is for a program: statements and commands alone."""
 _FORMATTED = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")
 """In a text that `format` fills in."""
@@ -93,7 +146,9 @@ class Templates:
                 if owner is not None and node.name == "__init__":
                     self._functions[owner.name].append(node)
             if isinstance(node, ast.ClassDef):
-                self._classes[node.name] = [item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+                self._classes[node.name] = [
+                    item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+                ]
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     self._imports[name][alias.asname or alias.name] = (node.module or "").replace(".", "/")
@@ -119,7 +174,7 @@ class Templates:
                 visit(child, inner, node if isinstance(node, ast.ClassDef) else None if isinstance(node, _FUNCTION) else owner)
 
         visit(tree, None, None)
-        
+
     def _collect(self, tree: ast.AST, name: str) -> None:
         whole = name.startswith(WHOLE)
         ignored: set[int] = set()
@@ -226,7 +281,19 @@ class Templates:
                     self._follow_returns(function, shown)
         elif isinstance(node.func, ast.Attribute) and callee not in METHODS:
             self._follow_method(node.func, shown)
-        if isinstance(node.func, ast.Attribute) and callee in ("join", "format", "get", "removesuffix", "removeprefix", "replace", "rstrip", "strip", "capitalize", "items", "values"):
+        if isinstance(node.func, ast.Attribute) and callee in (
+            "join",
+            "format",
+            "get",
+            "removesuffix",
+            "removeprefix",
+            "replace",
+            "rstrip",
+            "strip",
+            "capitalize",
+            "items",
+            "values",
+        ):
             self._follow(node.func.value, shown)
         if callee in ("join", "get", "next", "sorted", "list", "tuple", "filter", "format", "fromkeys", "shortened", "cast"):
             for argument in node.args:
@@ -363,7 +430,10 @@ def _name_of(node: ast.expr) -> str:
         return node.attr.strip("_").lower()
     if isinstance(node, ast.Call):
         callee = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if callee in ("quoted", "str", "len", "shortened", "sorted", "repr", "int", "min", "max", "sum", "list", "shown", "counted") and node.args:
+        if (
+            callee in ("quoted", "str", "len", "shortened", "sorted", "repr", "int", "min", "max", "sum", "list", "shown", "counted")
+            and node.args
+        ):
             return _name_of(node.args[0])
         return "list" if callee == "join" else callee.strip("_").lower() or "value"
     if isinstance(node, ast.Subscript):
