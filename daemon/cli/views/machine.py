@@ -32,9 +32,10 @@ OTHERS = to_translate("an export"), to_translate("toolchains"), to_translate("me
 def print_check(value: Diagnosis, *, everything: bool = False) -> None:
     """`ckptd check`."""
     console = terminal()
+    room = 19 if everything else 2 + max(cell_len(translated(key)) for key in MATTERS)
     for key, fact in value.facts.items():
         if everything or key in MATTERS:
-            put_field(console, key, translated_text(str(fact)), 19 if everything else 10)
+            put_field(console, key, translated_text(str(fact)), room)
     for problem in value.problems:
         _put_finding(console, to_translate("wrong"), "red", problem)
     for warning in value.warnings:

@@ -304,7 +304,7 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
         who = _first_of([names[job_id] for job_id in ids])
-        lines += hanging(f"{who}:", translated_text(_of_several(text) if len(ids) > 1 else text), width, style=style)
+        lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else translated_text(text), width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
         lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
@@ -320,7 +320,9 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _of_several(text: str) -> str:
-    """What is said of an export, said of several."""
+    """What is said of an export, said of several, which is the same in Chinese."""
+    if language() != "en":
+        return translated_text(text)
     text = re.sub(r"^It waits for its turn\b", "They wait for their turn", text)
     return re.sub(r"^No daemon runs: the export continues\b", "No daemon runs: the exports continue", text)
 

@@ -25,7 +25,7 @@ _chosen: Language | None = None
 
 def translated(message: str) -> str:
     """The sentence in the reader's language; as it is where the catalogue lacks it."""
-    return message if language() == "en" else _catalogue().gettext(message)
+    return message if language() == "en" or not message else _catalogue().gettext(message)
 
 
 def translated_plural(singular: str, plural: str, count: int) -> str:
