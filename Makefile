@@ -9,7 +9,7 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install install-dev demo test test-changed test-slow soak lint bench release clean
+.PHONY: help install install-dev demo test test-changed test-slow soak lint messages bench release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-13s %s\n' "$$name" "$$what"; done
@@ -54,6 +54,9 @@ lint: install-dev ## ruff, mypy, the import law
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+messages: install-dev ## the catalogue of translated sentences anew from the code, and what it lacks
+	$(BIN)/python -m tests.words.messages
 
 bench: install-dev ## every benchmark, into bench-output/
 	@mkdir -p bench-output

@@ -29,6 +29,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Graphs are optimized in tests/onnx/optimize/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
+# Tests read English; what speaks Chinese says so (tests/words, tests/cli/test_chinese*.py).
+os.environ["LANGUAGE"] = "en"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 # What the toys of the tests read; children get no variable that is not known or named.

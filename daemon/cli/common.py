@@ -17,6 +17,7 @@ from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
+from daemon.contract.language.recorded import translated_text
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source
@@ -137,7 +138,7 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
             return DaemonPlace(_usable(known, file, own_state=own_state), file)
         return DaemonPlace(load_settings(file, of_daemon=True, own_state=own_state, files=files).state_directory, file)
     except UsageError as error:
-        from daemon.config.loading import WrongValues, state_despite
+        from daemon.config.loading import WrongValues, state_despite, used_before
 
         if error.fault.code not in WRONG_FILE or (isinstance(error, WrongValues) and error.of_the_command):
             raise
@@ -148,20 +149,14 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
             raise no_access(closed) from None
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
         command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
-        name = "" if file is None else f" {file}"
-        end = "" if why.endswith("?") else "."
-        said = (
-            f"The configuration{name} can't be used as it is now: {why}{end} A running daemon continues with what it read before."
-            f" Correct the configuration, then run `{command}`."
-        )
-        return DaemonPlace(state, file, said)
+        return DaemonPlace(state, file, used_before(file, why, command))
 
 
 def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
     """The state directory of `daemon_place`; mistakes in the configuration are said on stderr."""
     place = daemon_place(config, own_state=own_state)
     if place.mistake:
-        say_error(f"ckptd: {printable(place.mistake)}")
+        say_error(f"ckptd: {printable(translated_text(place.mistake))}")
     return place.state
 
 

@@ -35,6 +35,8 @@ from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, with_fallbacks
+from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from daemon.journal.journal import Journal
 from daemon.journal.rows import StageRow, now
@@ -109,16 +111,16 @@ def export_now(
         job, finished = _enter(parts, inspection, force=force)
         view = ExportView(inspection, parts.paths.log, quiet=quiet)
         if finished:
-            view.say("already exported; --force makes it again")
+            view.say(translated("already exported; --force makes it again"))
         else:
             if not settings.toolchains.auto_install:
                 for sentence in lacking_for(settings.variants, Toolchains(settings.state_directory)):
-                    view.say(f"{sentence}.")  # now, and not when the other variants are made
+                    view.say(translated_text(f"{sentence}."))  # now, and not when the other variants are made
             _work(parts, job, view)
         status = next(row for row in snapshot(state).jobs if row.id == job)
         if status.state != "succeeded":
             for sentence in packages.unsuitable():
-                view.say(f"{sentence}.")
+                view.say(translated_text(f"{sentence}."))
     report = Path(status.target) / "report.json"
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)
@@ -346,7 +348,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         thread.join()
         view.close()
     if stop.is_set():
-        view.say("interrupted; run the same command again to continue from here")
+        view.say(translated("interrupted; run the same command again to continue from here"))
         raise KeyboardInterrupt
     if lacking:
         raise Retryable(**lacking.model_copy(update={"remedy": view.advice(lacking.remedy)}).model_dump())

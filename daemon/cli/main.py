@@ -44,6 +44,8 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -79,7 +81,8 @@ class _Verbs(Group):
         if args[0] in RENAMED:
             now = RENAMED[args[0]]
             old, new = f"ckptd {args[0]}", f"ckptd {' '.join(now)}"
-            say_error(f"ckptd: `{old}` is called `{new}` now; version 2 will not know the old name.")
+            notice = translated("`{old}` is called `{new}` now; version 2 will not know the old name.").format(old=old, new=new)
+            say_error(f"ckptd: {notice}")
             args = [*now, *args[1:]]
         return super().resolve_command(ctx, args)
 
@@ -90,7 +93,7 @@ class _Verbs(Group):
         except BrokenPipeError:
             raise _ReaderLeft from None
         except typer.Abort:
-            say_error("\nckptd: interrupted; nothing more is done.")
+            say_error("\nckptd: " + translated("interrupted; nothing more is done."))
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -308,9 +311,11 @@ def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:
     if json_:
         print_json({"daemons": rows})
         return
-    say(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this machine:")
+    count = len(rows)
+    say(translated_plural("{count} daemon runs on this machine:", "{count} daemons run on this machine:", count).format(count=count))
     for row in rows:
-        say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
+        line = translated("pid {pid}, user {user}, state {state}: `{command}`")
+        say("  " + line.format(pid=row["pid"], user=row["user"], state=row["state_directory"], command=row["command"]))
 
 
 @app.command("list", **place("list", "ckptd list --run 'code-*' --state failed --since 3d"))
@@ -333,7 +338,7 @@ def list_(
     else:
         from daemon.cli.views import status as view
 
-        view.print_jobs(jobs, none="no export matches" if wanted != Filter() else view.NONE)
+        view.print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else view.NONE)
 
 
 @app.command(**place("show", "ckptd show my-run/500"))
@@ -513,6 +518,10 @@ def _say_traceback(kind: type[BaseException], error: BaseException, trace: Trace
     say_error("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
+def _complain(error: CkptdError) -> None:
+    say_error(f"ckptd: {translated_text(str(error))}")
+
+
 def _run() -> int:
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
@@ -521,18 +530,18 @@ def _run() -> int:
             raise leaving.__context__ from None
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except TyperException as error:
-        say_error(f"ckptd: {mistake_of(error)}")
+        _complain(mistake_of(error))
         return EXIT_USAGE
     except CkptdError as error:
-        say_error(f"ckptd: {error}")
+        _complain(error)
         return exit_code_of(error)
     except UnicodeEncodeError as error:
         if is_text(error.object):
             raise
-        say_error(f"ckptd: {of_surrogates(error)}")
+        _complain(of_surrogates(error))
         return EXIT_USAGE
     except PermissionError as error:
-        say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
+        _complain(no_access(Path(os.fsdecode(error.filename or "."))))
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -540,6 +549,6 @@ def _run() -> int:
         raise
     except OSError as error:
         fault = from_oserror(error, "go on")
-        say_error(f"ckptd: {fault}")
+        _complain(fault)
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return code if isinstance(code, int) else 0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import apprise
 import pytest
 
-from tests.words.written import BLOCK, ROOT, blocks, commands, spans
+from tests.words.written import BLOCK, ROOT, SEVERAL_MEANINGS, blocks, commands, spans, terms
 
 DOCS = ROOT / "docs"
 CHINESE = DOCS / "zh-CN"
@@ -62,13 +61,6 @@ def targets(text: str, page: Path) -> Counter[str]:
         return path.name if path.name in ENGLISH.values() else f"{path.relative_to(ROOT)}#{place}"
 
     return Counter(target(link) for link in re.findall(r"\]\(([^)\s]+)\)", text))
-
-
-def terms() -> Iterator[tuple[str, str, list[str]]]:
-    """The glossary: English term, its Chinese form, what is not written for it."""
-    table = text_of("operating.md").rpartition("\n## ")[2]
-    for row in re.findall(r"^\| ([a-z ]+) \| (.+?) \| (.*?) ?\|$", table, re.MULTILINE):
-        yield row[0], row[1], [word for word in row[2].split("、") if word]
 
 
 def without_glossary(name: str) -> str:
@@ -124,10 +116,6 @@ def test_a_page_has_no_other_form_of_a_term_than_that_of_the_glossary(name: str)
     text = without_glossary(name)
     assert [(term, word) for term, _, banned in terms() for word in banned if word in text] == []
     assert len(list(terms())) > 15
-
-
-SEVERAL_MEANINGS = {"base", "export", "limit", "log", "merge", "root", "run"}
-"""Also verbs, other words or parts of other words in English."""
 
 
 @pytest.mark.parametrize("name", sorted(WHOLE))

@@ -21,6 +21,8 @@ _SPAN = re.compile(r"`([^`]+)`")
 _COMMAND = re.compile(r"(?:^\s*|[;&($] ?|bin/|sudo (?:-u \w+ )?|env \S+ )ckptd(?= [^\d])(?P<rest>[^|;&#\n]*)")
 """The name and a version, `ckptd 1.0`, is no command."""
 _KEY = re.compile(r"(?<![\w./-])[a-z]+(?:\.[a-z_]+)+(?![\w/])")
+SEVERAL_MEANINGS = {"base", "export", "limit", "log", "merge", "root", "run"}
+"""Also verbs, other words or parts of other words in English."""
 _FILES = (".toml", ".json", ".jsonl", ".html", ".md", ".txt", ".sqlite3", ".log", ".py", ".conf", ".service", ".slice")
 
 
@@ -103,3 +105,10 @@ def keys(text: str) -> set[str]:
 def is_key(name: str) -> bool:
     """Whether it is a key of ours; below a table whose keys are free, such as thresholds of variants, the table counts."""
     return name in known_keys()
+
+
+def terms() -> Iterator[tuple[str, str, list[str]]]:
+    """The glossary: English term, its Chinese form, what is not written for it."""
+    table = (ROOT / "docs/zh-CN/operating.md").read_text("utf-8").rpartition("\n## ")[2]
+    for row in re.findall(r"^\| ([a-z ]+) \| (.+?) \| (.*?) ?\|$", table, re.MULTILINE):
+        yield row[0], row[1], [word for word in row[2].split("、") if word]

@@ -1,0 +1,84 @@
+"""The catalogue of recorded sentences, made of the code: `python -m tests.words.recorded` writes it, and says which lack a translation.
+
+Faults, reasons and warnings stay English where they are kept, and are translated when they are shown, by `daemon.contract.language.recorded`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import read_po
+
+from daemon.cli.mistakes import CAUSES
+from daemon.contract.language.catalog import DOMAIN
+from daemon.contract.language.recorded import JOINED
+from tests.words import messages
+from tests.words.messages import ROOT, as_compiled, as_text, catalogue
+from tests.words.sources import Templates
+
+FILE = messages.FILE.with_stem("recorded")
+COMPILED = FILE.with_suffix(".mo")
+WORDS = {
+    "able": ("nothing",),
+    "choice": ("appeared", "it", "missing", "them"),
+    "damaged": ("damaged",),
+    "has": ("has", "lacks"),
+    "kind": ("format", "overlap", "toolchain"),
+    "named": ("none",),
+    "noun": ("adapter", "base", "checkpoint", "model"),
+    "positions": ("positions", "texts", "tokens"),
+    "right": ("enter", "list", "read"),
+    "state": ("cancelled", "damaged", "failed", "installed", "partial", "pending", "running", "skipped", "succeeded", "waiting"),
+    "unit": ("a position", "a token"),
+    "what": ("checked", "made"),
+    "whose": ("base", "model"),
+}
+"""Placeholder → single words that can stand in it. Anywhere else they may be a name."""
+FRAGMENTS = (
+    "; limits.priority decides", ", after: {sentence}", "signal {value}", ", but a {name}", ", but {list}", "token {tokens}",
+)  # fmt: skip
+"""What has too few words to be taken for a part of a sentence."""
+Key = tuple[str, str]
+"""The context and the English text of a message."""
+
+
+@cache
+def keys() -> tuple[Key, ...]:
+    """Every recorded text that is to be translated."""
+    words = {(place, word) for place, several in WORDS.items() for word in several}
+    return tuple(sorted({("", text) for text in {*Templates(ROOT).places, *JOINED, *CAUSES, *FRAGMENTS}} | words))
+
+
+def translations() -> dict[Key, str]:
+    """The catalogue as its file has it now."""
+    if not FILE.exists():
+        return {}
+    with FILE.open("rb") as file:
+        value = read_po(file, locale="zh_CN", domain=DOMAIN)
+    return {(message.context or "", str(message.id)): str(message.string) for message in value if message.id and not message.fuzzy}
+
+
+def catalogue_of(known: dict[Key, str]) -> Catalog:
+    """The catalogue of every recorded text, with the translations that are known."""
+    value = catalogue([], {})
+    for place, text in keys():
+        value.add(text, known.get((place, text), ""), context=place or None)
+    return value
+
+
+def main() -> int:
+    """Write both files; 1 where a text has no translation."""
+    value = catalogue_of(translations())
+    FILE.write_bytes(as_text(value))
+    COMPILED.write_bytes(as_compiled(value))
+    lacking = [message.id for message in value if message.id and not message.string]
+    for text in lacking:
+        print(f"no translation: {text!r}")
+    print(f"{len(value)} recorded sentences, {len(lacking)} without a translation, in {FILE.relative_to(ROOT)}")
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
