@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED, EXIT_READER_LEFT = 1, 2, 3, 70, 75, 130, 141
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
+_COLLECT_AFTER = gc.get_threshold()
 
 
 class _ReaderLeft(Exception):
@@ -142,6 +143,7 @@ def run(config: ConfigOption = None) -> None:
     from daemon.operating.log import logs
     from daemon.operating.service import serve
 
+    gc.set_threshold(*_COLLECT_AFTER)  # the service lives for weeks
     try:
         paths = prepare(settings.state_directory, settings.output.directory)
         logs.set_up(settings.log, paths.log)
