@@ -500,7 +500,7 @@ def main() -> int:
     A reader of the output that leaves (`| head`) ends it as SIGPIPE ends other commands: neither 0 nor 1, which would be a verdict.
     """
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some reads the metadata of every package
-    gc.set_threshold(100_000)  # most verbs end before anything is worth collecting; by default it takes a tenth of their time
+    gc.set_threshold(20_000)  # most verbs end before anything is worth collecting; by default that takes a tenth of their time
     journald.set_up()
     set_up_outputs()
     sys.excepthook = _say_traceback
@@ -512,6 +512,8 @@ def main() -> int:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
         return EXIT_READER_LEFT
+    finally:
+        gc.freeze()  # else Python looks through all that was imported for what it could free, before it ends
     return code
 
 

@@ -22,6 +22,14 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+def build_models(kind: type[BaseModel] = BaseModel) -> None:
+    """Build the validators of all models that are imported: for whoever begins threads, two of which could need one for the first time.
+    Not every release of pydantic that we run with has a lock for that."""
+    for model in kind.__subclasses__():
+        model.model_rebuild(raise_errors=False)
+        build_models(model)
+
+
 def docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Field → the text below it in the source of its class.
 

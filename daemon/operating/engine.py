@@ -16,6 +16,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.options import Work
+from daemon.contract.values import build_models
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.operating.integrity.maintenance import open_journal
@@ -65,6 +66,7 @@ def engine(
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
+    build_models()
     executor = executor or LocalExecutor()
     paths = prepare(state, settings.output.directory)
     with private_files(), locked(paths.lock):

@@ -1,7 +1,7 @@
 """The verdict of each variant asked for, and the status of the export that follows from them.
 
 Pure functions over the contract's data, so that the daemon and the report always agree. They judge from the journal's facts alone and never
-look at files.
+look at files. The figures are forty types, which are imported where some are read: `ckptd status` asks for verdicts alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Protocol
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.fallbacks import WayDown, way_down
-from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions, Work
 from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
@@ -40,7 +39,7 @@ def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: Vali
 
 def status_that_follows(facts: JobFacts) -> Status:
     """The status of a job's export from the journal's facts."""
-    return status_of(asked_variants(facts), judge(facts), facts.work.validation, added_variants(facts))
+    return status_of(asked_variants(facts), judge(facts, speeds=False), facts.work.validation, added_variants(facts))
 
 
 def asked_variants(facts: JobFacts) -> tuple[str, ...]:
@@ -147,16 +146,23 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
     return skipped
 
 
-def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
+def judge(facts: JobFacts, *, speeds: bool = True) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
-    is one, else what its absence means."""
+    is one, else what its absence means. `speeds`: with what the stage `speed` measured among their figures."""
     stages = stages_of(facts)
     given = _given({name: stage.result for name, stage in stages.items()})
+    if speeds:
+        _add_speeds(given, facts)
+    return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
+
+
+def _add_speeds(given: dict[str, ArtifactCheck], facts: JobFacts) -> None:
+    from daemon.contract.jobs.figures import SpeedFigures, stage_figures
+
     measured = stage_figures(facts, "speed", SpeedFigures)
     for variant, speed in measured.speed.items() if measured else ():
         if variant in given:
             given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
-    return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
 
 
 def _given(results: Mapping[str, StageResult | None]) -> dict[str, ArtifactCheck]:
@@ -225,12 +231,16 @@ def is_published(check: ArtifactCheck, rules: ValidateOptions) -> bool:
 
 def checked_on(facts: JobFacts) -> Json:
     """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
+    from daemon.contract.jobs.figures import Checking, figures_of
+
     said = (figures_of(stage.result.figures, Checking) for stage in facts.stages if stage.result)
     return next((figures.checked_on.written() for figures in said if figures and figures.checked_on), {})
 
 
 def needs(check: ArtifactCheck) -> str | None:
     """Which processors give the answers that validation saw, as it says; None where it says nothing."""
+    from daemon.contract.jobs.figures import CheckFigures, figures_of
+
     figures = figures_of(check.figures, CheckFigures)
     return figures.needs if figures else None
 

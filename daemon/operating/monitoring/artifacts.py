@@ -51,7 +51,7 @@ def became(view: JobView) -> Became:
         return Became({check.variant: str(check.verdict) for check in given})
     facts = facts_from(view.job, view.stages)
     stages, lost, reasons = stages_of(facts), list[LostArtifact](), list[str]()
-    for check in (checks := judge(facts)):
+    for check in (checks := judge(facts, speeds=False)):
         if failed := failed_stage(check, stages):
             lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split()), failed[1].code))
             reasons.append(failure(failed[1].code))
