@@ -16,6 +16,7 @@ from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, 
 from daemon.cli.groups import place
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.language.catalog import translated
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -106,7 +107,7 @@ def _measured(
             lost = error
     except KeyboardInterrupt:
         view.close()
-        view.say("interrupted; nothing was kept")
+        view.say(translated("interrupted; nothing was kept"))
         raise
     finally:
         view.close()

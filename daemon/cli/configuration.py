@@ -16,6 +16,7 @@ from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
+from daemon.contract.language.catalog import translated
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -101,7 +102,7 @@ def show(
             "values": {".".join(names): {"value": value, "origin": origins[names]} for names, value in rows},
         })  # fmt: skip
         return
-    named = ", ".join(str(file) for file, _ in files.each) or "no file; these are the defaults"
+    named = ", ".join(str(file) for file, _ in files.each) or translated("no file; these are the defaults")
     from daemon.operating.log.wrapping import width_of
 
     width = width_of(terminal())
@@ -145,7 +146,7 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
     else:
         for place, error in answers.items():
-            say(f"{place}: {'delivered' if error is None else error}")
+            say(f"{place}: {translated('delivered') if error is None else error}")
     if any(answers.values()):
         raise typer.Exit(1)
 

@@ -36,6 +36,7 @@ from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
+from daemon.contract.language.catalog import translated
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
@@ -110,7 +111,7 @@ def export_now(
         job, finished = _enter(parts, inspection, force=force)
         view = ExportView(inspection, parts.paths.log, quiet=quiet)
         if finished:
-            view.say("already exported; --force makes it again")
+            view.say(translated("already exported; --force makes it again"))
         else:
             if not settings.toolchains.auto_install:
                 for sentence in lacking_for(settings.variants, Toolchains(settings.state_directory)):
@@ -347,7 +348,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         thread.join()
         view.close()
     if stop.is_set():
-        view.say("interrupted; run the same command again to continue from here")
+        view.say(translated("interrupted; run the same command again to continue from here"))
         raise KeyboardInterrupt
     if lacking:
         raise Retryable(**lacking.model_copy(update={"remedy": view.advice(lacking.remedy)}).model_dump())

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from daemon.contract.language.catalog import to_translate
+
 GROUPS: dict[str, tuple[str, ...]] = {
-    "See": ("status", "list", "show", "quality", "compare", "explain", "logs"),
-    "Do": ("export", "bench", "convert", "demo"),
-    "Mend": ("check", "queue", "verify", "prune", "reload"),
-    "Set up": ("init", "run", "install-service", "config", "formats", "toolchain", "notify-test", "version"),
+    to_translate("See"): ("status", "list", "show", "quality", "compare", "explain", "logs"),
+    to_translate("Do"): ("export", "bench", "convert", "demo"),
+    to_translate("Mend"): ("check", "queue", "verify", "prune", "reload"),
+    to_translate("Set up"): ("init", "run", "install-service", "config", "formats", "toolchain", "notify-test", "version"),
 }
 """Title → its verbs, in the order of the help."""
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}

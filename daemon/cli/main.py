@@ -43,7 +43,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
-from daemon.contract.language.catalog import translated
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -309,9 +309,11 @@ def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:
     if json_:
         print_json({"daemons": rows})
         return
-    say(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this machine:")
+    count = len(rows)
+    say(translated_plural("{count} daemon runs on this machine:", "{count} daemons run on this machine:", count).format(count=count))
     for row in rows:
-        say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
+        line = translated("pid {pid}, user {user}, state {state}: `{command}`")
+        say("  " + line.format(pid=row["pid"], user=row["user"], state=row["state_directory"], command=row["command"]))
 
 
 @app.command("list", **place("list", "ckptd list --run 'code-*' --state failed --since 3d"))
@@ -333,7 +335,7 @@ def list_(
     if json_:
         print_json(jobs)
     else:
-        view.print_jobs(jobs, none="no export matches" if wanted != Filter() else view.NONE)
+        view.print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else view.NONE)
 
 
 @app.command(**place("show", "ckptd show my-run/500"))

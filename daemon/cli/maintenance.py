@@ -21,6 +21,7 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.language.catalog import translated, translated_plural
 
 if TYPE_CHECKING:
     import sqlite3
@@ -104,8 +105,13 @@ def _with_verdict(verification: Verification) -> Json:
 def _print_verification(verification: Verification) -> None:
     from daemon.system.box import human
 
-    state = "sound" if verification.sound else f"{len(verification.problems)} difference{'' if len(verification.problems) == 1 else 's'}"
-    say(f"{verification.folder}: {state} ({verification.files} files, {human(verification.bytes)}, {verification.seconds:.1f} s)")
+    count = len(verification.problems)
+    differences = translated_plural("{count} difference", "{count} differences", count).format(count=count)
+    state = translated("sound") if verification.sound else differences
+    read = translated("{files} files, {size}, {seconds:.1f} s").format(
+        files=verification.files, size=human(verification.bytes), seconds=verification.seconds
+    )
+    say(f"{verification.folder}: {state} ({read})")
     for problem in verification.problems:
         say(f"  {problem.sentence()}")
 
@@ -147,12 +153,17 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
 
 
 def _print_findings(findings: Findings) -> None:
-    summary = f"{len(findings.findings)} findings" if findings.findings else "no problems found"
-    say(f"{findings.state}: {summary} ({findings.jobs} jobs, {findings.exports} exports, {findings.seconds:.1f} s)")
+    count = len(findings.findings)
+    summary = translated("{count} findings").format(count=count) if count else translated("no problems found")
+    read = translated("{jobs} jobs, {exports} exports, {seconds:.1f} s").format(
+        jobs=findings.jobs, exports=findings.exports, seconds=findings.seconds
+    )
+    say(f"{findings.state}: {summary} ({read})")
     for finding in findings.findings:
         say(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
     for note in findings.notes:
-        say(f"  note: {note.job + ': ' if note.job else ''}{note.text} ({note.path})")
+        about = f"{note.job + ': ' if note.job else ''}{note.text} ({note.path})"
+        say("  " + translated("note: {about}").format(about=about))
 
 
 def prune_command(
@@ -220,9 +231,10 @@ def _mark(settings: Settings, keep: Sequence[str], unkeep: Sequence[str], *, jso
         print_json({"kept": kept, "left_to_the_rules": left})
         return
     for export in kept:
-        say(f"{export} stays, whatever [retention] says. `ckptd prune --unkeep` leaves it to the rules again.")
+        stays = translated("{export} stays, whatever [retention] says. `ckptd prune --unkeep` leaves it to the rules again.")
+        say(stays.format(export=export))
     for export in left:
-        say(f"{export} is left to the rules of [retention].")
+        say(translated("{export} is left to the rules of [retention].").format(export=export))
 
 
 def _export(settings: Settings, wanted: str) -> Path:
@@ -276,7 +288,9 @@ def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, d
     from daemon.system.box import human
 
     for removal in removed:
-        say(f"{'would remove' if dry_run else 'removed'} {removal.path} ({human(removal.freed)})")
+        line = translated("would remove {path} ({size})") if dry_run else translated("removed {path} ({size})")
+        say(line.format(path=removal.path, size=human(removal.freed)))
     for export, reason in kept:
-        say(f"kept {export.path}: {reason}")
-    say(f"{len(removed)} exports, {human(sum(removal.freed for removal in removed))} {'would be freed' if dry_run else 'freed'}")
+        say(translated("kept {path}: {reason}").format(path=export.path, reason=reason))
+    line = translated("{count} exports, {size} would be freed") if dry_run else translated("{count} exports, {size} freed")
+    say(line.format(count=len(removed), size=human(sum(removal.freed for removal in removed))))

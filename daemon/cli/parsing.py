@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from typer.core import TyperGroup
 
 from daemon.cli.groups import GROUPS
+from daemon.contract.language.catalog import language, to_translate
 
 
 class Group(TyperGroup):
@@ -19,10 +21,19 @@ class Group(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The verb of that name; None where there is none."""
-        command = super().get_command(ctx, cmd_name)
+        command: Any = super().get_command(ctx, cmd_name)
         if command is not None:
             take_as_they_are(command.get_params(ctx))
+            if language() != "en" and not isinstance(command, Group):
+                command.format_help = functools.partial(_write_page, command)
         return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The page of the group."""
+        if language() == "en":
+            super().format_help(ctx, formatter)
+        else:
+            _write_page(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The verbs in their groups, each with the first sentence of its help."""
@@ -38,7 +49,16 @@ def groups_of(names: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     if sum(len(verbs) for _, verbs in known) == len(names):
         yield from ((title, verbs) for title, verbs in known if verbs)
     else:
-        yield "Commands", list(names)
+        yield to_translate("Commands"), list(names)
+
+
+def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
+    """The page of a command in another language than English."""
+    from daemon.cli.help_page import page, summary
+
+    inner = getattr(command, "commands", {})
+    verbs = {title: [(name, summary(inner[name].help or "")) for name in names] for title, names in groups_of(inner)} if inner else {}
+    formatter.write(page(command, ctx, verbs, formatter.width))
 
 
 class _AsItIs:

@@ -19,6 +19,7 @@ from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import printable
+from daemon.contract.language.catalog import translated
 from daemon.journal.states import told_state
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
     if change := unread_change(settings.state_directory):
         say_error(f"ckptd: {printable(change)}")
     if not chosen:
-        say("No export has failed.")
+        say(translated("No export has failed."))
     refused: list[UsageError] = []
     for job in dict.fromkeys(chosen):
         try:
@@ -137,7 +138,7 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
         except UsageError as error:
             refused.append(error)
         else:
-            say(f"{job} is back in the queue.")
+            say(translated("{job} is back in the queue.").format(job=job))
     for other in refused[:-1]:
         say_error(f"ckptd: {printable(str(other))}")
     if refused:
@@ -155,7 +156,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(state) as journal:
         if not journal.controls.cancel(details.id, "cancelled by hand"):
             raise _refuse(details, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
-    say(f"{details.id} is cancelled; to continue it, run `ckptd queue retry {details.id}`.")
+    say(translated("{job} is cancelled; to continue it, run `ckptd queue retry {job}`.").format(job=details.id))
 
 
 @_app.command(epilog="Example: ckptd queue pause")
@@ -167,14 +168,21 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
     state = daemon_state(config)
     with _journal(state) as journal:
         if job is None:
-            said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
-            say(f"The queue {said}; `ckptd queue resume` continues it.")
+            say(
+                translated("The queue is paused now; `ckptd queue resume` continues it.")
+                if journal.controls.pause_all(True)
+                else translated("The queue was paused already; `ckptd queue resume` continues it.")
+            )
             return
         details = find_job(state, job)
         if details.state not in OPEN:
             raise _refuse(details, "pause", "pause only an export that waits or runs")
-        said = "is paused now" if journal.controls.pause(details.id, True) else "was paused already"
-        say(f"{details.id} {said}; `ckptd queue resume {details.id}` continues it.")
+        line = (
+            translated("{job} is paused now; `ckptd queue resume {job}` continues it.")
+            if journal.controls.pause(details.id, True)
+            else translated("{job} was paused already; `ckptd queue resume {job}` continues it.")
+        )
+        say(line.format(job=details.id))
 
 
 @_app.command(epilog="Example: ckptd queue resume")
@@ -183,10 +191,11 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     state = daemon_state(config)
     with _journal(state) as journal:
         if job is None:
-            say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
+            say(translated("The queue continues.") if journal.controls.pause_all(False) else translated("The queue was not paused."))
             return
         details = find_job(state, job)
-        say(f"{details.id} continues." if journal.controls.pause(details.id, False) else f"{details.id} was not paused.")
+        continues = journal.controls.pause(details.id, False)
+        say((translated("{job} continues.") if continues else translated("{job} was not paused.")).format(job=details.id))
 
 
 @_app.command(epilog="Example: ckptd queue first my-run/500")
@@ -197,7 +206,8 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(state) as journal:
         if not journal.controls.prefer(details.id):
             raise _refuse(details, "put first", "use `ckptd queue first` only for an export that waits")
-    say(f"{details.id} is next{' after it is resumed' if details.paused else ''}.")
+    line = translated("{job} is next after it is resumed.") if details.paused else translated("{job} is next.")
+    say(line.format(job=details.id))
 
 
 def reload(config: ConfigOption = None) -> None:
@@ -210,8 +220,8 @@ def reload(config: ConfigOption = None) -> None:
     file = configuration_of(config, of_daemon=True)
     changes = ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file)
     if changes is not None:
-        say("The daemon uses the new configuration now.")
+        say(translated("The daemon uses the new configuration now."))
         for change in changes:
             say(f"  {change}")
     else:
-        say("The daemon has read its configuration again; nothing has changed in it.")
+        say(translated("The daemon has read its configuration again; nothing has changed in it."))

@@ -17,6 +17,7 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action
@@ -27,11 +28,11 @@ _OUTPUT = (
     " alphabetically first root, or in the home if this user can't write there."
 )
 _QUESTIONS = {
-    "watch.roots": "Directories below which trainings write",
-    "base.search": "Folders that hold base models",
-    "output.directory": "Folder for the exports",
-    "export.variants": "Variants to make, as `ckptd formats` names them",
-    "notify.urls": "Where to send notifications of exports, as Apprise URLs",
+    "watch.roots": to_translate("Directories below which trainings write"),
+    "base.search": to_translate("Folders that hold base models"),
+    "output.directory": to_translate("Folder for the exports"),
+    "export.variants": to_translate("Variants to make, as `ckptd formats` names them"),
+    "notify.urls": to_translate("Where to send notifications of exports, as Apprise URLs"),
 }
 """What is asked, in this order."""
 _ANY_ROOT = Path("/nonexistent")
@@ -102,30 +103,41 @@ def init(
         first_config.write(secret, "".join(f"{url}\n" for url in urls), force=force, private=True)
     first_config.write(target, content, force=force)
     named = () if target in (SYSTEM_CONFIG, own_config()) else ("--config", str(target))
-    say(f"{target} is written: {len(roots)} root{'s' if len(roots) != 1 else ''}, exports go to {folder}.")
+    written = translated_plural(
+        "{file} is written: {count} root, exports go to {folder}.", "{file} is written: {count} roots, exports go to {folder}.", len(roots)
+    )
+    say(written.format(file=target, count=len(roots), folder=folder))
     if urls:
-        say(f"{secret} is written, for you alone: the URL{'s' if len(urls) != 1 else ''} of notifications.")
-    say(f"Exports: ckptd {RetentionSettings().said}.")
+        secrets = translated_plural(
+            "{file} is written, for you alone: the URL of notifications.", "{file} is written, for you alone: the URLs of notifications.",
+            len(urls),
+        )  # fmt: skip
+        say(secrets.format(file=secret))
+    say(translated("Exports: ckptd {keeps}.").format(keeps=RetentionSettings().said))
     service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
     check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
-    say(f"Next: `{check}`, then `{run}`, or as a service: `{made}`.")
+    say(translated("Next: `{check}`, then `{run}`, or as a service: `{service}`.").format(check=check, run=run, service=made))
 
 
 def _look() -> Proposal:
     from daemon.cli.views.layout import duration
     from daemon.installing.discovery import look
 
-    say_error("Looking for trainings and models on this machine …")
+    say_error(translated("Looking for trainings and models on this machine …"))
     proposal = look()
     for root in proposal.roots:
         ago = duration(max(0.0, time.time() - root.newest))
-        say_error(f"  {root.path}: {root.runs} run{'s' if root.runs != 1 else ''}, the newest checkpoint {ago} old")
+        line = translated_plural(
+            "{path}: {count} run, the newest checkpoint {ago} old", "{path}: {count} runs, the newest checkpoint {ago} old", root.runs
+        )
+        say_error("  " + line.format(path=root.path, count=root.runs, ago=ago))
     for folder in proposal.searched:
-        say_error(f"  {folder}: base models")
+        say_error("  " + translated("{folder}: base models").format(folder=folder))
     for name, folder in proposal.mapped:
         say_error(f"  {name}: {folder}")
     for name in proposal.missing:
-        say_error(f"  {name}: a base that checkpoints name, but it was not found; give its folder with --base")
+        line = translated("{name}: a base that checkpoints name, but it was not found; give its folder with --base")
+        say_error("  " + line.format(name=name))
     return proposal
 
 
@@ -189,7 +201,7 @@ def _asked(given: dict[str, Any], proposal: Proposal | None, *, system: bool) ->
         first_config.refuse_unusable(first_config.text(chosen), chosen)
 
     refuse_unusable({"watch.roots": given["watch.roots"] or [_ANY_ROOT]})  # else every answer would be refused for an option's sake
-    say_error("Give several values with spaces between them, and put quotes around a value that has spaces.")
+    say_error(translated("Give several values with spaces between them, and put quotes around a value that has spaces."))
     values: dict[str, Any] = {"notify.urls_file": given["notify.urls_file"]}
     for key, question in _QUESTIONS.items():
         if given[key] or (key == "notify.urls" and given["notify.urls_file"]):
@@ -197,12 +209,12 @@ def _asked(given: dict[str, Any], proposal: Proposal | None, *, system: bool) ->
             continue
         proposed = _default(key, values, proposal, system=system)
         while True:
-            answer = _words(question, proposed if isinstance(proposed, list) else [proposed])
+            answer = _words(translated(question), proposed if isinstance(proposed, list) else [proposed])
             if key == "watch.roots" and not answer:
-                say_error("Give at least one directory; it does not have to exist yet.")
+                say_error(translated("Give at least one directory; it does not have to exist yet."))
                 continue
             if key == "output.directory" and len(answer) != 1:
-                say_error("Give one folder, with quotes around it if it has spaces.")
+                say_error(translated("Give one folder, with quotes around it if it has spaces."))
                 continue
             value: Any = answer if key in ("export.variants", "notify.urls") else _paths(answer)
             value = value[0] if key == "output.directory" else value
@@ -220,13 +232,15 @@ def _words(question: str, proposed: list[Any]) -> list[str]:
     """An answer of several words, quoted as in a shell; none for an empty one, or "none"."""
     default = shlex.join(map(str, proposed))
     while True:
-        answer = typer.prompt(question if default else f"{question} [none]", default=default, show_default=bool(default), err=True)
+        answer = typer.prompt(
+            question if default else f"{question} [{translated('none')}]", default=default, show_default=bool(default), err=True
+        )
         try:
             words = shlex.split(answer)
         except ValueError as error:
-            say_error(f"That can't be read as a list of words: {error}.")
+            say_error(translated("That can't be read as a list of words: {error}.").format(error=error))
             continue
-        return [] if words == ["none"] else words
+        return [] if words in (["none"], [translated("none")]) else words
 
 
 def _paths(given: Any) -> list[Path]:
@@ -295,15 +309,19 @@ def install_service(
 
         plan = service.for_system(box, settings, path, wishes, page())
     if dry_run:
-        say_lines("\n".join([*(f"# {note}" for note in plan.notes), *(action.as_shell() for action in plan.actions)]) or "# nothing to do")
+        say_lines(
+            "\n".join([*(f"# {note}" for note in plan.notes), *(action.as_shell() for action in plan.actions)])
+            or f"# {translated('nothing to do')}"
+        )
         return
     for note in plan.notes:
-        say_error(f"Note: {note}.")
+        say_error(translated("Note: {note}.").format(note=note))
     actions.carry_out(plan.actions, record, say)
-    say("The service is installed." if plan.actions else "Nothing to do: the service is already installed correctly.")
+    done, nothing = translated("The service is installed."), translated("Nothing to do: the service is already installed correctly.")
+    say(done if plan.actions else nothing)
     own = ("--user",) if user else ()
     log, back = shlex.join(["journalctl", *own, "-u", "ckptd"]), shlex.join(["ckptd", "install-service", *own, "--undo"])
-    say(f"See `ckptd status` and `{log}`; `{back}` undoes this.")
+    say(translated("See `ckptd status` and `{log}`; `{back}` undoes this.").format(log=log, back=back))
 
 
 def _refuse_odd(memory: str, slice_: str) -> None:
@@ -320,12 +338,12 @@ def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
 
     known = actions.read_record(record)
     if not known.undo:
-        say("Nothing to undo: this command has installed nothing here.")
+        say(translated("Nothing to undo: this command has installed nothing here."))
     elif dry_run:
         lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
         say_lines("\n".join([*lines, *(action.as_shell() for action in after), shlex.join(("rm", str(record)))]))
     elif actions.undo(record, after, say):
-        say("The installation is undone. Configuration, state and exports are kept.")
+        say(translated("The installation is undone. Configuration, state and exports are kept."))
     else:
         raise UsageError(
             FaultCode.SETUP_FAILED,

@@ -14,6 +14,7 @@ from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_jso
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
+from daemon.contract.language.catalog import translated
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -47,11 +48,12 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         return
     for name, row in value.items():
         size = human(sum(folder.size for folder in row.folders))
-        there = f", of which {human(row.downloaded)} are there already" if row.downloaded else ""
-        missing = f"{row.state}; `{row.command}` installs it: {row.costs}{there}" if row.command else row.state
-        hint = f"installed, {size}" if row.installed else missing
+        there = translated(", of which {size} are there already").format(size=human(row.downloaded)) if row.downloaded else ""
+        cure = translated("{state}; `{command}` installs it: {costs}")
+        missing = cure.format(state=row.state, command=row.command, costs=row.costs) + there if row.command else row.state
+        hint = translated("installed, {size}").format(size=size) if row.installed else missing
         say(f"{name}: {hint}")
-        say(f"  {row.about}")
+        say(f"  {translated(row.about)}")
 
 
 @_app.command(epilog="Example: ckptd toolchain install openvino optimum")
@@ -77,7 +79,7 @@ def install(
         reserve, installer = int(settings.limits.disk_reserve), settings.toolchains.installer
         made.append(make(chains, name, report, reserve=reserve, again=again, installer=installer))
         if not json_:
-            _show(made[-1], "is installed", as_json=False)
+            _show(made[-1], translated("{name} is installed: {size} in {folder}, Python {python}"), as_json=False)
     if json_:
         print_json({"toolchains": [_row(installed) for installed in made]})
 
@@ -89,7 +91,9 @@ def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = 
     from daemon.toolchains.install import remove as take_away
 
     freed = take_away(_chains(load_settings(config)), name)
-    print_json({"name": name, "freed": freed}) if json_ else say(f"{name} is removed; {human(freed)} were freed.")
+    print_json({"name": name, "freed": freed}) if json_ else say(
+        translated("{name} is removed; {size} were freed.").format(name=name, size=human(freed))
+    )
 
 
 @_app.command(epilog="Example: ckptd toolchain check optimum")
@@ -97,7 +101,8 @@ def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = F
     """Test an installed toolchain. Exit code 1: it no longer works; 2: it is not installed."""
     from daemon.toolchains.install import check as examine
 
-    _show(examine(_chains(load_settings(config)), name), "works", as_json=json_)
+    said = translated("{name} works: {size} in {folder}, Python {python}")
+    _show(examine(_chains(load_settings(config)), name), said, as_json=json_)
 
 
 @_app.command(epilog="Example: ckptd toolchain doctor")
@@ -110,9 +115,10 @@ def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json({"toolchains": examinations})
     else:
         for examination in examinations:
-            say(f"{examination.name} works" if examination.works else f"{examination.name}: {examination.error}")
+            works = translated("{name} works").format(name=examination.name)
+            say(works if examination.works else f"{examination.name}: {examination.error}")
         if not examinations:
-            say("No toolchain is installed; `ckptd toolchain list` shows which there are.")
+            say(translated("No toolchain is installed; `ckptd toolchain list` shows which there are."))
     if not all(examination.works for examination in examinations):
         raise typer.Exit(1)
 
@@ -127,4 +133,5 @@ def _show(installed: Installed, said: str, *, as_json: bool) -> None:
     if as_json:
         print_json(_row(installed))
     else:
-        say(f"{installed.manifest.name} {said}: {human(installed.manifest.size)} in {installed.folder}, Python {installed.manifest.python}")
+        manifest = installed.manifest
+        say(said.format(name=manifest.name, size=human(manifest.size), folder=installed.folder, python=manifest.python))

@@ -6,6 +6,7 @@ help of every command. The file has no places, no dates and no wrapped lines, so
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import string
@@ -15,17 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import typer
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
+from daemon.cli.main import app
+from daemon.contract.formats.catalog import catalog as formats
 from daemon.contract.language.catalog import DOMAIN, FOLDER
+from daemon.toolchains.registry import Toolchains
 
 ROOT = Path(__file__).parents[2]
 FILE = FOLDER / "zh_CN" / "LC_MESSAGES" / f"{DOMAIN}.po"
 COMPILED = FILE.with_suffix(".mo")
-_KEYWORDS: dict[str, Any] = {"translated": None, "to_translate": None, "translated_plural": (1, 2)}
+_KEYWORDS: dict[str, Any] = {
+    "translated": None, "to_translate": None, "translated_plural": (1, 2),
+    # What translates a label or a title itself.
+    "hanging": (1,), "Column": (1,), "put_field": (2,), "line": (1,), "_fact": (1,),
+}  # fmt: skip
 _WAYS = {".py": "python", ".html": "jinja2"}
 _HEADERS = (
     ("Project-Id-Version", "ckptd"),
@@ -58,27 +67,47 @@ class _Catalogue(Catalog):
 
 def extracted() -> list[Message]:
     """Every sentence of the program that is shown in the reader's language, in order and once."""
-    return sorted({*_of_sources(), *_of_help()})
+    return sorted({*_of_sources(), *_of_help(), *_of_formats()})
 
 
 def _of_sources() -> Iterator[Message]:
     for path in sorted(path for folder in ("daemon", "handlers") for path in (ROOT / folder).rglob("*") if path.suffix in _WAYS):
         source = path.read_bytes()
-        if not re.search(rb"\b(?:translated|to_translate|translated_plural)\(", source):
+        if not re.search(rb"\b(?:translated|to_translate|translated_plural|Column|hanging|put_field)\(", source):
             continue
         options = {"extensions": "jinja2.ext.do"} if path.suffix == ".html" else {}
-        for _, message, _, _ in extract(_WAYS[path.suffix], io.BytesIO(source), _KEYWORDS, (), options):
-            yield Message(*message) if isinstance(message, tuple) else Message(message)
+        with contextlib.redirect_stderr(io.StringIO()):  # labels may be names of variants; tests/words/test_said.py looks at sentences
+            messages = list(extract(_WAYS[path.suffix], io.BytesIO(source), _KEYWORDS, (), options))
+        for _, message, _, _ in messages:
+            if message and message != ("",):
+                yield Message(*message) if isinstance(message, tuple) else Message(message)
 
 
 def _of_help() -> Iterator[Message]:
     """What `--help` says of commands, arguments and options."""
-    yield from ()
+    for command in _commands(typer.main.get_command(app)):
+        epilog = (command.epilog or "").removeprefix("Example: ")
+        texts = [command.help, *(parameter.help for parameter in command.params)]
+        yield from (Message(text) for text in texts if text)
+        if epilog == command.epilog and epilog:
+            yield Message(epilog)
 
 
-def translations() -> dict[str, tuple[str, ...]]:
+def _of_formats() -> Iterator[Message]:
+    """What `ckptd formats` says of variants and toolchains."""
+    yield from (Message(spec.about) for spec in formats().variants.values())
+    yield from (Message(chain.about) for chain in Toolchains(ROOT).known.values())
+
+
+def _commands(command: Any) -> Iterator[Any]:
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from _commands(inner)
+
+
+def translations(path: Path = FILE) -> dict[str, tuple[str, ...]]:
     """English text → its Chinese, as the file has it now; a sentence with a plural has a tuple of one as well. Fuzzy ones count as none."""
-    with FILE.open("rb") as file:
+    with path.open("rb") as file:
         catalogue = read_po(file, locale="zh_CN", domain=DOMAIN)
     return {message_text(message.id): _forms(message.string) for message in catalogue if message.id and not message.fuzzy}
 

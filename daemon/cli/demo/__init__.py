@@ -29,6 +29,7 @@ from daemon.cli.views.markup import escape, escape_lines
 from daemon.contract.faults.errors import CkptdError, Permanent, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
+from daemon.contract.language.catalog import translated
 from daemon.operating.monitoring.status import snapshot
 
 ASKED = ExportOptions().variants
@@ -58,7 +59,7 @@ class Demo:
     ) -> None:
         self.folder, self.console, self._asked = folder, console, asked
         self.checkpoints, self.base_seconds, self.kept = checkpoints, base_seconds, kept
-        self.base, self.run = Training("base model"), Training("fine-tuning")
+        self.base, self.run = Training(translated("base model")), Training(translated("fine-tuning"))
         self.snapshot = snapshot(self.folder / "state")
         self.children: list[processes.Child] = []
         self.started = time.monotonic()
@@ -70,7 +71,7 @@ class Demo:
         """Play all of it; give the exit code. Raises CkptdError where a process fails."""
         base, run = self.folder / "bases" / "pico-english", self.folder / "runs" / "asyncio"
         cores = len(os.sched_getaffinity(0))
-        self.say(f"Everything happens in {self.folder}")
+        self.say(translated("Everything happens in {folder}").format(folder=self.folder))
         with self.screen():
             maker = self.start("base", ["handlers.demo.make_base", str(base), *_options(seconds=self.base_seconds, threads=min(cores, 4))])
             self.follow(self.base, maker)
@@ -132,12 +133,12 @@ class Demo:
             ended = {job.step for job in self.snapshot.jobs if job.state in ENDED}
             if set(self.run.saved) <= ended:
                 return
-        self.tell(f"Not every export ended within {PATIENCE_SECONDS:.0f} s")
+        self.tell(translated("Not every export ended within {seconds:.0f} s").format(seconds=PATIENCE_SECONDS))
 
     def stop_daemon(self, daemon: processes.Child) -> int:
         """Ask the daemon to end, as systemd would; 1 when it did not do so in order."""
         code = daemon.end(20)
-        self.say(f"The daemon was sent SIGTERM and ended with exit code {code}")
+        self.say(translated("The daemon was sent SIGTERM and ended with exit code {code}").format(code=code))
         return 0 if code == 0 else 1
 
     def end(self) -> None:
@@ -172,14 +173,18 @@ class Demo:
         """The table, where the reports lie that are kept, and what the last int8 artifact writes; give the exit code."""
         rows = results.rows_of(self.snapshot, self.run.saved, ASKED)
         self.console.print(results.table(rows))
-        self.say("error σ: largest logit error, in standard deviations; agrees: how often its most likely token is the live model's;")
-        self.say("tok/s beside PyTorch's own, fp32, measured in turns on this machine.")
+        self.say(
+            translated(
+                "error σ: largest logit error, in standard deviations; agrees: how often its most likely token is the live model's;\n"
+                "tok/s beside PyTorch's own, fp32, measured in turns on this machine."
+            )
+        )
         for line in results.complaints(rows):
             self.console.print(escape(line), style="red", soft_wrap=True)
         targets = {job.step: Path(job.target) for job in self.snapshot.jobs}
         for step in self.run.saved:
             if self.kept and step in targets and (report := targets[step] / "report.html").is_file():
-                self.say(f"Report of checkpoint-{step}: {report}")
+                self.say(translated("Report of checkpoint-{step}: {report}").format(step=step, report=report))
         code = results.exit_code(rows)
         last = targets.get(max(self.run.saved, default=-1))
         if last is not None and (last / "onnx-int8").is_dir():
@@ -194,9 +199,10 @@ class Demo:
             command, capture_output=True, text=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL, timeout=120
         )
         if self.base.sample:
-            self.console.rule(f"the base, after {self.base.sample[0]!r}", align="left")
+            self.console.rule(translated("the base, after {prompt!r}").format(prompt=self.base.sample[0]), align="left")
             self.say(self.base.sample[1])
-        self.console.rule(f"the last {artifact.name}, fine-tuned on asyncio, after {PROMPT!r}", align="left")
+        title = translated("the last {name}, fine-tuned on asyncio, after {prompt!r}").format(name=artifact.name, prompt=PROMPT)
+        self.console.rule(title, align="left")
         self.say(done.stdout.rstrip() if done.returncode == 0 else done.stderr[-2000:])
         self.console.rule()
         return 0 if done.returncode == 0 and done.stdout.strip() else 1
@@ -258,15 +264,12 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
             order.callback(_ignore_signals)
             code = demo.play()
         except Ended as error:
-            console.print(f"Ended by {signal.Signals(error.number).name}; ending the demo's processes")
+            console.print(translated("Ended by {name}; ending the demo's processes").format(name=signal.Signals(error.number).name))
             return 128 + error.number
         except CkptdError as error:
             errors.print(escape_lines(str(error)), style="red", soft_wrap=True)
             return 1
-        took = f"The demo took {time.monotonic() - demo.started:.0f} s"
-        demo.say(
-            f"{took}; all files are kept in {folder}"
-            if keep
-            else f"{took}; its files, reports included, are deleted now (--keep DIR keeps them)"
-        )
+        deleted = translated("The demo took {seconds:.0f} s; its files, reports included, are deleted now (--keep DIR keeps them)")
+        kept = translated("The demo took {seconds:.0f} s; all files are kept in {folder}")
+        demo.say((kept if keep else deleted).format(seconds=time.monotonic() - demo.started, folder=folder))
         return code

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.values import Json
 from daemon.operating.monitoring.status import Snapshot
 
@@ -51,14 +52,14 @@ def rows_of(snapshot: Snapshot, steps: Iterable[int], variants: Iterable[str]) -
     for step in steps:
         job = jobs.get(step)
         if job is None:
-            rows += [Row(step, variant, "missing", "the checkpoint was not exported") for variant in asked]
+            rows += [Row(step, variant, to_translate("missing"), translated("the checkpoint was not exported")) for variant in asked]
             continue
         target = Path(job.target)
         try:
             report = json.loads((target / "report.json").read_bytes())
             artifacts = {artifact["variant"]: artifact for artifact in report["artifacts"]}
         except (OSError, ValueError, KeyError) as error:
-            why = job.error or f"its report can't be read: {error}"
+            why = job.error or translated("its report can't be read: {error}").format(error=error)
             rows += [Row(step, variant, "missing", why) for variant in asked]
             continue
         rows += [_row(step, variant, artifacts.get(variant), target) for variant in asked]
@@ -67,11 +68,11 @@ def rows_of(snapshot: Snapshot, steps: Iterable[int], variants: Iterable[str]) -
 
 def _row(step: int, variant: str, artifact: Json | None, target: Path) -> Row:
     if artifact is None:
-        return Row(step, variant, "missing", "the report says nothing about it")
+        return Row(step, variant, "missing", translated("the report says nothing about it"))
     verdict, why = artifact["verdict"], "; ".join(artifact.get("reasons") or ())
     folder = target / (artifact.get("folder") or variant)
     if verdict == "passed" and not (artifact.get("published") and folder.is_dir() and any(folder.iterdir())):
-        verdict, why = "missing", f"the report says that it passed, but {folder} is empty"
+        verdict, why = "missing", translated("the report says that it passed, but {folder} is empty").format(folder=folder)
     figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
     return Row(
         step, variant, verdict, why, size=artifact.get("size_bytes"), ratio=artifact.get("size_ratio"),
@@ -92,11 +93,11 @@ def _figure(value: float | None, form: str) -> str:
 def table(rows: list[Row]) -> Table:
     """The closing table, 80 columns wide at most."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    made.add_column("step", justify="right", no_wrap=True)
-    made.add_column("artifact", no_wrap=True)
-    for title in ("MiB", "× base", "error σ", "agrees", "tok/s", "PyTorch"):
-        made.add_column(title, justify="right", no_wrap=True)
-    made.add_column("verdict", no_wrap=True)
+    made.add_column(translated("step"), justify="right", no_wrap=True)
+    made.add_column(translated("artifact"), no_wrap=True)
+    for title in ("MiB", to_translate("× base"), to_translate("error σ"), to_translate("agrees"), to_translate("tok/s"), "PyTorch"):
+        made.add_column(translated(title), justify="right", no_wrap=True)
+    made.add_column(translated("verdict"), no_wrap=True)
     last = None
     for row in rows:
         made.add_row(
@@ -108,7 +109,7 @@ def table(rows: list[Row]) -> Table:
             _figure(row.agreement, ".1%"),
             _figure(row.speed, ".0f"),
             _figure(row.pytorch_speed, ".0f"),
-            Text(row.verdict, style=STYLES.get(row.verdict, "red")),
+            Text(translated(row.verdict), style=STYLES.get(row.verdict, "red")),
         )
         last = row.step
     return made
@@ -120,4 +121,7 @@ def complaints(rows: list[Row]) -> list[str]:
     for row in rows:
         if not row.good:
             reasons.setdefault((row.step, row.verdict, row.why), []).append(row.variant)
-    return [f"checkpoint-{step}, {', '.join(names)}: {verdict}{why and ': ' + why}" for (step, verdict, why), names in reasons.items()]
+    return [
+        f"checkpoint-{step}, {', '.join(names)}: {translated(verdict)}{why and ': ' + why}"
+        for (step, verdict, why), names in reasons.items()
+    ]

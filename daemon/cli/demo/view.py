@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.values import Json
 from daemon.operating.monitoring.status import JobStatus, Snapshot
 
@@ -31,7 +32,7 @@ class Training:
     """A training as its events tell it."""
 
     title: str
-    state: str = "waiting"
+    state: str = to_translate("waiting")
     step: int = 0
     fraction: float = 0.0
     first_loss: float | None = None
@@ -47,28 +48,29 @@ class Training:
         """Take in one event; give the line that says so where a line is due, else None."""
         kind = event.get("event")
         if kind == "corpus":
-            self.state = "reading"
-            self.about = f"{event['docstrings']:,} docstrings of the standard library"
+            self.state = to_translate("reading")
+            self.about = translated("{count:,} docstrings of the standard library").format(count=event["docstrings"])
             return f"{self.title}: {self.about}"
         if kind == "tokenizer":
-            self.about = f"byte-level BPE, {event['vocabulary']:,} tokens"
-            return f"{self.title}: {self.about}, learnt"
+            self.about = translated("byte-level BPE, {count:,} tokens").format(count=event["vocabulary"])
+            return translated("{title}: {what}, learnt").format(title=self.title, what=self.about)
         if kind == "step":
             return self._take_step(event)
         if kind == "checkpoint":
             self.saved.append(event["step"])
-            return f"{self.title}: wrote checkpoint-{event['step']}"
+            return translated("{title}: wrote checkpoint-{step}").format(title=self.title, step=event["step"])
         if kind == "rotated":
             name = PurePath(event["folder"]).name
             self.rotated.append(int(name.rpartition("-")[2]))
-            return f"{self.title}: the trainer deleted {name} (save_total_limit=1)"
+            return translated("{title}: the trainer deleted {name} (save_total_limit=1)").format(title=self.title, name=name)
         if kind == "sample":
             self.sample = (event["prompt"], event["text"])
         if kind == "saved":
-            self.about = f"{event['parameters'] / 1e6:.2f} M parameters, {event['bytes'] / (1 << 20):.1f} MiB"
+            counts = {"count": event["parameters"] / 1e6, "size": event["bytes"] / (1 << 20)}
+            self.about = translated("{count:.2f} M parameters, {size:.1f} MiB").format(**counts)
         if kind in ("saved", "done"):
             self.state, self.fraction = "done", 1.0
-            return f"{self.title}: done, {self.losses()}"
+            return translated("{title}: done, {losses}").format(title=self.title, losses=self.losses())
         return None
 
     def _take_step(self, event: Json) -> str | None:
@@ -79,11 +81,13 @@ class Training:
         if self.fraction < self._next_line:
             return None
         self._next_line = self.fraction + LINE_EVERY
-        return f"{self.title}: step {self.step}, loss {self.loss:.2f}"
+        return translated("{title}: step {step}, loss {loss:.2f}").format(title=self.title, step=self.step, loss=self.loss)
 
     def losses(self) -> str:
         """How the loss went, in nats a token."""
-        return f"loss {self.first_loss:.2f} → {self.loss:.2f}" if self.first_loss is not None and self.loss is not None else "no steps"
+        if self.first_loss is None or self.loss is None:
+            return translated("no steps")
+        return translated("loss {first:.2f} → {last:.2f}").format(first=self.first_loss, last=self.loss)
 
 
 def _grid() -> Table:
@@ -100,11 +104,11 @@ def _bar(fraction: float) -> ProgressBar:
 
 def _training_row(grid: Table, training: Training) -> None:
     if training.state == "training":
-        progress = f"step {training.step}  {training.losses()}"
+        progress = translated("step {step}  {losses}").format(step=training.step, losses=training.losses())
     elif training.state == "done":
         progress = "  ".join(part for part in (training.losses(), training.about) if part)
     else:
-        progress = training.about or training.state
+        progress = training.about or translated(training.state)
     grid.add_row(Text(training.title, style="bold"), _bar(training.fraction), Text(progress))
 
 
@@ -117,10 +121,10 @@ def fraction_of(job: JobStatus) -> float:
 
 def _describe(job: JobStatus) -> Text:
     """What there is to say about a job now: its end, or the stage that runs."""
-    text = Text(job.state, style=STYLES.get(job.state, ""))
+    text = Text(translated(job.state), style=STYLES.get(job.state, ""))
     if job.state in ENDED:
         for variant, verdict in job.artifacts.items():
-            text.append(f"  {variant} ", style="default").append(verdict, style=STYLES.get(verdict, ""))
+            text.append(f"  {variant} ", style="default").append(translated(verdict), style=STYLES.get(verdict, ""))
         return text
     for stage in job.stages:
         if stage.state == "running":
@@ -141,7 +145,13 @@ def _stages(job: JobStatus) -> Text:
             states = [check.state for check in checks]
             ended = sum(state in ("succeeded", "failed", "skipped") for state in states)
             state = next((choice for choice in ("failed", "running", "waiting", "skipped") if choice in states), "succeeded")
-            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(check.seconds or 0.0 for check in checks)))
+            parts.append(
+                _stage(
+                    translated("checks {ended}/{count}").format(ended=ended, count=len(checks)),
+                    state,
+                    sum(check.seconds or 0.0 for check in checks),
+                )
+            )
     return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
 
 
@@ -156,7 +166,7 @@ def live(trainings: list[Training], snapshot: Snapshot, seconds: float) -> Rende
     for training in trainings:
         _training_row(grid, training)
     pid = snapshot.daemon.pid
-    daemon = f"watching, process {pid}" if snapshot.daemon.running else "not running"
+    daemon = translated("watching, process {pid}").format(pid=pid) if snapshot.daemon.running else translated("not running")
     grid.add_row(Text("ckptd", style="bold"), Text(f"{seconds:.0f} s", style="dim"), Text(daemon, style="dim"))
     parts: list[RenderableType] = [grid]
     gone = {step for training in trainings for step in training.rotated}
@@ -169,7 +179,7 @@ def live(trainings: list[Training], snapshot: Snapshot, seconds: float) -> Rende
         if job.error:
             parts.append(Text(f"  {job.error}", style="red"))
         elif job.step in gone and job.state not in ENDED:
-            parts.append(Text("  deleted by the trainer meanwhile; its pinned copy is exported", style="dim"))
+            parts.append(Text("  " + translated("deleted by the trainer meanwhile; its pinned copy is exported"), style="dim"))
     return Group(*parts)
 
 
@@ -180,14 +190,15 @@ def changes(before: Snapshot, after: Snapshot) -> list[str]:
     for job in sorted(after.jobs, key=lambda job: job.step):
         name, known = f"checkpoint-{job.step}", old.get(job.id)
         if known is None:
-            lines.append(f"ckptd: found {name}")
+            lines.append(translated("ckptd: found {name}").format(name=name))
         states = {stage.name: stage.state for stage in known.stages} if known else {}
         for stage in job.stages:
             if stage.state != states.get(stage.name) and stage.state in ("running", "succeeded", "failed", "skipped"):
-                took = f" in {stage.seconds:.1f} s" if stage.seconds and stage.state != "running" else ""
+                ended = stage.seconds and stage.state != "running"
+                took = " " + translated("in {seconds:.1f} s").format(seconds=stage.seconds) if ended else ""
                 why = f": {stage.error}" if stage.error else ""
-                lines.append(f"ckptd: {name}: {stage.name} {stage.state}{took}{why}")
+                lines.append(f"ckptd: {name}: {stage.name} {translated(stage.state)}{took}{why}")
         if job.state in ENDED and (known is None or known.state != job.state):
-            verdicts = ", ".join(f"{variant} {verdict}" for variant, verdict in job.artifacts.items())
-            lines.append(f"ckptd: {name} {job.state}: {verdicts or job.error or 'no artifact'}")
+            verdicts = ", ".join(f"{variant} {translated(verdict)}" for variant, verdict in job.artifacts.items())
+            lines.append(f"ckptd: {name} {translated(job.state)}: {verdicts or job.error or translated('no artifact')}")
     return lines

@@ -11,11 +11,12 @@ from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
 NOTHING = "–"
-_FIRST = {"causal": "first token", "seq2seq": "first token", "encoder": "one pass"}
+_FIRST = {"causal": to_translate("first token"), "seq2seq": "first token", "encoder": to_translate("one pass")}
 """What the first pass of a kind of model gives."""
 
 
@@ -25,7 +26,7 @@ class BenchView(LiveBar):
     def _line(self, message: str) -> str | None:
         """`message`: "VARIANT: what is done"."""
         variant, colon, _ = message.partition(": ")
-        return f"measuring {variant}" if colon else None
+        return translated("measuring {variant}").format(variant=variant) if colon else None
 
 
 def print_bench(value: Bench, page: Path | None) -> None:
@@ -39,9 +40,12 @@ def print_bench(value: Bench, page: Path | None) -> None:
 def bench_lines(value: Bench, width: int | None) -> list[Text]:
     """The lines, none wider than `width`, where words allow it."""
     machine = value.machine
-    about = f"{value.run or '?'}{'' if value.step is None else f' step {value.step}'}:"
+    step = "" if value.step is None else " " + translated("step {step}").format(step=value.step)
+    about = f"{value.run or '?'}{step}:"
     lines = hanging(about, value.folder, width, style="bold")
-    hardware = f"{machine.cpu or machine.architecture}, {machine.usable_cores} cores, {human(machine.memory_bytes)}, load {machine.load:g}"
+    hardware = translated("{cpu}, {cores} cores, {memory}, load {load:g}").format(
+        cpu=machine.cpu or machine.architecture, cores=machine.usable_cores, memory=human(machine.memory_bytes), load=machine.load
+    )
     lines += hanging("machine", hardware, width, style="bold")
     if any(variant.starts for variant in value.variants):
         lines += [Text(), *_starts(value, width)]
@@ -58,7 +62,7 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
     for note in value.notes:
         lines += hanging("note", note, width, style="yellow")
     for cut in value.cut:
-        lines += hanging(f"limit of {duration(value.limit_seconds)}:", cut, width, style="yellow")
+        lines += hanging(translated("limit of {time}:").format(time=duration(value.limit_seconds)), cut, width, style="yellow")
     return lines
 
 
@@ -97,7 +101,7 @@ def _points(value: Bench, width: int | None) -> list[Text]:
         for batch in value.batches:
             some = [(name, point) for name, point in everything if (point.threads, point.batch) == (threads, batch)]
             if some:
-                lines.append(Text(f"{threads} thread{'s' * (threads > 1)}, {batch} row{'s' * (batch > 1)}"))
+                lines.append(Text(f"{_threads(threads)}, {_rows(batch)}"))
                 lines += [line for row in table(*_table(value, some, quartiles=False, apart=True), width) for line in row]
     return lines
 
@@ -108,13 +112,13 @@ def _table(
     """Columns and rows of points. `apart`: without the threads and rows that they have in common."""
     shown: list[tuple[str, Callable[[BenchPoint], str]]] = []
     if len(value.threads) > 1 and not apart:
-        shown.append(("thr", lambda point: str(point.threads)))
+        shown.append((to_translate("thr"), lambda point: str(point.threads)))
     if len(value.batches) > 1 and not apart:
-        shown.append(("batch", lambda point: str(point.batch)))
+        shown.append((to_translate("batch"), lambda point: str(point.batch)))
     shown += [
-        ("length", lambda point: str(point.length)),
+        (to_translate("length"), lambda point: str(point.length)),
         (_FIRST.get(value.kind or "", "first"), lambda point: spread(point.prefill_seconds, seconds, quartiles)),
-        ("tokens/s", lambda point: spread(point.tokens_per_second, rate, quartiles)),
+        (to_translate("tokens/s"), lambda point: spread(point.tokens_per_second, rate, quartiles)),
     ]
     if any(point.speed_over_pytorch for variant in value.variants for point in variant.points):
         shown.append(("× PyTorch", lambda point: spread(point.speed_over_pytorch, times, quartiles)))
@@ -124,15 +128,33 @@ def _table(
 
 def _explained(value: Bench, width: int | None, *, quartiles: bool) -> list[Text]:
     what = {
-        "causal": f"first token: the pass over the prompt. tokens/s: {value.tokens} tokens decoded after it",
-        "seq2seq": f"first token: encoding and the first token. tokens/s: {value.tokens} tokens decoded after it",
-        "encoder": "one pass: over all rows. tokens/s: tokens read",
+        "causal": translated("first token: the pass over the prompt. tokens/s: {tokens} tokens decoded after it.").format(
+            tokens=value.tokens
+        ),
+        "seq2seq": translated("first token: encoding and the first token. tokens/s: {tokens} tokens decoded after it.").format(
+            tokens=value.tokens
+        ),
+        "encoder": translated("one pass: over all rows. tokens/s: tokens read."),
     }.get(value.kind or "", "")
-    threads = "" if len(value.threads) > 1 else f", {value.threads[0]} thread{'s' * (value.threads[0] > 1)}"
-    batch = "" if len(value.batches) > 1 else f", {value.batches[0]} row{'s' * (value.batches[0] > 1)} together"
-    about = "; ±: half the range between the quartiles" if quartiles else ""
-    end = f"Medians of {value.rounds} rounds{threads}{batch}{about}. {duration(value.seconds)} in all."
-    return hanging("", f"{what}. {end}", width)
+    threads = "" if len(value.threads) > 1 else f", {_threads(value.threads[0])}"
+    batch = "" if len(value.batches) > 1 else f", {_together(value.batches[0])}"
+    about = translated("; ±: half the range between the quartiles") if quartiles else ""
+    end = translated("Medians of {rounds} rounds{conditions}. {time} in all.").format(
+        rounds=value.rounds, conditions=f"{threads}{batch}{about}", time=duration(value.seconds)
+    )
+    return hanging("", f"{what} {end}".strip(), width)
+
+
+def _threads(count: int) -> str:
+    return translated_plural("{count} thread", "{count} threads", count).format(count=count)
+
+
+def _rows(count: int) -> str:
+    return translated_plural("{count} row", "{count} rows", count).format(count=count)
+
+
+def _together(count: int) -> str:
+    return translated_plural("{count} row together", "{count} rows together", count).format(count=count)
 
 
 def _problems(variant: BenchedVariant) -> dict[str, str]:
@@ -140,7 +162,9 @@ def _problems(variant: BenchedVariant) -> dict[str, str]:
     by_problem: dict[str, list[str]] = {}
     for point in variant.points:
         if point.problem is not None:
-            place = f"{point.threads} thread{'s' * (point.threads > 1)}, {point.batch} × {point.length} tokens"
+            place = translated("{threads}, {batch} × {length} tokens").format(
+                threads=_threads(point.threads), batch=point.batch, length=point.length
+            )
             by_problem.setdefault(point.problem, []).append(place)
     return {said: "; ".join(places) for said, places in by_problem.items()}
 

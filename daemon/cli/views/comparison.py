@@ -10,6 +10,7 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human
@@ -31,29 +32,29 @@ def _loss(value: float) -> str:
 
 
 _OF_EXPORT: tuple[tuple[str, str, Say, bool], ...] = (
-    ("status", "status", str, False),
-    ("loss", "loss", _loss, False),
-    ("best metric", "best_metric", _loss, False),
-    ("epoch", "epoch", _loss, False),
-    ("KL to the base", "adapter_kl", lambda value: f"{value:.2g} nats", False),
-    ("export took", "wall_seconds", duration, False),
+    (to_translate("status"), "status", translated, False),
+    (to_translate("loss"), "loss", _loss, False),
+    (to_translate("best metric"), "best_metric", _loss, False),
+    (to_translate("epoch"), "epoch", _loss, False),
+    (to_translate("KL to the base"), "adapter_kl", lambda value: f"{value:.2g} nats", False),
+    (to_translate("export took"), "wall_seconds", duration, False),
 )
 _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
-    ("verdict", "verdict", str, False),
-    ("agreement", "agreement", _percent, False),
-    ("divergence", "kl", lambda value: f"{value:.2g} nats", False),
-    ("error", "error_max", lambda value: f"{value:.2g} σ", False),
-    ("cosine", "cosine_mean", lambda value: f"{value:.5f}", False),
-    ("perplexity", "perplexity", _loss, False),
-    ("accuracy", "accuracy", _percent, False),
-    ("exact match", "exact_match", _percent, False),
+    (to_translate("verdict"), "verdict", translated, False),
+    (to_translate("agreement"), "agreement", _percent, False),
+    (to_translate("divergence"), "kl", lambda value: f"{value:.2g} nats", False),
+    (to_translate("error"), "error_max", lambda value: f"{value:.2g} σ", False),
+    (to_translate("cosine"), "cosine_mean", lambda value: f"{value:.5f}", False),
+    (to_translate("perplexity"), "perplexity", _loss, False),
+    (to_translate("accuracy"), "accuracy", _percent, False),
+    (to_translate("exact match"), "exact_match", _percent, False),
     ("chrF", "chrf", _loss, False),
-    ("size", "size_bytes", human, True),
-    ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", False),
-    ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", False),
+    (to_translate("size"), "size_bytes", human, True),
+    (to_translate("tokens a second"), "tokens_per_second", lambda value: f"{value:.0f}", False),
+    (to_translate("first token"), "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", False),
     ("× PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
-    ("loading", "load_seconds", lambda value: f"{value:.2g} s", False),
-    ("memory", "peak_rss_bytes", human, False),
+    (to_translate("loading"), "load_seconds", lambda value: f"{value:.2g} s", False),
+    (to_translate("memory"), "peak_rss_bytes", human, False),
 )
 """Label, field, how it is said, whether the two are divided: what was measured once, and would be another number the next time, is not."""
 
@@ -84,7 +85,11 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     lines += [line for row in table(_COLUMNS, rows, width) for line in row]
     for variant, figures in value.differences.items():
         for name, figure in figures.items():
-            lines += hanging(f"{_LABELS.get(name, name)} of {variant}:", figure.sentence, width)
+            lines += hanging(
+                translated("{figure} of {variant}:").format(figure=translated(_LABELS.get(name, name)), variant=variant),
+                figure.sentence,
+                width,
+            )
     return lines + _texts(a, b, width)
 
 
@@ -99,7 +104,7 @@ def _rows(
             continue
         ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else _seen(name, seen.get(name))
         cells = [Cell("–" if value is None else say(value), STATE_STYLE.get(str(value), "")) for value in (mine, other)]
-        yield [Cell(indent + label), *cells, Cell(ratio)]
+        yield [Cell(indent + translated(label)), *cells, Cell(ratio)]
 
 
 def _seen(name: str, figure: ComparedFigure | None) -> str:
@@ -107,17 +112,21 @@ def _seen(name: str, figure: ComparedFigure | None) -> str:
     if figure is None:
         return ""
     if figure.better is None:
-        return "no difference"
+        return translated("no difference")
     return f"{figure.value:.2f}×" if name in ("perplexity", "speed_over_pytorch") else _SIGNED.get(name, "{:+.3g}").format(figure.value)
 
 
 def _greedy(a: ComparedArtifact | None, b: ComparedArtifact | None) -> Iterable[list[Cell]]:
     said = [
-        "–" if artifact is None or artifact.greedy_prompts is None else f"{artifact.greedy_identical or 0} of {artifact.greedy_prompts}"
+        "–" if artifact is None or artifact.greedy_prompts is None else _of(artifact.greedy_identical or 0, artifact.greedy_prompts)
         for artifact in (a, b)
     ]  # fmt: skip
     if said != ["–", "–"]:
-        yield [Cell("  same answers"), Cell(said[0]), Cell(said[1]), Cell("")]
+        yield [Cell("  " + translated("same answers")), Cell(said[0]), Cell(said[1]), Cell("")]
+
+
+def _of(count: int, whole: int) -> str:
+    return translated("{count} of {whole}").format(count=count, whole=whole)
 
 
 def _texts(a: ComparedExport, b: ComparedExport, width: int | None) -> list[Text]:
@@ -127,14 +136,14 @@ def _texts(a: ComparedExport, b: ComparedExport, width: int | None) -> list[Text
     lines = hanging("prompt", _short(a.prompt or b.prompt), width, style="bold")
     for name, export in (("A", a), ("B", b)):
         if export.prompt != (a.prompt or b.prompt):
-            lines += hanging(f"{name} was asked", _short(export.prompt), width, style="bold")
-        lines += hanging(f"{name} live:", _short(export.live_text), width, style="cyan")
+            lines += hanging(translated("{name} was asked").format(name=name), _short(export.prompt), width, style="bold")
+        lines += hanging(translated("{name} live:").format(name=name), _short(export.live_text), width, style="cyan")
         for variant, artifact in export.artifacts.items():
             if artifact.text is not None:
                 same = artifact.text == export.live_text
-                lines += hanging(f"{name} {variant}:", "the same" if same else _short(artifact.text), width, style="cyan")
+                lines += hanging(f"{name} {variant}:", translated("the same") if same else _short(artifact.text), width, style="cyan")
     return lines
 
 
 def _short(text: str | None) -> str:
-    return "–" if text is None else middle(text, _TEXT) if text.strip() else "(nothing)"
+    return "–" if text is None else middle(text, _TEXT) if text.strip() else translated("(nothing)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.conversion import Conversion
+from daemon.contract.language.catalog import translated, translated_plural
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -14,14 +15,18 @@ def print_conversion(value: Conversion) -> None:
     console = terminal(soft_wrap=True)
     width = width_of(console)
     for file in value.converted:
-        tensors = f"{file.tensors} tensor{'s' if file.tensors != 1 else ''}"
+        tensors = translated_plural("{count} tensor", "{count} tensors", file.tensors).format(count=file.tensors)
         more = [f"{key} = {text}" for key, text in file.metadata.items() if key != "format"]
-        summary = f"{file.target}, {tensors}, {human(file.size_bytes)}, equal{'; kept: ' + ', '.join(more) if more else ''}"
+        kept = translated("; kept: {what}").format(what=", ".join(more)) if more else ""
+        summary = (
+            translated("{file}, {tensors}, {size}, equal").format(file=file.target, tensors=tensors, size=human(file.size_bytes)) + kept
+        )
         for line in hanging(file.source, summary, width, style="bold"):
             console.print(line)
     for path, why in value.left_out.items():
         for line in hanging("left out", f"{path}: {why}", width, style="bold"):
             console.print(line)
     count = len(value.copied)
-    for line in hanging("written", f"{value.target}, with {count} other file{'s' if count != 1 else ''}", width, style="bold"):
+    written = translated_plural("{folder}, with {count} other file", "{folder}, with {count} other files", count)
+    for line in hanging("written", written.format(folder=value.target, count=count), width, style="bold"):
         console.print(line)

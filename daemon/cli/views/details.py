@@ -6,6 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, table
@@ -13,18 +14,24 @@ from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobDetails, StageStatus
 
-_FACTS = ("run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target")
-_TIMES = ("created", "started", "ended")
+_FACTS = {
+    "run": to_translate("run"), "step": to_translate("step"), "epoch": to_translate("epoch"), "loss": to_translate("loss"),
+    "best_metric": to_translate("best_metric"), "state": to_translate("state"), "method": to_translate("method"),
+    "rank": to_translate("rank"), "base": to_translate("base"), "checkpoint": to_translate("checkpoint"), "target": to_translate("target"),
+}  # fmt: skip
+_TIMES = {"created": to_translate("created"), "started": to_translate("started"), "ended": to_translate("ended")}
 _COLUMNS = (
     Column("stage", least=12), Column("state", least=9), Column("tries", least=5, right=True), Column("took", least=7, right=True),
     Column("note", "words", least=16),
 )  # fmt: skip
+_OUTCOMES = to_translate("retryable"), to_translate("permanent"), to_translate("interrupted")
 RETRIED = ("failed", "partial", "cancelled")
 
 
@@ -37,19 +44,20 @@ def print_job(job: JobDetails) -> None:
 
 
 def _fact(name: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"{name:<11}", "bold"), " ", (printable(text), style))
+    label = translated(name)
+    return Text.assemble((label + " " * (12 - cell_len(label)), "bold"), (printable(text), style))
 
 
 def _facts(job: JobDetails) -> list[Text]:
     lines = [_fact("id", job.id)]
-    for key in _FACTS:
+    for key, label in _FACTS.items():
         value = (job.activity or job.state) if key == "state" else getattr(job, key)
         if value is not None:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            lines.append(_fact(key, text, STATE_STYLE.get(text, "") if key == "state" else ""))
-    lines += [_fact(key, local_time(value, "seconds")) for key in _TIMES if (value := getattr(job, key)) is not None]
+            lines.append(_fact(label, translated(text), STATE_STYLE.get(text, "")) if key == "state" else _fact(label, text))
+    lines += [_fact(label, local_time(value, "seconds")) for key, label in _TIMES.items() if (value := getattr(job, key)) is not None]
     if job.kept:
-        lines.append(_fact("kept", "`ckptd prune --keep` named it: no rule of [retention] removes it"))
+        lines.append(_fact("kept", translated("`ckptd prune --keep` named it: no rule of [retention] removes it")))
     if job.report_file:
         page = os.path.join(os.path.dirname(job.report_file), "report.html")
         lines.append(_fact("report", page if os.path.isfile(page) else job.report_file))
@@ -59,7 +67,8 @@ def _facts(job: JobDetails) -> list[Text]:
 def _stages(job: JobDetails, width: int | None) -> list[Text]:
     rows = [
         [
-            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell("–" if _reused(stage) else str(stage.attempts)),
+            Cell(stage.name), Cell(translated(stage.state), STATE_STYLE.get(stage.state, "")),
+            Cell("–" if _reused(stage) else str(stage.attempts)),
             Cell("" if stage.seconds is None or stage.state == "running" else duration(stage.seconds)), Cell(_note(job, stage)),
         ]
         for stage in job.stages
@@ -74,12 +83,12 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
     if stage.state == "skipped":
         spec, states = find_spec(stage.name), {other.name: other.state for other in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
-        return f"needs {', '.join(lacking)}" if lacking else ""
+        return translated("needs {stages}").format(stages=", ".join(lacking)) if lacking else ""
     if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":
-        return "rejected the artifact"
+        return translated("rejected the artifact")
     if _reused(stage):
-        return "reused: an earlier attempt made the same"
-    return "error: see below" if stage.error else ""
+        return translated("reused: an earlier attempt made the same")
+    return translated("error: see below") if stage.error else ""
 
 
 def _reused(stage: StageStatus) -> bool:
@@ -102,7 +111,9 @@ def _why(job: JobDetails, width: int | None) -> list[Text]:
             lines += hanging(label, text, width, style=style)
     for attempt in job.attempts:
         if attempt.outcome not in ("succeeded", None):
-            lines += hanging("", f"{attempt.stage}, attempt {attempt.number}: {attempt.outcome}; its log: {attempt.log}", None)
+            line = translated("{stage}, attempt {number}: {outcome}; its log: {log}")
+            outcome = translated(str(attempt.outcome))
+            lines += hanging("", line.format(stage=attempt.stage, number=attempt.number, outcome=outcome, log=attempt.log), None)
     return lines
 
 
@@ -110,8 +121,9 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
-    lines = hanging("", GONE if job.checkpoint_gone else f"{TRY_AGAIN} {shlex.quote(job.id)}", None)
+    lines = hanging("", translated(GONE) if job.checkpoint_gone else translated(TRY_AGAIN).format(job=shlex.quote(job.id)), None)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:
-        lines += hanging("", f"To run the last failed attempt by hand: python -m handlers {shlex.quote(failed[-1].job_file)}", None)
+        by_hand = translated("To run the last failed attempt by hand: python -m handlers {file}")
+        lines += hanging("", by_hand.format(file=shlex.quote(failed[-1].job_file)), None)
     return lines

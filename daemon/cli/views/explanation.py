@@ -9,6 +9,7 @@ from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
 from daemon.contract.faults.text import local_time
+from daemon.contract.language.catalog import translated
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human
@@ -31,8 +32,8 @@ def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
 
 def _verdict(value: CheckpointExplanation) -> str:
     if value.refusal and value.complete:
-        return "[yellow]complete, but not exported in this form[/yellow]"
-    return "[green]complete[/green]" if value.complete else "[yellow]incomplete[/yellow]"
+        return f"[yellow]{translated('complete, but not exported in this form')}[/yellow]"
+    return f"[green]{translated('complete')}[/green]" if value.complete else f"[yellow]{translated('incomplete')}[/yellow]"
 
 
 def _recorded(value: CheckpointExplanation) -> str:
@@ -40,19 +41,24 @@ def _recorded(value: CheckpointExplanation) -> str:
     known = value.journal
     if not known:
         return ""
-    job = f" as job {known.job}" + (f" ({known.job_state})" if known.job_state else "") if known.job else ""
-    what = {"taken": "taken", "known": "known already", "skipped": "skipped", "damaged": "reported as damaged"}.get(known.verdict)
-    where = "" if known.by == "daemon" else " by `ckptd export`"
-    then = "" if known.current else "; it has changed since"
-    return f"{what or known.verdict}{job}{where} at {local_time(known.at, 'seconds')}{then}"
+    state = f" ({translated(known.job_state)})" if known.job_state else ""
+    job = translated(" as job {job}").format(job=known.job) + state if known.job else ""
+    what = {
+        "taken": translated("taken"), "known": translated("known already"), "skipped": translated("skipped"),
+        "damaged": translated("reported as damaged"),
+    }.get(known.verdict)  # fmt: skip
+    where = "" if known.by == "daemon" else translated(" by `ckptd export`")
+    then = "" if known.current else translated("; it has changed since")
+    at = local_time(known.at, "seconds")
+    return translated("{what}{job}{where} at {time}{then}").format(what=what or known.verdict, job=job, where=where, time=at, then=then)
 
 
 def _not_taken(value: CheckpointExplanation) -> str:
     """What is to come of a complete checkpoint that the journal knows nothing of."""
     if value.settles_in_seconds is None:
-        return "not taken yet"
-    by = "" if value.daemon_running else ", once a daemon runs"
-    return f"not taken yet: in {value.settles_in_seconds:.0f} s, unless it changes again{by}"
+        return translated("not taken yet")
+    by = "" if value.daemon_running else translated(", once a daemon runs")
+    return translated("not taken yet: in {seconds:.0f} s, unless it changes again{by}").format(seconds=value.settles_in_seconds, by=by)
 
 
 def _print_run(console: Console, value: RunExplanation) -> None:
@@ -60,7 +66,9 @@ def _print_run(console: Console, value: RunExplanation) -> None:
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
         about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or _undecided(row)
-        put(console, f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
+        line = translated("{name}: {verdict}, {layout}, step {step}: {about}")
+        layout = escape(row.layout or translated("nothing yet"))
+        put(console, line.format(name=escape(name), verdict=_verdict(row), layout=layout, step=row.step, about=escape(about)))
     for problem in value.unreadable:
         put(console, f"[red]{escape(problem)}[/red]")
 
@@ -68,8 +76,12 @@ def _print_run(console: Console, value: RunExplanation) -> None:
 def _undecided(row: CheckpointExplanation) -> str:
     """What becomes of a complete one of which the journal holds nothing."""
     if row.selected is None:  # only below a root, or without one, can it be told
-        return f"not watched: {row.unwatched}"
-    return _not_taken(row) if row.selected.wanted else f"not wanted: {row.selected.reason}"
+        return translated("not watched: {why}").format(why=row.unwatched)
+    return _not_taken(row) if row.selected.wanted else _choice(wanted=False, reason=row.selected.reason)
+
+
+def _choice(*, wanted: bool, reason: str) -> str:
+    return (translated("wanted: {reason}") if wanted else translated("not wanted: {reason}")).format(reason=reason)
 
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
@@ -77,21 +89,24 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         put_field(console, label, text, 10, style)
 
     put(console, f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
-    line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "not recognized yet")
+    layout = translated("{layout} ({writer}), step {step}").format(layout=value.layout, writer=value.writer, step=value.step)
+    line("layout", layout if value.layout else translated("not recognized yet"))
     if value.method:
-        line("model", value.method + (f" on {value.base}" if value.base else ""))
+        on_base = translated("{method} on {base}").format(method=value.method, base=value.base)
+        line("model", on_base if value.base else value.method)
     if value.base_folder:
-        line("base", f"found: {value.base_folder}")
+        line("base", translated("found: {folder}").format(folder=value.base_folder))
     if value.base_problem:
         line("base", value.base_problem, "yellow")
     for problem in () if value.unreadable else value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:
-        line("since", f"the daemon has seen it incomplete for {duration(value.incomplete_seconds)}")
+        line("since", translated("the daemon has seen it incomplete for {time}").format(time=duration(value.incomplete_seconds)))
     if value.quiet_seconds is not None:
-        line("quiet", f"the files that an export reads last changed {duration(value.quiet_seconds)} ago")
+        quiet = translated("the files that an export reads last changed {time} ago")
+        line("quiet", quiet.format(time=duration(value.quiet_seconds)))
     if value.settles_in_seconds is not None:
-        line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
+        line("settles", translated("in {seconds:.0f} s, unless it changes again").format(seconds=value.settles_in_seconds))
     if value.unreadable:
         line("no right", value.unreadable, "red")
     if value.refusal:
@@ -103,27 +118,28 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
 
 
 def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> None:
-    line("journal", _recorded(value) or "knows nothing of it")
+    line("journal", _recorded(value) or translated("knows nothing of it"))
     if value.journal and value.journal.artifacts:
-        line("artifacts", " ".join(f"{name}:{verdict}" for name, verdict in value.journal.artifacts.items()))
+        line("artifacts", " ".join(f"{name}:{translated(verdict)}" for name, verdict in value.journal.artifacts.items()))
         for text in describe_lost(value.journal.lost):
             line("failed", text, "yellow")
     if value.selected:
-        line("select", ("wanted: " if value.selected.wanted else "not wanted: ") + value.selected.reason)
+        line("select", _choice(wanted=value.selected.wanted, reason=value.selected.reason))
         if value.selected.warning:
             line("warning", value.selected.warning, "yellow")
     if value.unwatched:
-        line("watched", f"no: {value.unwatched}", "yellow")
+        line("watched", translated("no: {why}").format(why=value.unwatched), "yellow")
     elif not value.daemon_running:
-        line("watched", "yes, but no daemon runs on this state directory", "yellow")
+        line("watched", translated("yes, but no daemon runs on this state directory"), "yellow")
 
 
 def _print_files(console: Console, files: Sequence[FileRow]) -> None:
     rows = [
-        [Cell(row.name), Cell("" if row.bytes is None else human(row.bytes)), Cell("yes" if row.read else "")] for row in files[:_LISTED]
+        [Cell(row.name), Cell("" if row.bytes is None else human(row.bytes)), Cell(translated("yes") if row.read else "")]
+        for row in files[:_LISTED]
     ]
     columns = Column("file", "words"), Column("size", least=9, right=True), Column("read by an export", least=17)
     for line in (line for row in table(columns, rows, width_of(console)) for line in row):
         console.print(line, soft_wrap=True)
     if len(files) > _LISTED:
-        put(console, f"and {len(files) - _LISTED} more")
+        put(console, translated("and {count} more").format(count=len(files) - _LISTED))

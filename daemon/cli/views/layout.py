@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from daemon.contract.faults.text import printable
+from daemon.contract.language.catalog import translated
 from daemon.operating.log.wrapping import wrap
 
 GAP = 2
@@ -42,8 +43,9 @@ def _begin(text: str, width: int) -> str:
 
 def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:
     """`label text` with the label in a style; lines after the first are indented."""
-    label, text = printable(label), printable(text)
-    first, *more = wrap(f"{label} {text}".strip() if label else text, None if width is None else width - indent)
+    label, text = printable(translated(label)), printable(text)
+    gap = "" if label.endswith("：") else " "
+    first, *more = wrap(f"{label}{gap}{text}".strip() if label else text, None if width is None else width - indent)
     shown = Text(first)
     if label and style and first.startswith(label):
         shown.stylize(style, 0, len(label))
@@ -62,6 +64,11 @@ class Column:
     right: bool = False
     """Whether cells end at its right edge."""
 
+    @property
+    def shown(self) -> str:
+        """The title in the reader's language."""
+        return translated(self.title)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -79,7 +86,7 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) 
 
 def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[int]:
     """Cells of each column: what it needs, where that fits; else columns give way, the widest first, down to their least."""
-    wanted = [max([cell_len(column.title), *(cell_len(row[place].text) for row in rows)]) for place, column in enumerate(columns)]
+    wanted = [max([cell_len(column.shown), *(cell_len(row[place].text) for row in rows)]) for place, column in enumerate(columns)]
     if width is None:
         return wanted
     spare = width - GAP * (len(columns) - 1)
@@ -96,7 +103,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
     """The title's lines, then the lines of each row: none longer than `width`, where the columns' least widths allow it."""
     rows = [[Cell(printable(cell.text), cell.style) for cell in row] for row in rows]
     taken = widths(columns, rows, width)
-    return [_row([Cell(column.title, "bold") for column in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
+    return [_row([Cell(column.shown, "bold") for column in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
 
 
 def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[Text]:
@@ -119,6 +126,10 @@ def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int])
 def duration(seconds: float) -> str:
     """A duration that was measured, in the unit that fits."""
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return translated("{count:.0f} s").format(count=seconds)
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h" if minutes < 2880 else f"{minutes / 1440:.1f} days"
+    if minutes < 120:
+        return translated("{count:.0f} min").format(count=minutes)
+    if minutes < 2880:
+        return translated("{count:.1f} h").format(count=minutes / 60)
+    return translated("{count:.1f} days").format(count=minutes / 1440)

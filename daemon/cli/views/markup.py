@@ -9,18 +9,19 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from daemon.contract.faults.text import printable, printable_lines
+from daemon.contract.language.catalog import to_translate, translated
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
 STATE_STYLE = {
-    "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
-    "unpublished": "red",
-    "waiting": "yellow", "paused": "yellow", "stopped": "yellow",
-    "pending": "dim", "skipped": "dim", "superseded": "dim", "cancelled": "dim",
+    to_translate("succeeded"): "green", to_translate("passed"): "green", to_translate("running"): "cyan", to_translate("partial"): "yellow",
+    to_translate("unverified"): "yellow", to_translate("failed"): "red", to_translate("unpublished"): "red",
+    to_translate("waiting"): "yellow", to_translate("paused"): "yellow", to_translate("stopped"): "yellow",
+    to_translate("pending"): "dim", to_translate("skipped"): "dim", to_translate("superseded"): "dim", to_translate("cancelled"): "dim",
 }  # fmt: skip
-"""State of an export or a stage, or verdict of an artifact → its style."""
+"""State of an export or a stage, or verdict of an artifact → its style. Who shows one translates it."""
 
 
 _NO_WIDTH = 40
@@ -87,7 +88,7 @@ def _closed(text: str) -> str:
 def styled(state: str) -> str:
     """A state in its colour, as rich markup."""
     style = STATE_STYLE.get(state)
-    return f"[{style}]{state}[/{style}]" if style else escape(state)
+    return f"[{style}]{translated(state)}[/{style}]" if style else escape(state)
 
 
 def put(console: Console, text: str | Text, *, indent: int = 2) -> None:
@@ -106,6 +107,7 @@ def put_field(console: Console, label: str, text: str, room: int, style: str = "
     from rich.cells import cell_len
     from rich.text import Text
 
+    label = translated(label)
     label += " " * max(1, room - cell_len(label))
     put(console, Text.assemble((label, "bold"), (printable(text), style)), indent=cell_len(label))
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.jobs.run_figures import METRICS, figure
+from daemon.contract.language.catalog import translated
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
 from daemon.system.box import human
@@ -28,17 +29,18 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
     metric = value.metric or next((name for name, _ in METRICS if _has(value, name)), None)
     columns = [
         Column("step", least=6, right=True), Column("variant", least=10), Column("KL", least=5, right=True),
-        Column("agree", least=6, right=True), *([Column(metric.replace("_", " "), least=8, right=True)] if metric else []),
+        Column("agree", least=6, right=True), *([Column(translated(metric.replace("_", " ")), least=8, right=True)] if metric else []),
         Column("size", least=8, right=True), Column("speed", least=5, right=True),
     ]  # fmt: skip
     lines = hanging("run", value.run, width, style="bold")
     lines += [line for row in table(columns, list(_rows(value, metric)), width) for line in row]
     if any(export.folder is None for export in value.exports):
-        lines += hanging(_GONE, "there is no export of this step now: it failed, or it was removed", width)
+        lines += hanging(_GONE, translated("there is no export of this step now: it failed, or it was removed"), width)
     if value.best is not None:
-        lines += hanging(_BEST, f"to be deployed, by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
+        by = translated("to be deployed, by the {metric} of {variant}")
+        lines += hanging(_BEST, by.format(metric=translated((metric or "").replace("_", " ")), variant=value.variant), width)
     if len(value.equal) > 1:
-        lines += hanging(_EQUAL, "no difference from it was seen", width)
+        lines += hanging(_EQUAL, translated("no difference from it was seen"), width)
     return lines + hanging("", value.sentence, width)
 
 
@@ -48,7 +50,7 @@ def _has(value: RunQuality, metric: str) -> bool:
 
 def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
     for at in value.exports:
-        label = ("end" if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
+        label = (translated("end") if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
         for place, (variant, artifact) in enumerate(at.artifacts.items()):
             compared = variant == value.variant
             best = compared and at.id == value.best
@@ -62,7 +64,7 @@ def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
 def _figures(artifact: QualityOfArtifact, metric: str | None) -> list[Cell]:
     agree = "–" if artifact.agreement is None else f"{100 * artifact.agreement:.4g} %"
     if artifact.verdict != "passed":
-        cells = [Cell(artifact.verdict, STATE_STYLE.get(artifact.verdict, "")), Cell(agree)]
+        cells = [Cell(translated(artifact.verdict), STATE_STYLE.get(artifact.verdict, "")), Cell(agree)]
     else:
         cells = [Cell("–" if artifact.kl is None else f"{artifact.kl:.2g}"), Cell(agree)]
     if metric:

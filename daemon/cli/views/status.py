@@ -21,6 +21,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
 
 FEW = 5
 """Directories of one kind that `ckptd status` lists; `--all` lists them all."""
-NONE = "no checkpoint has been taken yet"
+NONE = to_translate("no checkpoint has been taken yet")
 WATCH_SECONDS = 2.0
 _SPARE_LINES = 2
 """Of the screen, for the prompt and the line before it."""
 _LEAST_JOBS = 3
 _OPEN = ("running", "stopped", "waiting", "paused")
-GONE = "Can't be tried again, because the checkpoint was deleted"
-TRY_AGAIN = "After you have removed the cause: ckptd queue retry"
-"""What stands before the id of a failed export."""
+GONE = to_translate("Can't be tried again, because the checkpoint was deleted")
+TRY_AGAIN = to_translate("After you have removed the cause: ckptd queue retry {job}")
+_VERDICTS = (to_translate("healthy"), to_translate("unwell"), to_translate("full"))
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
 _COLUMNS = (
@@ -63,7 +64,7 @@ def print_status(value: Snapshot, *, everything: bool = False) -> None:
 def print_jobs(jobs: Sequence[JobStatus], *, none: str = NONE) -> None:
     """`ckptd list`. `none`: what is said where there are none."""
     console = terminal(soft_wrap=True)
-    _print(console, jobs_lines(jobs, width_of(console)) if jobs else [Text(none)])
+    _print(console, jobs_lines(jobs, width_of(console)) if jobs else [Text(translated(none))])
 
 
 def _print(console: Console, lines: Iterable[Text]) -> None:
@@ -82,7 +83,7 @@ def watch(ask: Callable[[], Snapshot]) -> None:
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             while True:
                 room, at = console.height - 1, datetime.now().astimezone().strftime("%H:%M:%S")
-                said = Text(f"{at}, again every {WATCH_SECONDS:.0f} s; Ctrl-C ends it", style="dim")
+                said = Text(translated("{time}, again every {seconds:.0f} s; Ctrl-C ends it").format(time=at, seconds=WATCH_SECONDS), "dim")
                 live.update(Text("\n").join([said, *status_lines(ask(), width_of(console), room)[:room]]), refresh=True)
                 time.sleep(WATCH_SECONDS)
     print_status(ask())
@@ -99,7 +100,7 @@ def status_lines(value: Snapshot, width: int | None, height: int | None, *, ever
     shown = jobs if room is None else _fitting(jobs, width, room)
     lines = [*head, *jobs_lines(shown, width)]
     if len(shown) < len(jobs):
-        lines += hanging("", f"and {len(jobs) - len(shown)} more; `ckptd list` lists them all", width)
+        lines += hanging("", translated("and {count} more; `ckptd list` lists them all").format(count=len(jobs) - len(shown)), width)
     return lines
 
 
@@ -131,99 +132,134 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
     daemon = value.daemon
     if not daemon.running:
         file = value.config or (daemon.configuration and daemon.configuration.file)
-        run = f"`ckptd run --config {shlex.quote(file) if file else 'FILE'}`"
-        start = f"start it with {run}{'' if file else ' (`ckptd init` writes FILE)'}; the state is {value.state_directory}"
+        start = (
+            translated("start it with `ckptd run --config {file}`; the state is {state}")
+            if file
+            else translated("start it with `ckptd run --config FILE` (`ckptd init` writes FILE); the state is {state}")
+        ).format(file=shlex.quote(file or ""), state=value.state_directory)
+        label = translated("not running:")
         if not daemon.killed:
-            return [("not running:", start, "yellow")]
-        ended = "the daemon did not shut down cleanly: it was killed or it crashed, or the machine stopped"
-        return [("not running:", f"{ended}. It was last seen alive at {local_time(daemon.said, 'seconds')}. To continue, {start}", "red")]
+            return [(label, start, "yellow")]
+        ended = translated(
+            "the daemon did not shut down cleanly: it was killed or it crashed, or the machine stopped. It was last seen alive at {time}."
+            " To continue, {start}"
+        )
+        return [(label, ended.format(time=local_time(daemon.said, "seconds"), start=start), "red")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
     if daemon.stopping:
-        explanation = "it starts nothing new, and ends when the running stages have stopped; a second signal ends them at once"
-        return [("stopping", f"(pid {daemon.pid}) since {local_time(daemon.stopping, 'seconds')}: {explanation}", "yellow")]
-    known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
+        stopping = translated(
+            "(pid {pid}) since {time}: it starts nothing new, and ends when the running stages have stopped; a second signal ends them at"
+            " once"
+        )
+        return [(translated("stopping"), stopping.format(pid=daemon.pid, time=local_time(daemon.stopping, "seconds")), "yellow")]
+    known = translated("(pid {pid}, since {time})").format(pid=daemon.pid, time=local_time(daemon.started))
     style = "red" if verdict != "healthy" else "yellow" if daemon.starved else "green"
-    return [(f"running, {verdict}{', short of CPU time' if daemon.starved else ''}", f"({known})", style)]
+    short = translated("running, {verdict}, short of CPU time") if daemon.starved else translated("running, {verdict}")
+    return [(short.format(verdict=translated(verdict)), known, style)]
 
 
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
-    notices = [("no room", f"{disk.sentence()}; work waits until there is enough. {disk.delete}", "red") for disk in value.disks]
-    notices += [("configuration", value.config_problem, "red")] if value.config_problem else []
-    notices += [("unwell", why, "red") for why in value.daemon.unwell]
-    notices += [("short of CPU time", why, "yellow") for why in value.daemon.starved]
+    waits = translated("{sentence}; work waits until there is enough. {delete}")
+    notices = [
+        (translated("no room"), waits.format(sentence=disk.sentence(), delete=disk.delete), "red") for disk in value.disks
+    ]  # fmt: skip
+    notices += [(translated("configuration"), value.config_problem, "red")] if value.config_problem else []
+    notices += [(translated("unwell"), why, "red") for why in value.daemon.unwell]
+    notices += [(translated("short of CPU time"), why, "yellow") for why in value.daemon.starved]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
-        notices.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
-    notices += [("thread", f"at {local_time(death.at)}: {death.sentence()} It was restarted.", "yellow") for death in value.daemon.deaths]
+        notices.append((translated("unwell"), translated("The daemon does not say why: see `ckptd logs`."), "red"))
+    restarted = translated("at {time}: {sentence} It was restarted.")
+    notices += [
+        (translated("thread"), restarted.format(time=local_time(death.at), sentence=death.sentence()), "yellow")
+        for death in value.daemon.deaths
+    ]  # fmt: skip
     if value.last_end is not None:
-        notices.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
+        ended = translated("at {time}. {why}").format(time=local_time(value.last_end.at), why=value.last_end.why)
+        notices.append((translated("ckptd ended by itself"), ended, "red"))
     if value.paused:
-        notices.append(
-            ("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd queue resume` continues the work", "yellow")
-        )
+        paused = translated("since {time}: no stage is started; `ckptd queue resume` continues the work")
+        notices.append((translated("paused"), paused.format(time=local_time(value.paused)), "yellow"))
     loaded = value.daemon.configuration if value.daemon.running else None
     if loaded and loaded.problem:
-        notices.append(("the last reload was refused:", one_line(loaded.problem), "red"))
+        notices.append((translated("the last reload was refused:"), one_line(loaded.problem), "red"))
     if loaded and loaded.is_of_another_file(value.config):
-        its = f"on {loaded.file}" if loaded.file else "without a configuration file"
-        notices.append(("configuration", f"the daemon that is shown here works {its}, not on {value.config}", "yellow"))
+        other = (
+            translated("the daemon that is shown here works on {other}, not on {file}")
+            if loaded.file
+            else translated("the daemon that is shown here works without a configuration file, not on {file}")
+        )
+        notices.append((translated("configuration"), other.format(other=loaded.file, file=value.config), "yellow"))
     if (journal := value.daemon.journal) and journal.problem:
-        notices.append(("journal", journal.problem, "red"))
+        notices.append((translated("journal"), journal.problem, "red"))
     if rebuilt := value.journal:
-        text = f"from {rebuilt.get('from')} at {local_time(rebuilt.get('at'))}; the damaged file is {rebuilt.get('set_aside')}"
-        notices.append(("the journal was damaged and rebuilt", text, "yellow"))
+        text = translated("from {source} at {time}; the damaged file is {file}").format(
+            source=rebuilt.get("from"), time=local_time(rebuilt.get("at")), file=rebuilt.get("set_aside")
+        )
+        notices.append((translated("the journal was damaged and rebuilt"), text, "yellow"))
     return notices
 
 
 def _roots(value: Snapshot) -> list[tuple[str, str, str]]:
-    return [("root", f"{root.path} ({root.backend}{_state_of(root)})", "bold") for root in value.roots]
+    return [(translated("root"), f"{root.path} ({root.backend}{_state_of(root)})", "bold") for root in value.roots]
 
 
 def _state_of(root: RootState) -> str:
     if root.silent_seconds is not None:
-        return f", its file system has not answered for {root.silent_seconds:.0f} s: look at the mount and its server"
-    return "" if root.exists else ", does not exist yet"
+        silent = translated(", its file system has not answered for {seconds:.0f} s: look at the mount and its server")
+        return silent.format(seconds=root.silent_seconds)
+    return "" if root.exists else translated(", does not exist yet")
 
 
 def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
     """What was found below the roots and is not exported: of each kind the first `most`, and how many more there are."""
-    incomplete = [f"{directory.path} for {duration(directory.seconds)}: {'; '.join(directory.missing)}" for directory in value.incomplete]
+    line = translated("{path} for {time}: {missing}")
+    incomplete = [
+        line.format(path=directory.path, time=duration(directory.seconds), missing="; ".join(directory.missing))
+        for directory in value.incomplete
+    ]  # fmt: skip
+    lost = translated("{path} at {time}: deleted {seconds:.1f} s after it was first seen")
     kinds = [
-        ("incomplete", "yellow", "that are incomplete", incomplete),
+        (translated("incomplete"), "yellow", translated("that are incomplete"), incomplete),
         *((what.replace("waits", "waiting"), "yellow", f"that {what.replace('waits', 'wait')}",
            [f"{entry.path}: {entry.why}" for entry in value.delayed if waiting(entry.code) == what])
           for what in dict.fromkeys(waiting(entry.code) for entry in value.delayed)),
-        ("seen, not watched", "yellow", "that are seen and not watched", [f"{path}: {why}" for path, why in value.passed_over.items()]),
-        ("not readable", "red", "that can't be read", [f"{path}: {why}" for path, why in value.unreadable.items()]),
-        ("lost", "red", "that are lost",
-         [f"{row.path} at {local_time(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen" for row in value.lost]),
-        ("no export ends", "yellow", "of which no export ends", [again.sentence() for again in value.rewritten]),
+        (translated("seen, not watched"), "yellow", translated("that are seen and not watched"),
+         [f"{path}: {why}" for path, why in value.passed_over.items()]),
+        (translated("not readable"), "red", translated("that can't be read"), [f"{path}: {why}" for path, why in value.unreadable.items()]),
+        (translated("lost"), "red", translated("that are lost"),
+         [lost.format(path=row.path, time=local_time(row.last_seen), seconds=row.lived) for row in value.lost]),
+        (translated("no export ends"), "yellow", translated("of which no export ends"), [again.sentence() for again in value.rewritten]),
     ]  # fmt: skip
     notices = []
     for label, style, which, texts in kinds:
         notices += [(label, text, style) for text in texts[:most]]
         if most is not None and len(texts) > most:
-            notices.append((f"and {len(texts) - most} more {which};", "`ckptd status --all` lists them", style))
+            more = translated("and {count} more {which};").format(count=len(texts) - most, which=which)
+            notices.append((more, translated("`ckptd status --all` lists them"), style))
     return notices
 
 
 def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
     """Notifications that wait, and why."""
     waiting = value.outbox.get("pending", 0)
-    notices = [(f"{waiting} notification{'s wait' if waiting != 1 else ' waits'}", "for delivery", "yellow")] if waiting else []
-    return notices + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
+    label = translated_plural("{count} notification waits", "{count} notifications wait", waiting).format(count=waiting)
+    notices = [(label, translated("for delivery"), "yellow")] if waiting else []
+    return notices + [
+        (translated("not notified"), _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up
+    ]
 
 
 def _kept(value: Snapshot) -> list[tuple[str, str, str]]:
     loaded = value.daemon.configuration if value.daemon.running else None
-    return [("retention", loaded.retention, "bold")] if loaded and loaded.retention else []
+    return [(translated("retention"), loaded.retention, "bold")] if loaded and loaded.retention else []
 
 
 def _trouble_of(target: TargetState) -> str:
     """Why a service does not get its notifications, and how many it did not get."""
-    said = [f"{target.waiting} wait"] if target.waiting else []
-    said += [f"{target.given_up} given up within a week"] if target.given_up else []
-    return f"{target.target} ({', '.join(said) or 'nothing waits'})" + (f": {target.error}" if target.error else "")
+    said = [translated("{count} wait").format(count=target.waiting)] if target.waiting else []
+    said += [translated("{count} given up within a week").format(count=target.given_up)] if target.given_up else []
+    return f"{target.target} ({', '.join(said) or translated('nothing waits')})" + (f": {target.error}" if target.error else "")
 
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -232,8 +268,8 @@ def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
     opened["waiting"] += opened.pop("pending", 0)
     opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
-    counts = [f"{count} {state}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
-    return [("exports", ", ".join(counts), "bold")] if counts else []
+    counts = [f"{count} {translated(state)}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
+    return [(translated("exports"), ", ".join(counts), "bold")] if counts else []
 
 
 # Exports
@@ -242,7 +278,7 @@ def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
 def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     """A row for each job, then what there is to say of them, in lines of at most `width` cells."""
     if not jobs:
-        return [Text(NONE)]
+        return [Text(translated(NONE))]
     names = {job.id: job.id for job in jobs}
     rows = [_row(job, job.id) for job in jobs]
     if width is not None and not fits(_COLUMNS, rows, width):
@@ -252,15 +288,20 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
             rows = [_row(job, names[job.id], short=True) for job in jobs]
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
-        who = ", ".join(names[job_id] for job_id in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
+        who = _first_of([names[job_id] for job_id in ids])
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
-        lines += hanging("", f"{TRY_AGAIN} {retried[0] if len(retried) == 1 else '--failed'}", width)
+        lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
     if gone := [names[job.id] for job in failed if job.checkpoint_gone]:
-        who = ", ".join(gone[:FEW]) + (f" and {len(gone) - FEW} more" if len(gone) > FEW else "")
-        lines += hanging("", f"{GONE}: {who}", width)
+        lines += hanging("", f"{translated(GONE)}: {_first_of(gone)}", width)
     return lines
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """The first few of many, and how many more there are."""
+    more = len(names) - FEW
+    return ", ".join(names[:FEW]) + (" " + translated("and {count} more").format(count=more) if more > 0 else "")
 
 
 def _of_several(text: str) -> str:
@@ -281,10 +322,10 @@ def handles(ids: Sequence[str]) -> dict[str, str]:
 
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
     state = job.activity or job.state
-    what = (_in_short if short else _what)(job) + (" · kept" if job.kept else "")
+    what = (_in_short if short else _what)(job) + (f" · {translated('kept')}" if job.kept else "")
     return [
-        Cell(name), Cell(job.run), Cell("final" if job.ending else str(job.step)), Cell(_loss(job.loss)),
-        Cell(state, STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),
+        Cell(name), Cell(job.run), Cell(translated("final") if job.ending else str(job.step)), Cell(_loss(job.loss)),
+        Cell(translated(state), STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),
     ]  # fmt: skip
 
 
@@ -308,7 +349,7 @@ def _what(job: JobStatus) -> str:
     if job.state not in ENDED_JOB and job.reason:
         return ", ".join([job.reason, *_left(job)])
     if job.artifacts:
-        return _with_reason(" ".join(f"{name}:{verdict}" for name, verdict in job.artifacts.items()), job)
+        return _with_reason(" ".join(f"{name}:{translated(verdict)}" for name, verdict in job.artifacts.items()), job)
     return job.reason or "" if job.state in ENDED_JOB else ", ".join(_left(job))
 
 
@@ -325,7 +366,7 @@ def _in_short(job: JobStatus) -> str:
     if job.artifacts and not (job.reason and job.state != "partial"):
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
-        return _with_reason(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in known), job)
+        return _with_reason(", ".join(f"{verdicts.count(verdict)} {translated(verdict)}" for verdict in known), job)
     return job.reason or ""
 
 
@@ -333,13 +374,14 @@ def _left(job: JobStatus) -> list[str]:
     """How much work is left of a job, in words; [] where nothing tells."""
     if job.left_seconds is None:
         return []
-    return [f"{about(job.left_seconds)} {'left in all' if _running(job) else 'of work'}"]
+    line = translated("{time} left in all") if _running(job) else translated("{time} of work")
+    return [line.format(time=about(job.left_seconds))]
 
 
 def _left_in_short(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
-    return [f"{about(max(60.0, job.left_seconds)).removeprefix('about ')} left"]
+    return [translated("{time} left").format(time=about(max(60.0, job.left_seconds)).removeprefix("about "))]
 
 
 def _progress(stage: StageStatus) -> str:
@@ -351,8 +393,8 @@ def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     remarks: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
-        texts += [("`ckptd queue first` put it at the front of the queue", "dim")] if job.first else []
-        texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
+        texts += [(translated("`ckptd queue first` put it at the front of the queue"), "dim")] if job.first else []
+        texts += [(translated("`ckptd export` makes it, in the foreground"), "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []
         texts += [(text, "yellow") for text in describe_lost(_unsaid(job))]
@@ -376,8 +418,9 @@ def describe_lost(lost: Iterable[LostArtifact]) -> list[str]:
     taken: dict[tuple[str, str], list[str]] = {}
     for artifact in lost:
         taken.setdefault((artifact.stage, artifact.cause), []).append(artifact.variant)
+    own, other = translated("{names}: its stage failed: {cause}"), translated("{names}: the stage {stage} failed: {cause}")
     return [
-        f"{', '.join(names)}: {'its stage' if names == [stage] else f'the stage {stage}'} failed: {cause}"
+        (own if names == [stage] else other).format(names=", ".join(names), stage=stage, cause=cause)
         for (stage, cause), names in taken.items()
     ]  # fmt: skip
 
@@ -386,7 +429,8 @@ def pace(stage: StageStatus) -> str | None:
     """How a running stage gets on; None for one that does not run."""
     if stage.state != "running" or stage.fraction is None:
         return None
-    parts = [f"{stage.name} {100 * stage.fraction:.0f} % after {duration(stage.seconds or 0)}"]
+    progress = translated("{stage} {percent:.0f} % after {time}")
+    parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=duration(stage.seconds or 0))]
     parts += [stage.message] if stage.message else []
-    parts += [f"{about(stage.left_seconds)} left for this stage"] if stage.left_seconds is not None else []
+    parts += [translated("{time} left for this stage").format(time=about(stage.left_seconds))] if stage.left_seconds is not None else []
     return ", ".join(parts) + (f"; {stage.starved}" if stage.starved else "")

@@ -18,6 +18,7 @@ from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.values import Json
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
@@ -49,7 +50,7 @@ def note_of(running: Running) -> str:
     left = stage_left(None, time.monotonic() - running.began, said.fraction, cpu)
     parts = (
         [said.message]
-        + ([f"{about(left)} left"] if left is not None else [])
+        + ([translated("{time} left").format(time=about(left))] if left is not None else [])
         + ([starving(cpu, running.priority)] if cpu and starved(cpu) else [])
     )
     return "; ".join(parts)
@@ -74,7 +75,8 @@ class ExportView:
             _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
         )  # fmt: skip
         if not quiet:
-            put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] step {inspection.step}: {escape(str(inspection.path))}")
+            step = translated("step {step}").format(step=inspection.step)
+            put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] {step}: {escape(str(inspection.path))}")
         if self._live:
             self._progress.start()
 
@@ -104,11 +106,11 @@ class ExportView:
             self._progress.start_task(bar)
             self._progress.update(bar, completed=running.progress.fraction, note=escape(note_of(running)))
         elif stage.state != "waiting":
-            note = "reused" if stage.state == "succeeded" and not stage.attempts else styled(stage.state)
+            note = translated("reused") if stage.state == "succeeded" and not stage.attempts else styled(stage.state)
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=note)
             self._progress.stop_task(bar)
         elif stage.fault is not None:
-            self._progress.update(bar, note=escape(f"{stage.fault.cause}; it is tried again"))
+            self._progress.update(bar, note=escape(translated("{cause}; it is tried again").format(cause=stage.fault.cause)))
 
     def _line(self, name: str, state: str, stage: StageRow) -> None:
         tried = f"waiting {stage.failures}" if state == "waiting" and stage.fault is not None else state
@@ -118,12 +120,13 @@ class ExportView:
         self._said[name] = tried
         if state == "waiting":
             assert stage.fault is not None
-            put(self._console, escape(f"{name}: is tried again. {stage.fault.sentence()}"))
+            line = translated("{name}: is tried again. {sentence}").format(name=name, sentence=stage.fault.sentence())
+            put(self._console, escape(line))
         elif made_before:
-            self._console.print(f"{escape(name)}: {'was made before' if stage.attempts else 'reused'}")
+            self._console.print(f"{escape(name)}: {translated('was made before') if stage.attempts else translated('reused')}")
         else:
-            seconds = f" in {stage.result.seconds:.1f} s" if stage.result else ""
-            self._console.print(f"{escape(name)}: {state}{seconds}")
+            seconds = " " + translated("in {seconds:.1f} s").format(seconds=stage.result.seconds) if stage.result else ""
+            self._console.print(f"{escape(name)}: {translated(state)}{seconds}")
 
     def close(self) -> None:
         """End the live display."""
@@ -144,10 +147,8 @@ class ExportView:
         for line in (*_rejections(report), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
         if any(stage.state == "failed" for stage in job.stages):
-            put(
-                self._console,
-                escape(f"The log of this export is {self._log}; the logs of its attempts lie in {self._log.parent / 'jobs'}."),
-            )
+            line = translated("The log of this export is {log}; the logs of its attempts lie in {folder}.")
+            put(self._console, escape(line.format(log=self._log, folder=self._log.parent / "jobs")))
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
     def advice(self, sentence: str) -> str:
@@ -167,7 +168,8 @@ def _rejections(report: Json | None) -> list[str]:
 def _replacements(report: Json | None) -> list[str]:
     """What took the place of what, or why nothing did."""
     stories = (report or {}).get("replaced", [])
-    return [f"{story['taken']} takes the place of {story['asked']}" for story in stories if story["taken"]] + [
+    line = translated("{taken} takes the place of {asked}")
+    return [line.format(taken=story["taken"], asked=story["asked"]) for story in stories if story["taken"]] + [
         str(story["sentence"]) for story in stories if not story["taken"]
     ]
 
@@ -183,10 +185,17 @@ def _percent(share: Any) -> str:
 def artifact_table(report: Json) -> Table:
     """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
     shown = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
-    for title in ("artifact", "verdict"):
-        shown.add_column(title, no_wrap=True)
-    for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
-        shown.add_column(title, justify="right", no_wrap=True)
+    for title in (to_translate("artifact"), to_translate("verdict")):
+        shown.add_column(translated(title), no_wrap=True)
+    for title in (
+        to_translate("size"),
+        to_translate("× base"),
+        to_translate("error"),
+        to_translate("agree"),
+        to_translate("tok/s"),
+        "PyTorch",
+    ):
+        shown.add_column(translated(title), justify="right", no_wrap=True)
     for artifact in report.get("artifacts", []):
         figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
         shown.add_row(
@@ -205,7 +214,7 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
 
     console = terminal(soft_wrap=True)
     if not file.exists():
-        say_error(f"There is no log yet at {file}; the daemon writes it when it runs.")
+        say_error(translated("There is no log yet at {file}; the daemon writes it when it runs.").format(file=file))
         if not follow:
             return
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -15,6 +16,11 @@ from rich.text import Text
 LEAST_WIDTH = 60
 """Columns that every output is made for; a narrower terminal breaks the lines itself."""
 _AFTER = re.compile(r"(?<=[/;,])")
+_CHINESE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef"
+_OPENS, _CLOSES = r"（《“‘【(\[", "，。；：、！？）》”’…】"
+_PAUSES = re.compile(r"(?<=[，。；：、])")
+_BETWEEN = re.compile(rf"(?<![{_OPENS}])(?![{_CLOSES}])(?:(?<=[{_CHINESE}])|(?=[{_CHINESE}]))")
+"""Where Chinese, which has no blanks, may be broken: beside a character of it, not before what closes, nor after what opens."""
 
 
 def width_of(console: Console) -> int | None:
@@ -33,10 +39,10 @@ def wrap(text: str, width: int | None) -> list[str]:
     if width is None or cell_len(text) <= width:
         return [text]
     lines, line = list[str](), ""
-    for word in text.split(" "):
+    for word, gap in _words(text):
         pieces = _pieces(word, width)
         for number, piece in enumerate(pieces):
-            longer = f"{line}{'' if number else ' '}{piece}" if line else piece
+            longer = f"{line}{'' if number else gap}{piece}" if line else piece
             begins = len(pieces) > 1 and number == 0  # a long word has a line of its own, to be copied from
             if not line or (cell_len(longer) <= width and not begins):
                 line = longer
@@ -44,6 +50,14 @@ def wrap(text: str, width: int | None) -> list[str]:
                 lines.append(line)
                 line = piece
     return [*lines, line]
+
+
+def _words(text: str) -> Iterator[tuple[str, str]]:
+    """What is not broken where that can be avoided, with what stands before it in a line; a path stays whole, whatever it is named."""
+    for word in text.split(" "):
+        between = _PAUSES if "/" in word else _BETWEEN
+        parts = [word] if word.isascii() else [part for part in between.split(word) if part]
+        yield from ((part, "" if number else " ") for number, part in enumerate(parts))
 
 
 def _pieces(word: str, width: int) -> list[str]:
