@@ -35,7 +35,7 @@ def not_verified(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> tuple[NotV
 def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
     if check.verdict is Verdict.UNVERIFIED:
         why = sentences(check.reasons) or translated("validation gave no reason")
-        yield NotVerified(what=f"{check.variant}: {translated('everything')}", why=why)
+        yield _gap(check.variant, translated("everything"), why)
         return
     figures = figures_of(check.figures, ArtifactFigures)
     variant = find_variant(check.variant)
@@ -50,17 +50,17 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
             why = translated("validation stopped at an earlier problem")
         else:
             why = translated("validation reports no figure for it")
-        yield NotVerified(what=f"{check.variant}: {translated(what)}", why=why)
+        yield _gap(check.variant, translated(what), why)
     if figures and figures.long is not None and check.verdict is not Verdict.FAILED:
         yield from _gaps_at_length(check.variant, figures.long)
     if variant and variant.elsewhere:
-        yield NotVerified(what=f"{check.variant}: {translated('other hardware')}", why=translated_text(variant.elsewhere))
+        yield _gap(check.variant, translated("other hardware"), translated_text(variant.elsewhere))
 
 
 def _gaps_at_length(variant: str, long: LongFigures) -> Iterator[NotVerified]:
     why = translated_text(long.why) if long.why else translated("validation gave no reason")
     if long.tokens is None:
-        yield NotVerified(what=f"{variant}: {translated('long texts')}", why=why)
+        yield _gap(variant, translated("long texts"), why)
         return
     beyond = (
         (long.window, translated("texts beyond its window of {count:,} tokens")),
@@ -68,7 +68,12 @@ def _gaps_at_length(variant: str, long: LongFigures) -> Iterator[NotVerified]:
     )
     for edge, what in beyond:
         if edge and edge >= long.tokens:
-            yield NotVerified(what=f"{variant}: {what.format(count=edge)}", why=why)
+            yield _gap(variant, what.format(count=edge), why)
+
+
+def _gap(variant: str, what: str, why: str) -> NotVerified:
+    """Pages read the variant from what stands before the colon."""
+    return NotVerified(what=f"{variant}: {what}", why=why)
 
 
 def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:

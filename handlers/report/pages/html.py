@@ -24,7 +24,7 @@ from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples, units
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
-from handlers.report.content.places import without_folders
+from handlers.report.content.places import KEPT, without_folders
 from handlers.report.model import Failure, Neighbour, Report
 from handlers.report.pages import caveats, charts
 from handlers.report.usage import word
@@ -59,9 +59,9 @@ def _many(singular: str, plural: str, count: int) -> Markup:
     return Markup(translated_plural(singular, plural, count)).format(count=count)
 
 
-def _recorded(value: object) -> object:
-    """A recorded value: where it is a sentence, in the reader's language."""
-    return translated_text(value) if isinstance(value, str) else value
+def _recorded(value: object, name: str = "") -> object:
+    """A recorded value: where it is a sentence, in the reader's language. `name`: its dotted name; what models read and write stays."""
+    return translated_text(value) if isinstance(value, str) and KEPT.isdisjoint(name.split(".")) else value
 
 
 def _fault_said(fault: Fault) -> str:
