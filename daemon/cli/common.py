@@ -17,6 +17,7 @@ from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
+from daemon.contract.language.recorded import translated_text
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source
@@ -161,7 +162,7 @@ def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
     """The state directory of `daemon_place`; mistakes in the configuration are said on stderr."""
     place = daemon_place(config, own_state=own_state)
     if place.mistake:
-        say_error(f"ckptd: {printable(place.mistake)}")
+        say_error(f"ckptd: {printable(translated_text(place.mistake))}")
     return place.state
 
 

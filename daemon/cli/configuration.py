@@ -17,6 +17,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -146,7 +147,7 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
     else:
         for place, error in answers.items():
-            say(f"{place}: {translated('delivered') if error is None else error}")
+            say(f"{place}: {translated('delivered') if error is None else translated_text(error)}")
     if any(answers.values()):
         raise typer.Exit(1)
 

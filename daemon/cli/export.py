@@ -37,6 +37,7 @@ from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageErro
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
@@ -115,12 +116,12 @@ def export_now(
         else:
             if not settings.toolchains.auto_install:
                 for sentence in lacking_for(settings.variants, Toolchains(settings.state_directory)):
-                    view.say(f"{sentence}.")  # now, and not when the other variants are made
+                    view.say(translated_text(f"{sentence}."))  # now, and not when the other variants are made
             _work(parts, job, view)
         status = next(row for row in snapshot(state).jobs if row.id == job)
         if status.state != "succeeded":
             for sentence in packages.unsuitable():
-                view.say(f"{sentence}.")
+                view.say(translated_text(f"{sentence}."))
     report = Path(status.target) / "report.json"
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)

@@ -44,6 +44,7 @@ from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, fro
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -513,6 +514,10 @@ def _say_traceback(kind: type[BaseException], error: BaseException, trace: Trace
     say_error("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
+def _complain(error: CkptdError) -> None:
+    say_error(f"ckptd: {translated_text(str(error))}")
+
+
 def _run() -> int:
     try:
         code = app(prog_name="ckptd", standalone_mode=False)
@@ -525,18 +530,18 @@ def _run() -> int:
             for line in error.format_message().splitlines():
                 say(line)
         else:
-            say_error(f"ckptd: {mistake_of(error)}")
+            _complain(mistake_of(error))
         return EXIT_USAGE
     except CkptdError as error:
-        say_error(f"ckptd: {error}")
+        _complain(error)
         return exit_code_of(error)
     except UnicodeEncodeError as error:
         if is_text(error.object):
             raise
-        say_error(f"ckptd: {of_surrogates(error)}")
+        _complain(of_surrogates(error))
         return EXIT_USAGE
     except PermissionError as error:
-        say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
+        _complain(no_access(Path(os.fsdecode(error.filename or "."))))
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -544,6 +549,6 @@ def _run() -> int:
         raise
     except OSError as error:
         fault = from_oserror(error, "go on")
-        say_error(f"ckptd: {fault}")
+        _complain(fault)
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return code if isinstance(code, int) else 0

@@ -22,6 +22,7 @@ from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -113,7 +114,7 @@ def _print_verification(verification: Verification) -> None:
     )
     say(f"{verification.folder}: {state} ({read})")
     for problem in verification.problems:
-        say(f"  {problem.sentence()}")
+        say(f"  {translated_text(problem.sentence())}")
 
 
 @contextmanager
@@ -160,9 +161,9 @@ def _print_findings(findings: Findings) -> None:
     )
     say(f"{findings.state}: {summary} ({read})")
     for finding in findings.findings:
-        say(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
+        say(f"  {finding.job + ': ' if finding.job else ''}{translated_text(finding.sentence())}")
     for note in findings.notes:
-        about = f"{note.job + ': ' if note.job else ''}{note.text} ({note.path})"
+        about = f"{note.job + ': ' if note.job else ''}{translated_text(note.text)} ({note.path})"
         say("  " + translated("note: {about}").format(about=about))
 
 
@@ -291,6 +292,6 @@ def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, d
         line = translated("would remove {path} ({size})") if dry_run else translated("removed {path} ({size})")
         say(line.format(path=removal.path, size=human(removal.freed)))
     for export, reason in kept:
-        say(translated("kept {path}: {reason}").format(path=export.path, reason=reason))
+        say(translated("kept {path}: {reason}").format(path=export.path, reason=translated_text(reason)))
     line = translated("{count} exports, {size} would be freed") if dry_run else translated("{count} exports, {size} freed")
     say(line.format(count=len(removed), size=human(sum(removal.freed for removal in removed))))

@@ -19,6 +19,18 @@ _WORDS = (
 )
 """What the parser says → what we say: its words for types are those of a library below it."""
 
+CAUSES = (
+    "no such command {name}", "no such option: {name}", "missing argument {name}",
+    "no such option: {name} (possible options: {names})", "missing option {name}",
+    "missing command", "unexpected argument: {words}", "option {name} requires an argument",
+    "option {name} does not take a value", "invalid value: {why}",
+    "invalid value for {name}: {why}", "it should be a whole number", "it should be a {kind}",
+    "it should be greater than or equal to {number}", "it should be less than or equal to {number}",
+    "name a job, or give --failed for all exports that failed; `ckptd list` shows the ids",
+    "did you mean {name}? See {verb} --help",
+)  # fmt: skip
+"""What that comes to, for the catalogue of recorded sentences."""
+
 
 def mistake_of(error: TyperException) -> UsageError:
     """Our error for one of the command line's parser."""

@@ -20,6 +20,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import printable
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 from daemon.journal.states import told_state
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
     chosen = [find_job(settings.state_directory, job).id for job in jobs or ()]
     chosen += failed_ids(settings.state_directory) if failed else []
     if change := unread_change(settings.state_directory):
-        say_error(f"ckptd: {printable(change)}")
+        say_error(f"ckptd: {printable(translated_text(change))}")
     if not chosen:
         say(translated("No export has failed."))
     refused: list[UsageError] = []
@@ -140,7 +141,7 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
         else:
             say(translated("{job} is back in the queue.").format(job=job))
     for other in refused[:-1]:
-        say_error(f"ckptd: {printable(str(other))}")
+        say_error(f"ckptd: {printable(translated_text(str(other)))}")
     if refused:
         raise refused[-1]
 
@@ -222,6 +223,6 @@ def reload(config: ConfigOption = None) -> None:
     if changes is not None:
         say(translated("The daemon uses the new configuration now."))
         for change in changes:
-            say(f"  {change}")
+            say(f"  {translated_text(change)}")
     else:
         say(translated("The daemon has read its configuration again; nothing has changed in it."))

@@ -18,6 +18,7 @@ from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action
@@ -113,7 +114,7 @@ def init(
             len(urls),
         )  # fmt: skip
         say(secrets.format(file=secret))
-    say(translated("Exports: ckptd {keeps}.").format(keeps=RetentionSettings().said))
+    say(translated("Exports: ckptd {keeps}.").format(keeps=translated_text(RetentionSettings().said)))
     service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
     check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
     say(translated("Next: `{check}`, then `{run}`, or as a service: `{service}`.").format(check=check, run=run, service=made))
@@ -221,7 +222,7 @@ def _asked(given: dict[str, Any], proposal: Proposal | None, *, system: bool) ->
             try:
                 refuse_unusable({**values, key: value})
             except UsageError as error:
-                say_error(str(error))
+                say_error(translated_text(str(error)))
                 continue
             values[key] = value
             break
@@ -315,13 +316,17 @@ def install_service(
         )
         return
     for note in plan.notes:
-        say_error(translated("Note: {note}.").format(note=note))
-    actions.carry_out(plan.actions, record, say)
+        say_error(translated("Note: {note}.").format(note=translated_text(note)))
+    actions.carry_out(plan.actions, record, _say_recorded)
     done, nothing = translated("The service is installed."), translated("Nothing to do: the service is already installed correctly.")
     say(done if plan.actions else nothing)
     own = ("--user",) if user else ()
     log, back = shlex.join(["journalctl", *own, "-u", "ckptd"]), shlex.join(["ckptd", "install-service", *own, "--undo"])
     say(translated("See `ckptd status` and `{log}`; `{back}` undoes this.").format(log=log, back=back))
+
+
+def _say_recorded(line: str) -> None:
+    say(translated_text(line))
 
 
 def _refuse_odd(memory: str, slice_: str) -> None:
@@ -342,7 +347,7 @@ def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
     elif dry_run:
         lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
         say_lines("\n".join([*lines, *(action.as_shell() for action in after), shlex.join(("rm", str(record)))]))
-    elif actions.undo(record, after, say):
+    elif actions.undo(record, after, _say_recorded):
         say(translated("The installation is undone. Configuration, state and exports are kept."))
     else:
         raise UsageError(

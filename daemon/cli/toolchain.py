@@ -15,6 +15,7 @@ from daemon.cli.groups import place
 from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -50,7 +51,11 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         size = human(sum(folder.size for folder in row.folders))
         there = translated(", of which {size} are there already").format(size=human(row.downloaded)) if row.downloaded else ""
         cure = translated("{state}; `{command}` installs it: {costs}")
-        missing = cure.format(state=row.state, command=row.command, costs=row.costs) + there if row.command else row.state
+        missing = (
+            cure.format(state=translated_text(row.state), command=row.command, costs=translated_text(row.costs)) + there
+            if row.command
+            else translated_text(row.state)
+        )
         hint = translated("installed, {size}").format(size=size) if row.installed else missing
         say(f"{name}: {hint}")
         say(f"  {translated(row.about)}")
@@ -70,7 +75,7 @@ def install(
     chains, started = _chains(settings), time.monotonic()
 
     def report(line: str) -> None:
-        say_error(f"{time.monotonic() - started:6.1f} s  {line}")
+        say_error(f"{time.monotonic() - started:6.1f} s  {translated_text(line)}")
 
     for name in names:
         chains.definition(name)  # a wrong name is told before anything is fetched
@@ -116,7 +121,7 @@ def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
     else:
         for examination in examinations:
             works = translated("{name} works").format(name=examination.name)
-            say(works if examination.works else f"{examination.name}: {examination.error}")
+            say(works if examination.works else f"{examination.name}: {translated_text(examination.error or '')}")
         if not examinations:
             say(translated("No toolchain is installed; `ckptd toolchain list` shows which there are."))
     if not all(examination.works for examination in examinations):

@@ -167,7 +167,8 @@ def _parting(artifacts: list[Artifact]) -> Parting:
     same = [translated("the same choice with another probability")] if worst.live == worst.artifact else []
     before = f"{worst.prompt} → " if one_answer else worst.before or ""
     return Parting(
-        names=tuple(artifact.variant for artifact in artifacts), where=clauses([place, *same]), before=before[-MOST:], live=visible(worst.live or ""),
+        names=tuple(artifact.variant for artifact in artifacts), where=clauses([place, *same]),
+        before=before[-MOST:], live=visible(worst.live or ""),
         artifact=visible(worst.artifact or ""),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from babel.messages.catalog import Catalog
 
+from daemon.cli.mistakes import CAUSES
 from daemon.contract.language.recorded import JOINED
 from tests.words import messages
 from tests.words.messages import ROOT, Message, as_compiled, as_text, catalogue, translations
@@ -32,7 +33,7 @@ TEXTS = frozenset({*SHOWN, "reason", "text", "texts", "words", "note", "said", "
 METHODS = frozenset({"get", "join", "format", "items", "values", "read", "write", "open", "find", "add", "append", "pop", "split", "strip"})
 DEPTH = 7
 """How many names, calls and returns a text is followed through."""
-APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
+APART = ("daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/", "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py", "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py")
 """Files whose sentences are translated where they are made, or are for no person."""
 WHOLE = ("daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/", "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "handlers/validate/findings.py", "daemon/watching/")
 """Folders of which every sentence is shown."""
@@ -217,6 +218,8 @@ class Templates:
 
     def _follow_call(self, node: ast.Call, shown: int) -> None:
         callee = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if callee in ("translated", "translated_plural", "to_translate"):
+            return  # of the other catalogue
         if isinstance(node.func, ast.Name):
             for function in self._functions.get(callee, ()):
                 if self._is_visible(callee, function, node):
@@ -375,7 +378,7 @@ def _name_of(node: ast.expr) -> str:
 def catalogue_file() -> Catalog:
     """The catalogue of every template, with the translations that are known."""
     known = translations(FILE) if FILE.exists() else {}
-    return catalogue([Message(text) for text in sorted({*Templates(ROOT).places, *JOINED})], known)
+    return catalogue([Message(text) for text in sorted({*Templates(ROOT).places, *JOINED, *CAUSES})], known)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -54,15 +55,17 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
         lines += [Text(), *speeds, Text(), *_explained(value, width, quartiles=any("±" in line.plain for line in speeds))]
     for variant in value.variants:
         if variant.fault:
-            lines += hanging(f"{variant.variant}:", variant.fault, width, style="red")
+            lines += hanging(f"{variant.variant}:", translated_text(variant.fault), width, style="red")
         for said, places in _problems(variant).items():
-            lines += hanging(f"{variant.variant}:", f"{said.removesuffix('.')} ({places}).", width, style="yellow")
+            lines += hanging(f"{variant.variant}:", f"{translated_text(said.removesuffix('.'))} ({places}).", width, style="yellow")
     if value.no_pytorch:
-        lines += hanging("", value.no_pytorch, width)
+        lines += hanging("", translated_text(value.no_pytorch), width)
     for note in value.notes:
-        lines += hanging("note", note, width, style="yellow")
+        lines += hanging("note", translated_text(note), width, style="yellow")
     for cut in value.cut:
-        lines += hanging(translated("limit of {time}:").format(time=duration(value.limit_seconds)), cut, width, style="yellow")
+        lines += hanging(
+            translated("limit of {time}:").format(time=duration(value.limit_seconds)), translated_text(cut), width, style="yellow"
+        )
     return lines
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human
@@ -75,7 +76,7 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     a, b = value.a, value.b
     lines = hanging("A", f"{a.label}: {a.folder}", width, style="bold") + hanging("B", f"{b.label}: {b.folder}", width, style="bold")
     for note in value.notes:
-        lines += hanging("note", note, width, style="yellow")
+        lines += hanging("note", translated_text(note), width, style="yellow")
     rows = list(_rows(_OF_EXPORT, a, b))
     for variant in dict.fromkeys([*a.artifacts, *b.artifacts]):
         rows.append([Cell(variant, "bold"), Cell(""), Cell(""), Cell("")])
@@ -87,7 +88,7 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
         for name, figure in figures.items():
             lines += hanging(
                 translated("{figure} of {variant}:").format(figure=translated(_LABELS.get(name, name)), variant=variant),
-                figure.sentence,
+                translated_text(figure.sentence),
                 width,
             )
     return lines + _texts(a, b, width)

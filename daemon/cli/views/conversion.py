@@ -6,6 +6,7 @@ from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.conversion import Conversion
 from daemon.contract.language.catalog import translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -24,7 +25,7 @@ def print_conversion(value: Conversion) -> None:
         for line in hanging(file.source, summary, width, style="bold"):
             console.print(line)
     for path, why in value.left_out.items():
-        for line in hanging("left out", f"{path}: {why}", width, style="bold"):
+        for line in hanging("left out", f"{path}: {translated_text(why)}", width, style="bold"):
             console.print(line)
     count = len(value.copied)
     written = translated_plural("{folder}, with {count} other file", "{folder}, with {count} other files", count)

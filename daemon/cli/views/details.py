@@ -15,6 +15,7 @@ from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.recorded import translated_text
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
 
@@ -102,13 +103,13 @@ def _why(job: JobDetails, width: int | None) -> list[Text]:
     errors = [(f"{stage.name}:", stage.error) for stage in job.stages if stage.error and stage.state != "skipped"]
     for label, text, style in (
         *((label, text, "red") for label, text in errors),
-        ("error:", job.error, "red"),
-        ("waits:", job.waiting_for, "yellow"),
-        *(("warning:", text, "yellow") for text in job.warnings),
+        (to_translate("error:"), job.error, "red"),
+        (to_translate("waits:"), job.waiting_for, "yellow"),
+        *((to_translate("warning:"), text, "yellow") for text in job.warnings),
     ):
         if text and text not in said:
             said.add(text)
-            lines += hanging(label, text, width, style=style)
+            lines += hanging(label, translated_text(text), width, style=style)
     for attempt in job.attempts:
         if attempt.outcome not in ("succeeded", None):
             line = translated("{stage}, attempt {number}: {outcome}; its log: {log}")

@@ -10,6 +10,7 @@ from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
 from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human
@@ -65,23 +66,23 @@ def _print_run(console: Console, value: RunExplanation) -> None:
     put(console, f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
-        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or _undecided(row)
+        about = translated_text("; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable)) or _recorded(row) or _undecided(row)
         line = translated("{name}: {verdict}, {layout}, step {step}: {about}")
         layout = escape(row.layout or translated("nothing yet"))
         put(console, line.format(name=escape(name), verdict=_verdict(row), layout=layout, step=row.step, about=escape(about)))
     for problem in value.unreadable:
-        put(console, f"[red]{escape(problem)}[/red]")
+        put(console, f"[red]{escape(translated_text(problem))}[/red]")
 
 
 def _undecided(row: CheckpointExplanation) -> str:
     """What becomes of a complete one of which the journal holds nothing."""
     if row.selected is None:  # only below a root, or without one, can it be told
-        return translated("not watched: {why}").format(why=row.unwatched)
+        return translated("not watched: {why}").format(why=translated_text(row.unwatched or ""))
     return _not_taken(row) if row.selected.wanted else _choice(wanted=False, reason=row.selected.reason)
 
 
 def _choice(*, wanted: bool, reason: str) -> str:
-    return (translated("wanted: {reason}") if wanted else translated("not wanted: {reason}")).format(reason=reason)
+    return (translated("wanted: {reason}") if wanted else translated("not wanted: {reason}")).format(reason=translated_text(reason))
 
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
@@ -97,9 +98,9 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     if value.base_folder:
         line("base", translated("found: {folder}").format(folder=value.base_folder))
     if value.base_problem:
-        line("base", value.base_problem, "yellow")
+        line("base", translated_text(value.base_problem), "yellow")
     for problem in () if value.unreadable else value.missing:
-        line("missing", problem, "yellow")
+        line("missing", translated_text(problem), "yellow")
     if value.incomplete_seconds is not None:
         line("since", translated("the daemon has seen it incomplete for {time}").format(time=duration(value.incomplete_seconds)))
     if value.quiet_seconds is not None:
@@ -108,11 +109,11 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     if value.settles_in_seconds is not None:
         line("settles", translated("in {seconds:.0f} s, unless it changes again").format(seconds=value.settles_in_seconds))
     if value.unreadable:
-        line("no right", value.unreadable, "red")
+        line("no right", translated_text(value.unreadable), "red")
     if value.refusal:
-        line("refused", value.refusal, "yellow")
+        line("refused", translated_text(value.refusal), "yellow")
     for problem in value.unmergeable:
-        line("merge.add", problem, "yellow")
+        line("merge.add", translated_text(problem), "yellow")
     _print_decision(line, value)
     _print_files(console, value.files)
 
@@ -126,9 +127,9 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
     if value.selected:
         line("select", _choice(wanted=value.selected.wanted, reason=value.selected.reason))
         if value.selected.warning:
-            line("warning", value.selected.warning, "yellow")
+            line("warning", translated_text(value.selected.warning), "yellow")
     if value.unwatched:
-        line("watched", translated("no: {why}").format(why=value.unwatched), "yellow")
+        line("watched", translated("no: {why}").format(why=translated_text(value.unwatched)), "yellow")
     elif not value.daemon_running:
         line("watched", translated("yes, but no daemon runs on this state directory"), "yellow")
 

@@ -6,6 +6,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from daemon.cli.views.markup import put, terminal
+from daemon.contract.language.recorded import translated_text
 
 
 class LiveBar:
@@ -32,10 +33,10 @@ class LiveBar:
             if self._bar is None:
                 self._progress.start()
                 self._bar = self._progress.add_task("work", total=1.0, note="")
-            self._progress.update(self._bar, completed=fraction, note=message)
+            self._progress.update(self._bar, completed=fraction, note=translated_text(message))
         elif not self._quiet and (line := self._line(message)) is not None and line != self._said:
             self._said = line
-            self.say(line)
+            self.say(translated_text(line))
 
     def say(self, message: str) -> None:
         """A line of its own."""

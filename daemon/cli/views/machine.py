@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -33,7 +34,7 @@ def print_check(value: Diagnosis, *, everything: bool = False) -> None:
     console = terminal()
     for key, fact in value.facts.items():
         if everything or key in MATTERS:
-            put_field(console, key, str(fact), 19 if everything else 10)
+            put_field(console, key, translated_text(str(fact)), 19 if everything else 10)
     for problem in value.problems:
         _put_finding(console, to_translate("wrong"), "red", problem)
     for warning in value.warnings:
@@ -49,7 +50,7 @@ def print_check(value: Diagnosis, *, everything: bool = False) -> None:
 
 def _put_finding(console: Console, label: str, style: str, text: str) -> None:
     label = translated(label)
-    put(console, f"[{style}]{label}[/{style}]{' ' * (7 - cell_len(label))}{escape(text)}", indent=7)
+    put(console, f"[{style}]{label}[/{style}]{' ' * (7 - cell_len(label))}{escape(translated_text(text))}", indent=7)
 
 
 def print_formats(value: FormatsHere, configured: Sequence[str] = (), *, everything: bool = False) -> None:
@@ -60,9 +61,9 @@ def print_formats(value: FormatsHere, configured: Sequence[str] = (), *, everyth
     else:
         _print_configured(console, value, configured)
     line = translated("{name} can't be made or checked: {flaw}")
-    wrong = [line.format(name=name, flaw=flaw) for name, row in value.variants.items() for flaw in row.wrong]
+    wrong = [line.format(name=name, flaw=translated_text(flaw)) for name, row in value.variants.items() for flaw in row.wrong]
     for problem in (*value.problems, *wrong):
-        put(console, f"[red]{escape(problem)}[/red]")
+        put(console, f"[red]{escape(translated_text(problem))}[/red]")
 
 
 def _print_configured(console: Console, value: FormatsHere, configured: Sequence[str]) -> None:
@@ -77,7 +78,7 @@ def _print_configured(console: Console, value: FormatsHere, configured: Sequence
         chain = value.toolchains.get(others[names[0]].toolchain or "")
         cure = f" (`{chain.command}`)" if chain is not None and chain.command else ""
         line = translated("[bold]lacks {lack}[/bold]{cure}: {names}")
-        put(console, line.format(lack=escape(lack), cure=escape(cure), names=escape(", ".join(names))))
+        put(console, line.format(lack=escape(translated_text(lack)), cure=escape(cure), names=escape(", ".join(names))))
     put(
         console,
         translated(
@@ -125,7 +126,7 @@ def _print_unchecked(console: Console, value: FormatsHere, names: Iterable[str])
             for need in row.check_needs:
                 unchecked.setdefault(need, []).append(name)
     for need, those in unchecked.items():
-        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=need)
+        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=translated_text(need))
         put(console, f"[yellow]{escape(line)}[/yellow]")
 
 
@@ -146,16 +147,18 @@ def _state(chain: ToolchainHere) -> str:
         installed = translated("installed, {size}").format(size=human(sum(folder.size for folder in chain.folders)))
         return f"[green]{installed}[/green]"
     if chain.command is None:
-        return f"[yellow]{escape(chain.state)}[/yellow]"
+        return f"[yellow]{escape(translated_text(chain.state))}[/yellow]"
     there = translated(", of which {size} are there already").format(size=human(chain.downloaded)) if chain.downloaded else ""
-    return f"[yellow]{escape(chain.state)}; `{escape(chain.command)}` {escape(chain.costs)}{there}[/yellow]"
+    return (
+        f"[yellow]{escape(translated_text(chain.state))}; `{escape(chain.command)}` {escape(translated_text(chain.costs))}{there}[/yellow]"
+    )
 
 
 def _here(row: VariantHere) -> Cell:
     if row.available:
         return Cell(translated("yes, and can't be checked"), "yellow") if row.check_needs else Cell(translated("yes"), "green")
     return (
-        Cell(translated("lacks {what}").format(what=", ".join(row.lacks)), "yellow")
+        Cell(translated("lacks {what}").format(what=", ".join(map(translated_text, row.lacks))), "yellow")
         if row.lacks
         else Cell(translated("no, see below"), "red")
     )
@@ -176,4 +179,4 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         line = translated("checked only for processors like this one: {names}: {doubt}")
-        put(console, escape(line.format(names=", ".join(those), doubt=doubt)))
+        put(console, escape(line.format(names=", ".join(those), doubt=translated_text(doubt))))

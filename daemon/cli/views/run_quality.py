@@ -10,6 +10,7 @@ from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.jobs.run_figures import METRICS, figure
 from daemon.contract.language.catalog import translated
+from daemon.contract.language.recorded import translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
 from daemon.system.box import human
@@ -41,7 +42,7 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
         lines += hanging(_BEST, by.format(metric=translated((metric or "").replace("_", " ")), variant=value.variant), width)
     if len(value.equal) > 1:
         lines += hanging(_EQUAL, translated("no difference from it was seen"), width)
-    return lines + hanging("", value.sentence, width)
+    return lines + hanging("", translated_text(value.sentence), width)
 
 
 def _has(value: RunQuality, metric: str) -> bool:

@@ -21,7 +21,8 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.catalog import language, to_translate, translated, translated_plural
+from daemon.contract.language.recorded import translated_text
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
@@ -162,27 +163,28 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
     waits = translated("{sentence}; work waits until there is enough. {delete}")
     notices = [
-        (translated("no room"), waits.format(sentence=disk.sentence(), delete=disk.delete), "red") for disk in value.disks
-    ]  # fmt: skip
-    notices += [(translated("configuration"), value.config_problem, "red")] if value.config_problem else []
-    notices += [(translated("unwell"), why, "red") for why in value.daemon.unwell]
-    notices += [(translated("short of CPU time"), why, "yellow") for why in value.daemon.starved]
+        (translated("no room"), waits.format(sentence=translated_text(disk.sentence()), delete=translated_text(disk.delete)), "red")
+        for disk in value.disks
+    ]
+    notices += [(translated("configuration"), translated_text(value.config_problem), "red")] if value.config_problem else []
+    notices += [(translated("unwell"), translated_text(why), "red") for why in value.daemon.unwell]
+    notices += [(translated("short of CPU time"), translated_text(why), "yellow") for why in value.daemon.starved]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
         notices.append((translated("unwell"), translated("The daemon does not say why: see `ckptd logs`."), "red"))
     restarted = translated("at {time}: {sentence} It was restarted.")
     notices += [
-        (translated("thread"), restarted.format(time=local_time(death.at), sentence=death.sentence()), "yellow")
+        (translated("thread"), restarted.format(time=local_time(death.at), sentence=translated_text(death.sentence())), "yellow")
         for death in value.daemon.deaths
     ]  # fmt: skip
     if value.last_end is not None:
-        ended = translated("at {time}. {why}").format(time=local_time(value.last_end.at), why=value.last_end.why)
+        ended = translated("at {time}. {why}").format(time=local_time(value.last_end.at), why=translated_text(value.last_end.why))
         notices.append((translated("ckptd ended by itself"), ended, "red"))
     if value.paused:
         paused = translated("since {time}: no stage is started; `ckptd queue resume` continues the work")
         notices.append((translated("paused"), paused.format(time=local_time(value.paused)), "yellow"))
     loaded = value.daemon.configuration if value.daemon.running else None
     if loaded and loaded.problem:
-        notices.append((translated("the last reload was refused:"), one_line(loaded.problem), "red"))
+        notices.append((translated("the last reload was refused:"), translated_text(one_line(loaded.problem)), "red"))
     if loaded and loaded.is_of_another_file(value.config):
         other = (
             translated("the daemon that is shown here works on {other}, not on {file}")
@@ -191,7 +193,7 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
         )
         notices.append((translated("configuration"), other.format(other=loaded.file, file=value.config), "yellow"))
     if (journal := value.daemon.journal) and journal.problem:
-        notices.append((translated("journal"), journal.problem, "red"))
+        notices.append((translated("journal"), translated_text(journal.problem), "red"))
     if rebuilt := value.journal:
         text = translated("from {source} at {time}; the damaged file is {file}").format(
             source=rebuilt.get("from"), time=local_time(rebuilt.get("at")), file=rebuilt.get("set_aside")
@@ -215,21 +217,23 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
     """What was found below the roots and is not exported: of each kind the first `most`, and how many more there are."""
     line = translated("{path} for {time}: {missing}")
     incomplete = [
-        line.format(path=directory.path, time=duration(directory.seconds), missing="; ".join(directory.missing))
+        line.format(path=directory.path, time=duration(directory.seconds), missing=translated_text("; ".join(directory.missing)))
         for directory in value.incomplete
     ]  # fmt: skip
     lost = translated("{path} at {time}: deleted {seconds:.1f} s after it was first seen")
     kinds = [
         (translated("incomplete"), "yellow", translated("that are incomplete"), incomplete),
-        *((what.replace("waits", "waiting"), "yellow", f"that {what.replace('waits', 'wait')}",
-           [f"{entry.path}: {entry.why}" for entry in value.delayed if waiting(entry.code) == what])
+        *((_waiting_for(what), "yellow", _that_wait_for(what),
+           [f"{entry.path}: {translated_text(entry.why)}" for entry in value.delayed if waiting(entry.code) == what])
           for what in dict.fromkeys(waiting(entry.code) for entry in value.delayed)),
         (translated("seen, not watched"), "yellow", translated("that are seen and not watched"),
-         [f"{path}: {why}" for path, why in value.passed_over.items()]),
-        (translated("not readable"), "red", translated("that can't be read"), [f"{path}: {why}" for path, why in value.unreadable.items()]),
+         [f"{path}: {translated_text(why)}" for path, why in value.passed_over.items()]),
+        (translated("not readable"), "red", translated("that can't be read"),
+         [f"{path}: {translated_text(why)}" for path, why in value.unreadable.items()]),
         (translated("lost"), "red", translated("that are lost"),
          [lost.format(path=row.path, time=local_time(row.last_seen), seconds=row.lived) for row in value.lost]),
-        (translated("no export ends"), "yellow", translated("of which no export ends"), [again.sentence() for again in value.rewritten]),
+        (translated("no export ends"), "yellow", translated("of which no export ends"),
+         [translated_text(again.sentence()) for again in value.rewritten]),
     ]  # fmt: skip
     notices = []
     for label, style, which, texts in kinds:
@@ -238,6 +242,15 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
             more = translated("and {count} more {which};").format(count=len(texts) - most, which=which)
             notices.append((more, translated("`ckptd status --all` lists them"), style))
     return notices
+
+
+def _waiting_for(what: str) -> str:
+    """`what`: "waits for …"."""  # fmt: skip
+    return what.replace("waits", "waiting") if language() == "en" else translated_text(what)
+
+
+def _that_wait_for(what: str) -> str:
+    return f"that {what.replace('waits', 'wait')}" if language() == "en" else translated_text(what)
 
 
 def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -252,14 +265,16 @@ def _undelivered(value: Snapshot) -> list[tuple[str, str, str]]:
 
 def _kept(value: Snapshot) -> list[tuple[str, str, str]]:
     loaded = value.daemon.configuration if value.daemon.running else None
-    return [(translated("retention"), loaded.retention, "bold")] if loaded and loaded.retention else []
+    return [(translated("retention"), translated_text(loaded.retention), "bold")] if loaded and loaded.retention else []
 
 
 def _trouble_of(target: TargetState) -> str:
     """Why a service does not get its notifications, and how many it did not get."""
     said = [translated("{count} wait").format(count=target.waiting)] if target.waiting else []
     said += [translated("{count} given up within a week").format(count=target.given_up)] if target.given_up else []
-    return f"{target.target} ({', '.join(said) or translated('nothing waits')})" + (f": {target.error}" if target.error else "")
+    return f"{target.target} ({', '.join(said) or translated('nothing waits')})" + (
+        f": {translated_text(target.error)}" if target.error else ""
+    )
 
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -289,7 +304,7 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
         who = _first_of([names[job_id] for job_id in ids])
-        lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
+        lines += hanging(f"{who}:", translated_text(_of_several(text) if len(ids) > 1 else text), width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
         lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
@@ -347,15 +362,15 @@ def _what(job: JobStatus) -> str:
     if running := _running(job):
         return ", ".join([*map(_progress, running), *_left(job)])
     if job.state not in ENDED_JOB and job.reason:
-        return ", ".join([job.reason, *_left(job)])
+        return ", ".join([translated_text(job.reason), *_left(job)])
     if job.artifacts:
         return _with_reason(" ".join(f"{name}:{translated(verdict)}" for name, verdict in job.artifacts.items()), job)
-    return job.reason or "" if job.state in ENDED_JOB else ", ".join(_left(job))
+    return translated_text(job.reason or "") if job.state in ENDED_JOB else ", ".join(_left(job))
 
 
 def _with_reason(verdicts: str, job: JobStatus) -> str:
     """The verdicts of an export, and why they are no better."""
-    return f"{verdicts} ({job.reason})" if job.reason else verdicts
+    return f"{verdicts} ({translated_text(job.reason)})" if job.reason else verdicts
 
 
 def _in_short(job: JobStatus) -> str:
@@ -367,7 +382,7 @@ def _in_short(job: JobStatus) -> str:
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
         return _with_reason(", ".join(f"{verdicts.count(verdict)} {translated(verdict)}" for verdict in known), job)
-    return job.reason or ""
+    return translated_text(job.reason or "")
 
 
 def _left(job: JobStatus) -> list[str]:
@@ -375,13 +390,13 @@ def _left(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
     line = translated("{time} left in all") if _running(job) else translated("{time} of work")
-    return [line.format(time=about(job.left_seconds))]
+    return [line.format(time=translated_text(about(job.left_seconds)))]
 
 
 def _left_in_short(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
-    return [translated("{time} left").format(time=about(max(60.0, job.left_seconds)).removeprefix("about "))]
+    return [translated("{time} left").format(time=translated_text(about(max(60.0, job.left_seconds)).removeprefix("about ")))]
 
 
 def _progress(stage: StageStatus) -> str:
@@ -420,7 +435,7 @@ def describe_lost(lost: Iterable[LostArtifact]) -> list[str]:
         taken.setdefault((artifact.stage, artifact.cause), []).append(artifact.variant)
     own, other = translated("{names}: its stage failed: {cause}"), translated("{names}: the stage {stage} failed: {cause}")
     return [
-        (own if names == [stage] else other).format(names=", ".join(names), stage=stage, cause=cause)
+        (own if names == [stage] else other).format(names=", ".join(names), stage=stage, cause=translated_text(cause))
         for (stage, cause), names in taken.items()
     ]  # fmt: skip
 
@@ -431,6 +446,10 @@ def pace(stage: StageStatus) -> str | None:
         return None
     progress = translated("{stage} {percent:.0f} % after {time}")
     parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=duration(stage.seconds or 0))]
-    parts += [stage.message] if stage.message else []
-    parts += [translated("{time} left for this stage").format(time=about(stage.left_seconds))] if stage.left_seconds is not None else []
-    return ", ".join(parts) + (f"; {stage.starved}" if stage.starved else "")
+    parts += [translated_text(stage.message)] if stage.message else []
+    parts += (
+        [translated("{time} left for this stage").format(time=translated_text(about(stage.left_seconds)))]
+        if stage.left_seconds is not None
+        else []
+    )
+    return ", ".join(parts) + (f"; {translated_text(stage.starved)}" if stage.starved else "")

@@ -19,6 +19,7 @@ from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, t
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
@@ -49,9 +50,9 @@ def note_of(running: Running) -> str:
     said, cpu = running.progress, running.cpu
     left = stage_left(None, time.monotonic() - running.began, said.fraction, cpu)
     parts = (
-        [said.message]
-        + ([translated("{time} left").format(time=about(left))] if left is not None else [])
-        + ([starving(cpu, running.priority)] if cpu and starved(cpu) else [])
+        [translated_text(said.message)]
+        + ([translated("{time} left").format(time=translated_text(about(left)))] if left is not None else [])
+        + ([translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else [])
     )
     return "; ".join(parts)
 
@@ -96,7 +97,7 @@ class ExportView:
         self._begun = True
         if waiting is not None and waiting.code != self._waits_for:
             self._waits_for = waiting.code
-            self.say(describe(waiting))
+            self.say(translated_text(describe(waiting)))
 
     def _bar(self, name: str, stage: StageRow, running: Running | None) -> None:
         if name not in self._bars:
@@ -110,7 +111,9 @@ class ExportView:
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=note)
             self._progress.stop_task(bar)
         elif stage.fault is not None:
-            self._progress.update(bar, note=escape(translated("{cause}; it is tried again").format(cause=stage.fault.cause)))
+            self._progress.update(
+                bar, note=escape(translated("{cause}; it is tried again").format(cause=translated_text(stage.fault.cause)))
+            )
 
     def _line(self, name: str, state: str, stage: StageRow) -> None:
         tried = f"waiting {stage.failures}" if state == "waiting" and stage.fault is not None else state
@@ -120,7 +123,7 @@ class ExportView:
         self._said[name] = tried
         if state == "waiting":
             assert stage.fault is not None
-            line = translated("{name}: is tried again. {sentence}").format(name=name, sentence=stage.fault.sentence())
+            line = translated("{name}: is tried again. {sentence}").format(name=name, sentence=translated_text(stage.fault.sentence()))
             put(self._console, escape(line))
         elif made_before:
             self._console.print(f"{escape(name)}: {translated('was made before') if stage.attempts else translated('reused')}")
@@ -143,7 +146,7 @@ class ExportView:
         if not errors and report is None and job.state == "failed" and job.error:
             errors = [job.error]  # it was made, and could not be published
         for error in dict.fromkeys(errors):
-            put(self._console, f"[red]{escape(self.advice(error))}[/red]")
+            put(self._console, f"[red]{escape(translated_text(self.advice(error)))}[/red]")
         for line in (*_rejections(report), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
         if any(stage.state == "failed" for stage in job.stages):
@@ -162,7 +165,7 @@ def _rejections(report: Json | None) -> list[str]:
     for artifact in (report or {}).get("artifacts", []):
         if artifact["verdict"] != "passed" and artifact.get("reasons"):
             variants.setdefault("; ".join(artifact["reasons"]), []).append(artifact["variant"])
-    return [f"{', '.join(names)}: {why}" for why, names in variants.items()]
+    return [f"{', '.join(names)}: {translated_text(why)}" for why, names in variants.items()]
 
 
 def _replacements(report: Json | None) -> list[str]:
@@ -170,7 +173,7 @@ def _replacements(report: Json | None) -> list[str]:
     stories = (report or {}).get("replaced", [])
     line = translated("{taken} takes the place of {asked}")
     return [line.format(taken=story["taken"], asked=story["asked"]) for story in stories if story["taken"]] + [
-        str(story["sentence"]) for story in stories if not story["taken"]
+        translated_text(str(story["sentence"])) for story in stories if not story["taken"]
     ]
 
 

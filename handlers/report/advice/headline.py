@@ -26,9 +26,9 @@ from handlers.report.usage import Usage
 
 RULES: dict[Preference, str] = {
     "fastest": to_translate(
-        "The rule: of the artifacts that passed their check, take the fastest one; if others are within 10 % of it, or may be as fast, since"
-        " speeds varied, take the one of them whose outputs are closest to the live model's, and where no difference is seen, the smallest."
-        " An artifact that failed, or was not checked, is never recommended."
+        "The rule: of the artifacts that passed their check, take the fastest one; if others are within 10 % of it, or may be as fast,"
+        " since speeds varied, take the one of them whose outputs are closest to the live model's, and where no difference is seen, the"
+        " smallest. An artifact that failed, or was not checked, is never recommended."
     ),
     "smallest": to_translate(
         "The rule: of the artifacts that passed their check, take the smallest one; if others are within 10 % of it, take the one of them"

@@ -167,4 +167,3 @@ def _nearness(best: Artifact, other: Artifact) -> str:
 
 def _figure(artifact: Artifact, *, by_speed: bool) -> float | None:
     return ranking.over_pytorch(artifact) if by_speed else artifact.size_bytes
-

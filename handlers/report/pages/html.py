@@ -43,8 +43,8 @@ def environment() -> Environment:
     )
     made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded)
     made.globals.update(
-        translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences, cells=samples.cells,
-        prompt_shown=samples.prompt_shown, fault_said=_fault_said,
+        translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences,
+        cells=samples.cells, prompt_shown=samples.prompt_shown, fault_said=_fault_said,
     )  # fmt: skip
     return made
 
@@ -113,7 +113,8 @@ def links(report: Report) -> tuple[Link, ...]:
     around = report.neighbours
     best = around.best
     shown = [
-        _link(translated("Step before: {step}"), around.before, best, "prev"), _link(translated("Step after: {step}"), around.after, best, "next"),
+        _link(translated("Step before: {step}"), around.before, best, "prev"),
+        _link(translated("Step after: {step}"), around.after, best, "next"),
     ]  # fmt: skip
     if best not in (None, around.before, around.after):
         shown.append(_link(translated("Step to deploy: {step}"), best, None))
