@@ -26,6 +26,8 @@ _MOST_PIECES = 24
 """Pieces that a text is cut into at one kind of joint."""
 _MOST_PARTS = 300
 """Parts of a text, of their parts and so on, that are looked at."""
+_FEW = 12
+"""Characters of a template that is no sure sign."""
 _MOST_CUTS, _MOST_PLACES = 60, 4
 """Ways to cut a text by a template that are tried, and places of a literal."""
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
@@ -64,6 +66,10 @@ class _Template(NamedTuple):
     def weight(self) -> int:
         """The heavier, the surer: what a text begins or ends with tells more than what is somewhere in it."""
         return sum(map(len, self.literals)) + 2 * (len(self.literals[0]) + len(self.literals[-1]))
+
+    def is_weak(self) -> bool:
+        """Whether it has so few words that they may as well be another text's."""
+        return sum(map(len, self.literals)) < _FEW
 
 
 class _Templates(NamedTuple):
@@ -249,11 +255,16 @@ class _Work:
             return whole
         if text.startswith("Could not ") and (_FIX in text or text.endswith((":", "."))):
             return self._fault(text, depth)
-        if match := _match(text):
+        match = _match(text)
+        if match and not match[0].is_weak():
+            return self._filled(*match, depth)
+        if (said := self._with_tail(text, depth)) is not None:
+            return said
+        if match:
             return self._filled(*match, depth)
         if text.endswith(".") and (inner := self.translation(text[:-1], depth)) is not None:
             return f"{inner}。"
-        return self._with_tail(text, depth) or self._pieces(text, depth)
+        return self._pieces(text, depth)
 
     def _filled(self, template: _Template, values: tuple[str, ...], depth: int) -> str:
         """The translation with the values. Values without anything between them are one text, in the place of the last."""
@@ -283,20 +294,24 @@ class _Work:
         places = [place for place, _ in _joints(head, ": ")][:_MOST_PIECES]
         for place in places:
             operation, bracket, path = head[:place].partition(" (")
-            if self.translation(head[:place], depth) is not None:
+            if self._operation(head[:place], depth) is not None:
                 operation, bracket, path = head[:place], "", ""
-            elif not path.endswith(")") or self.translation(operation, depth) is None:
+            elif not path.endswith(")") or self._operation(operation, depth) is None:
                 continue
             break
         else:
             place = places[0] if places else len(head)
             operation, bracket, path = head[:place], "", ""
-        parts = {"operation": operation, "cause": head[place + 2 :], "remedy": remedy}
+        parts = {"cause": head[place + 2 :], "remedy": remedy}
         end = "" if parts["cause"].endswith(":") else "."
         known = {name: self._clause(part.removesuffix("."), depth) for name, part in parts.items()}
+        known["operation"] = self._operation(operation, depth) or operation
         form = f"Could not {{operation}}{' ({path})' if bracket else ''}: {{cause}}.{' Fix: {remedy}.' if fix else ''}"
         said = _templates().exact[form].format(**known, path=path.removesuffix(")"))
         return said if end else said.removesuffix("。")
+
+    def _operation(self, text: str, depth: int) -> str | None:
+        return _templates().words.get(("operation", text)) or self.translation(text, depth)
 
     def _clause(self, text: str, depth: int) -> str:
         known = self.translation(text, depth)
