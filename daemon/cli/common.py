@@ -17,7 +17,7 @@ from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated_text
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source

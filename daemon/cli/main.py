@@ -43,8 +43,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 

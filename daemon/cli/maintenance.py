@@ -21,8 +21,7 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_plural, translated_text
 
 if TYPE_CHECKING:
     import sqlite3

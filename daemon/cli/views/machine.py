@@ -9,8 +9,7 @@ from rich.cells import cell_len
 
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
