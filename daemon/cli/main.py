@@ -264,7 +264,7 @@ def status(
     from daemon.operating.monitoring.status import snapshot
 
     if watch and json_:
-        raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "use only one of the two")
+        raise UsageError(FaultCode.BAD_OPTION, "watch", "people use --watch, and programs --json", "use only one of the two")
     chosen, others = configuration_of(config), running()
     if chosen is None and len(others) > 1 and not exit_code:
         _print_daemons(others, json_=json_)

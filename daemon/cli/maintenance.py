@@ -83,10 +83,10 @@ def verify_command(
 def _refuse_contradiction(path: Path | None, *, exports: bool, journal: bool, deep: bool) -> None:
     """Raise UsageError for options of which each leaves nothing of the other."""
     if journal and (exports or path is not None):
-        both = "--exports and --journal are both given" if exports else "--journal looks at no folder of exports, and a path is given"
+        both = "both --exports and --journal are given" if exports else "a path is given, and --journal looks at no folder of exports"
         raise UsageError(FaultCode.BAD_OPTION, "verify", both, "give one of them; without both, everything is checked")
     if deep and (exports or path is not None):
-        cause = "--deep reads pins and finished outputs, and only exports are asked for"
+        cause = "only exports are asked for, and --deep reads pins and finished outputs"
         raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "leave it out: the files of exports are always read")
 
 

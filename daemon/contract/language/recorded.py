@@ -193,7 +193,7 @@ def _values(template: _Template, text: str, hidden: str) -> tuple[str, ...] | No
         literal = inner[len(values)]
         places = []
         place = begin if not literal else _place(text, hidden, literal, begin, body)
-        while 0 <= place and len(places) < _MOST_PLACES:
+        while place >= 0 and len(places) < _MOST_PLACES:
             places.append(place)
             place = _place(text, hidden, literal, place + 1, body) if literal else -1
         open_ += [(place + len(literal), (*values, text[begin:place])) for place in reversed(places)]
