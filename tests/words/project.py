@@ -84,9 +84,8 @@ class Project:
     def returned(self, call: ast.Call) -> Iterator[ast.AST]:
         """What a call of a function of ours can return."""
         for function in self._functions.get(callee_of(call), ()):
-            if isinstance(call.func, ast.Name) and self._means(call.func.id, function, call):
-                yield from self._returned(function)
-            elif isinstance(call.func, ast.Attribute) and self._is_method(call.func, function):
+            plain = isinstance(call.func, ast.Name) and self._means(call.func.id, function, call)
+            if plain or (isinstance(call.func, ast.Attribute) and self._is_method(call.func, function)):
                 yield from self._returned(function)
 
     def _is_method(self, node: ast.Attribute, function: ast.AST) -> bool:
@@ -113,9 +112,9 @@ class Project:
             return
         yield None
         place = ordered.index(name) - (ordered[:1] in (["self"], ["cls"])) if name in ordered else -1
-        owners = [callee for callee, functions in self._functions.items() if function in functions and callee != "__init__"]
-        for callee, call in ((callee, call) for callee in owners for call in self._calls.get(callee, ())):
-            if isinstance(call.func, ast.Name) and not self._means(callee, function, call):
+        owners = [owner for owner, functions in self._functions.items() if function in functions and owner != "__init__"]
+        for call in (call for owner in owners for call in self._calls.get(owner, ())):
+            if isinstance(call.func, ast.Name) and not self._means(call.func.id, function, call):
                 continue
             yield from call.args[place : place + 1] if place >= 0 else ()
             yield from (keyword.value for keyword in call.keywords if keyword.arg == name)

@@ -1,6 +1,7 @@
 """The catalogue of recorded sentences, made of the code: `python -m tests.words.recorded` writes it, and says which lack a translation.
 
-Faults, reasons and warnings stay English where they are kept, and are translated when they are shown, by `daemon.contract.language.recorded`.
+Faults, reasons and warnings stay English where they are kept, and are translated when they are shown, by
+`daemon.contract.language.recorded`.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ DEPTH = 7
 APART = (
     "daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/",
     "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
-    "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py", "handlers/validate/outside/chat.py",
-    "handlers/executorch/runner/runner_trial.py",
+    "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py",
 )  # fmt: skip
 """Files whose sentences are translated where they are made, or are for no person."""
 WHOLE = (
