@@ -17,7 +17,7 @@ from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated_text
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source
@@ -134,7 +134,7 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
     Raises UsageError as `load_settings` does; for mistakes only where an option of this command is wrong, or nothing tells where the
     state is.
     """
-    from daemon.config.loading import WrongValues, state_despite
+    from daemon.config.loading import WrongValues, state_despite, used_before
 
     file = configuration_of(config, of_daemon=True)
     try:
@@ -149,13 +149,7 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
             raise no_access(closed) from None
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
         command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
-        name = "" if file is None else f" {file}"
-        end = "" if why.endswith("?") else "."
-        said = (
-            f"The configuration{name} can't be used as it is now: {why}{end} A running daemon continues with what it read before."
-            f" Correct the configuration, then run `{command}`."
-        )
-        return DaemonPlace(state, file, said)
+        return DaemonPlace(state, file, used_before(file, why, command))
 
 
 def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:

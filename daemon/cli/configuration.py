@@ -16,8 +16,7 @@ from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -26,6 +25,7 @@ _WIDTH = 60
 _COMMENT = 12
 """Cells that a comment has on a narrow terminal at the least."""
 Names = tuple[str, ...]
+_ORIGINS = to_translate("default"), to_translate("command line"), to_translate("environment")
 
 
 def register(verbs: typer.Typer) -> None:
@@ -172,15 +172,21 @@ def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], wid
             yield f"[{'.'.join(map(_name, table))}]"
         name, text, origin = _name(names[-1]), _value(value), origins.get(names)
         line = f"{name} = {text}"
-        comment = f"# {origin}" if origin else ""
+        comment = f"# {_in_language(origin)}" if origin else ""
         if width is None:
             yield f"{line:<{_WIDTH}}  {comment}" if comment else line
         elif cell_len(line) + len("  ") + cell_len(comment) <= width:
             place = min(_WIDTH, width - len("  ") - _COMMENT)
             yield f"{line:<{min(place, width - len('  ') - cell_len(comment))}}  {comment}" if comment else line
         else:
-            yield from _comment(origin, width) if origin else ()
+            yield from _comment(_in_language(origin), width) if origin else ()
             yield from _in_lines(name, value, line, width)
+
+
+def _in_language(origin: str) -> str:
+    """Where a value comes from, in the reader's language: a file is called as it is."""
+    name, bracket, kind = origin.partition(" (")
+    return f"{name} ({translated(kind.rstrip(')'))})" if bracket and kind in ("command line)", "environment)") else translated(origin)
 
 
 def _comment(text: str, width: int | None) -> list[str]:

@@ -136,6 +136,15 @@ def state_despite(path: Path | None) -> Path | None:
     return _with_state(settings, path, ask_running=True).state_directory
 
 
+def used_before(file: Path | None, why: str, command: str) -> str:
+    """What is said of a configuration that a daemon has read before, and that can't be used now. `command`: what lists its mistakes."""
+    name, end = "" if file is None else f" {file}", "" if why.endswith("?") else "."
+    return (
+        f"The configuration{name} can't be used as it is now: {why}{end} A running daemon continues with what it read before. Correct the"
+        f" configuration, then run `{command}`."
+    )
+
+
 def _was_reported(problem: str, before: Sequence[str]) -> bool:
     """Whether a key that is wrong came from a variable or an option that was said to name no setting."""
     key = problem.partition(":")[0]

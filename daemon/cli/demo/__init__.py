@@ -29,7 +29,7 @@ from daemon.cli.views.markup import escape, escape_lines
 from daemon.contract.faults.errors import CkptdError, Permanent, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
-from daemon.contract.language.catalog import translated
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.operating.monitoring.status import snapshot
 
 ASKED = ExportOptions().variants
@@ -100,7 +100,7 @@ class Demo:
             self.look(daemon)
         self._take(training, child)
         if code != 0 or training.state != "done":
-            raise _broken(child, f"it ended with exit code {code}")
+            raise _broken(child, translated("it ended with exit code {code}").format(code=code))
 
     def _take(self, training: Training, child: processes.Child) -> None:
         for event in child.events():
@@ -120,7 +120,7 @@ class Demo:
                 self.tell(line)
             self.snapshot = now
             if (code := daemon.process.poll()) is not None:
-                raise _broken(daemon, f"the daemon ended by itself with exit code {code}")
+                raise _broken(daemon, translated("the daemon ended by itself with exit code {code}").format(code=code))
         if self._live is not None:
             self._live.update(live([self.base, self.run], self.snapshot, time.monotonic() - self.started), refresh=True)
         time.sleep(DRAW_SECONDS)
@@ -214,9 +214,11 @@ def _options(**values: float) -> list[str]:
 
 def _broken(child: processes.Child, cause: str) -> Permanent:
     words = child.last_words()
-    cause = f"{cause}; its last output was: {words.splitlines()[-1].strip()}" if words else cause
-    remedy = f"read {child.log}, kept with --keep DIR"
-    return Permanent(FaultCode.DEMO_PROCESS, f"run the demo's process {child.name!r}", cause, remedy, details=words)
+    last = translated("{cause}; its last output was: {line}")
+    cause = last.format(cause=cause, line=words.splitlines()[-1].strip()) if words else cause
+    operation = translated("run the demo's process {name!r}").format(name=child.name)
+    remedy = translated("read {log}, kept with --keep DIR").format(log=child.log)
+    return Permanent(FaultCode.DEMO_PROCESS, operation, cause, remedy, details=words)
 
 
 def _ignore_signals() -> None:
@@ -252,7 +254,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
     try:
         folder = prepare(keep)
     except UsageError as error:
-        errors.print(escape_lines(str(error)), soft_wrap=True)
+        errors.print(escape_lines(translated_text(str(error))), soft_wrap=True)
         return 2
     with ExitStack() as order:
         asked = order.enter_context(_signals())
@@ -267,7 +269,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
             console.print(translated("Ended by {name}; ending the demo's processes").format(name=signal.Signals(error.number).name))
             return 128 + error.number
         except CkptdError as error:
-            errors.print(escape_lines(str(error)), style="red", soft_wrap=True)
+            errors.print(escape_lines(translated_text(str(error))), style="red", soft_wrap=True)
             return 1
         deleted = translated("The demo took {seconds:.0f} s; its files, reports included, are deleted now (--keep DIR keeps them)")
         kept = translated("The demo took {seconds:.0f} s; all files are kept in {folder}")

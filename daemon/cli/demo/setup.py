@@ -8,6 +8,7 @@ from pathlib import Path
 
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.language.catalog import translated
 
 PROMPTS = (
     "Create a new event loop for this thread, and return it to whoever asks for it. Return the",
@@ -64,13 +65,14 @@ def prepare(keep: Path | None) -> Path:
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="ckptd-demo-"))
     keep = keep.expanduser().absolute()
-    operation = "keep the demo's files"
+    operation = translated("keep the demo's files")
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(FaultCode.NOT_EMPTY, operation, "it exists and is not an empty folder", "give a new folder with --keep", path=keep)
+        raise UsageError(FaultCode.NOT_EMPTY, operation, translated("it exists and is not an empty folder"),
+            translated("give a new folder with --keep"), path=keep)  # fmt: skip
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            FaultCode.NOT_WRITABLE, operation, error.strerror or str(error), "give another folder with --keep", path=keep
+            FaultCode.NOT_WRITABLE, operation, error.strerror or str(error), translated("give another folder with --keep"), path=keep
         ) from None
     return keep

@@ -21,8 +21,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
-from daemon.contract.language.catalog import language, to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
@@ -304,7 +303,7 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
         who = _first_of([names[job_id] for job_id in ids])
-        lines += hanging(f"{who}:", translated_text(_of_several(text) if len(ids) > 1 else text), width, style=style)
+        lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else translated_text(text), width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
         lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
@@ -320,7 +319,9 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _of_several(text: str) -> str:
-    """What is said of an export, said of several."""
+    """What is said of an export, said of several, which is the same in Chinese."""
+    if language() != "en":
+        return translated_text(text)
     text = re.sub(r"^It waits for its turn\b", "They wait for their turn", text)
     return re.sub(r"^No daemon runs: the export continues\b", "No daemon runs: the exports continue", text)
 

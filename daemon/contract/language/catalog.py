@@ -25,7 +25,7 @@ _chosen: Language | None = None
 
 def translated(message: str) -> str:
     """The sentence in the reader's language; as it is where the catalogue lacks it."""
-    return message if language() == "en" else _catalogue().gettext(message)
+    return message if language() == "en" or not message else _catalogue().gettext(message)
 
 
 def translated_plural(singular: str, plural: str, count: int) -> str:
@@ -33,6 +33,15 @@ def translated_plural(singular: str, plural: str, count: int) -> str:
     if language() == "en":
         return singular if count == 1 else plural
     return _catalogue().ngettext(singular, plural, count)
+
+
+def translated_text(text: str) -> str:
+    """What is stored or given in English, in the reader's language: recorded sentences are known by their templates."""
+    if language() == "en":
+        return text
+    from daemon.contract.language import recorded
+
+    return recorded.translated_text(text)
 
 
 def to_translate(message: str) -> str:

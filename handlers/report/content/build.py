@@ -212,14 +212,13 @@ def _stage(stage: StageFacts, context: StageContext) -> Stage:
         attempts=tuple(_attempt(attempt) for attempt in stage.attempts if attempt.ended or not own),
         fallbacks=tuple(map(_spoken_fallback, result.fallbacks)) if result else (),
         warnings=tuple(map(translated_text, result.warnings)) if result else (),
-        fault=_spoken_fault(verdicts.fault_of(stage)),
+        fault=verdicts.fault_of(stage),
         figures=result.figures if result else {},
     )
 
 
 def _attempt(attempt: AttemptFacts) -> Attempt:
-    known = attempt.model_copy(update={"fault": _spoken_fault(attempt.fault)})
-    return Attempt(seconds=_between(attempt.started, attempt.ended), **known.model_dump(exclude={"estimate"}))
+    return Attempt(seconds=_between(attempt.started, attempt.ended), **attempt.model_dump(exclude={"estimate"}))
 
 
 def _spoken_check(check: ArtifactCheck) -> ArtifactCheck:
@@ -228,9 +227,7 @@ def _spoken_check(check: ArtifactCheck) -> ArtifactCheck:
     return check.model_copy(update={"reasons": tuple(map(translated_text, check.reasons)), "remedy": remedy})
 
 
-def _spoken_fault(fault: Fault | None) -> Fault | None:
-    if fault is None:
-        return None
+def _spoken_fault(fault: Fault) -> Fault:
     said = {name: translated_text(getattr(fault, name)) for name in ("operation", "cause", "remedy")}
     return fault.model_copy(update=said)
 
@@ -264,8 +261,9 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
 
 def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
     """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
-    faults = [(stage.name, fault) for stage in facts.stages if (fault := _spoken_fault(verdicts.fault_of(stage))) and stage.name != own]
-    return [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
+    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
+    faults = [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
+    return [(name, _spoken_fault(fault)) for name, fault in faults]
 
 
 def _failures(
