@@ -73,7 +73,7 @@ def print_comparison(value: Comparison) -> None:
 def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     """The lines, none wider than `width`."""
     a, b = value.a, value.b
-    lines = hanging("A", f"{a.label}: {a.folder}", width, style="bold") + hanging("B", f"{b.label}: {b.folder}", width, style="bold")
+    lines = hanging("A", f"{_label(a)}: {a.folder}", width, style="bold") + hanging("B", f"{_label(b)}: {b.folder}", width, style="bold")
     for note in value.notes:
         lines += hanging("note", translated_text(note), width, style="yellow")
     rows = list(_rows(_OF_EXPORT, a, b))
@@ -91,6 +91,12 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
                 width,
             )
     return lines + _texts(a, b, width)
+
+
+def _label(export: ComparedExport) -> str:
+    """What people call an export."""
+    step = translated("final") if export.ending else translated("step {step}").format(step=export.step) if export.step is not None else ""
+    return f"{export.run or '?'} {step}".strip()
 
 
 def _rows(
