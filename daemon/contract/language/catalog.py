@@ -57,6 +57,12 @@ def language() -> Language:
     return _chosen
 
 
+def speak_english() -> None:
+    """Let this process speak English to its end: it answers a program."""
+    global _chosen
+    _chosen = "en"
+
+
 @contextmanager
 def use_language(name: Language) -> Iterator[None]:
     """Let this process, with all its threads, speak a language meanwhile."""

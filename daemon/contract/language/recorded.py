@@ -19,7 +19,7 @@ _DEEPEST = 6
 """Templates within each other."""
 _MOST_PIECES = 24
 """Pieces that a text is cut into at one kind of joint."""
-_MOST_PARTS = 300
+MOST_PARTS = 300
 """Parts of a text, of their parts and so on, that are looked at."""
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FIX = " Fix: "
@@ -53,7 +53,7 @@ def _of_line(line: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _of_text(text: str) -> str | None:
-    return _Work().translation(text, 0)
+    return Work().translation(text, 0)
 
 
 def _put(said: str, more: str) -> str:
@@ -65,18 +65,23 @@ def _put(said: str, more: str) -> str:
     return said + more
 
 
-class _Work:
+class Work:
     """The translation of one text: every part of it is looked at once, and only so many are."""
 
     def __init__(self) -> None:
         self._known: dict[str, str | None] = {}
+
+    @property
+    def parts(self) -> int:
+        """How many were looked at."""
+        return len(self._known)
 
     def translation(self, text: str, depth: int) -> str | None:
         """The text in Chinese; None where nothing of it is made of a template."""
         if " " not in text:
             return None
         if text not in self._known:
-            if depth > _DEEPEST or len(self._known) > _MOST_PARTS:
+            if depth > _DEEPEST or len(self._known) > MOST_PARTS:
                 return None
             self._known[text] = None
             self._known[text] = self._whole(text, depth + 1)

@@ -136,7 +136,7 @@ def values_of(template: Template, text: str, hidden: str) -> tuple[str, ...] | N
     `hidden`: the text with zeros for what is quoted, where no literal begins but one of quotes.
     """
     if not template.names:
-        return () if text == template.english else None
+        return () if text == template.literals[0] else None
     first, *inner, last = template.literals
     if not inner:
         return (text[len(first) : len(text) - len(last)],) if len(first) + len(last) <= len(text) else None
