@@ -57,6 +57,7 @@ lint: install-dev ## ruff, mypy, the import law
 
 messages: install-dev ## the catalogue of translated sentences anew from the code, and what it lacks
 	$(BIN)/python -m tests.words.messages
+	$(BIN)/python -m tests.words.recorded
 
 bench: install-dev ## every benchmark, into bench-output/
 	@mkdir -p bench-output

@@ -35,8 +35,7 @@ from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, with_fallbacks
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.values import Json
 from daemon.journal.journal import Journal
 from daemon.journal.rows import StageRow, now

@@ -137,6 +137,13 @@ KINDS = {
 """What pydantic's type of an error begins with → what is said instead of its words, which speak of Python."""
 
 
+_BOUNDS = {
+    "greater_than_equal": "must be at least {bound}", "greater_than": "must be more than {bound}",
+    "less_than_equal": "must be at most {bound}", "less_than": "must be less than {bound}",
+}  # fmt: skip
+"""pydantic's type of an error → what is said of the bound."""
+
+
 def _plain(item: ErrorDetails) -> str:
     """Why a value is not accepted, for somebody who knows TOML and no Python."""
     kind, context, input_ = item["type"], item.get("ctx", {}), item["input"]
@@ -144,10 +151,8 @@ def _plain(item: ErrorDetails) -> str:
         return "is not given; add it"
     if kind == "literal_error":
         return f"must be {context['expected']}"
-    for name, words in (("greater_than_equal", "at least"), ("greater_than", "more than"), ("less_than_equal", "at most"),
-                        ("less_than", "less than")):  # fmt: skip
-        if kind == name:
-            return f"must be {words} {next(iter(context.values()))}"
+    if kind in _BOUNDS:
+        return _BOUNDS[kind].format(bound=next(iter(context.values())))
     if kind == "finite_number":
         return "must be a finite number"
     begin = kind.removeprefix("is_instance_").partition("_")[0]

@@ -1,6 +1,7 @@
 """The catalogue of recorded sentences, made of the code: `python -m tests.words.recorded` writes it, and says which lack a translation.
 
-Faults, reasons and warnings stay English where they are kept, and are translated when they are shown, by `daemon.contract.language.recorded`.
+Faults, reasons and warnings stay English where they are kept, and are translated when they are shown, by
+`daemon.contract.language.recorded`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ WORDS = {
     "kind": ("format", "overlap", "toolchain"),
     "named": ("none",),
     "noun": ("adapter", "base", "checkpoint", "model"),
+    "operation": ("compare", "explain", "export", "measure", "read", "verify", "watch"),
     "positions": ("positions", "texts", "tokens"),
     "right": ("enter", "list", "read"),
     "state": ("cancelled", "damaged", "failed", "installed", "partial", "pending", "running", "skipped", "succeeded", "waiting"),
@@ -38,6 +40,7 @@ WORDS = {
 """Placeholder → single words that can stand in it. Anywhere else they may be a name."""
 FRAGMENTS = (
     "; limits.priority decides", ", after: {sentence}", "signal {value}", ", but a {name}", ", but {list}", "token {tokens}",
+    "give it before the command: ckptd --set KEY=VALUE {verb}",
 )  # fmt: skip
 """What has too few words to be taken for a part of a sentence."""
 Key = tuple[str, str]

@@ -8,84 +8,54 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.words.project import Project, callee_of
 from tests.words.templates import is_prose, parts_of, template_of, terms_of
 
-SOURCES = ("daemon", "handlers")
 ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault", "after"})
 """Classes that are made with an operation, a cause and a remedy."""
-SHOWN = frozenset({"operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why"})
+SHOWN = frozenset({
+    "operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why", "elsewhere",
+    "limited", "method", "needs", "no_base",
+})  # fmt: skip
 """Keywords whose values a person reads."""
-TEXTS = frozenset(
-    {
-        *SHOWN,
-        "reason",
-        "text",
-        "texts",
-        "words",
-        "note",
-        "said",
-        "problem",
-        "refusal",
-        "sentence",
-        "delete",
-        "advice",
-        "fix",
-        "does",
-        "means",
-        "what",
-        "limit",
-        "lacks",
-        "purpose",
-        "refused",
-    }
-)
+IN_MAPPINGS = frozenset({"operation", "cause", "remedy", "needs", "told"})
+"""Names in a mapping whose values are such texts."""
+TEXTS = SHOWN | {
+    "advice", "delete", "does", "fix", "lacks", "limit", "means", "note", "problem", "purpose", "reason", "refusal", "refused", "said",
+    "sentence", "text", "texts", "what", "words",
+}  # fmt: skip
 """Attributes whose values are followed."""
-METHODS = frozenset({"get", "join", "format", "items", "values", "read", "write", "open", "find", "add", "append", "pop", "split", "strip"})
+OTHERS = frozenset({"translated", "translated_plural", "to_translate"})
+"""Functions whose texts are in the other catalogue."""
+OF_OBJECT = frozenset(
+    {"join", "format", "get", "removesuffix", "removeprefix", "replace", "rstrip", "strip", "capitalize", "items", "values"}
+)
+OF_ARGUMENTS = frozenset({"join", "get", "next", "sorted", "list", "tuple", "filter", "format", "fromkeys", "shortened", "cast"})
+"""Methods and functions whose result is made of what they are called on, or with."""
 DEPTH = 7
 """How many names, calls and returns a text is followed through."""
 APART = (
-    "daemon/cli/views/",
-    "daemon/cli/demo/",
-    "daemon/journal/outbox.py",
-    "daemon/operating/monitoring/metrics.py",
-    "handlers/report/",
-    "daemon/config/reference.py",
-    "daemon/config/template.py",
-    "daemon/contract/advice/",
-    "handlers/demo/",
-    "handlers/texts/built_in.py",
-    "daemon/contract/disk/answers.py",
-    "daemon/running/rules/reads.py",
-    "handlers/folder/hard_texts.py",
-    "handlers/validate/outside/chat.py",
-    "handlers/executorch/runner/runner_trial.py",
-)
+    "daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/",
+    "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
+    "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py",
+)  # fmt: skip
 """Files whose sentences are translated where they are made, or are for no person."""
 WHOLE = (
-    "daemon/checkpoints/",
-    "daemon/config/",
-    "daemon/operating/diagnosis/",
-    "daemon/operating/monitoring/",
-    "daemon/running/rules/",
-    "daemon/publishing/exchange/",
-    "daemon/contract/models/",
-    "daemon/contract/sharded/",
-    "daemon/contract/disk/",
+    "daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/",
+    "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "daemon/watching/",
     "handlers/validate/findings.py",
-    "daemon/watching/",
-)
+)  # fmt: skip
 """Folders of which every sentence is shown."""
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
-"""A whole sentence: printed where it stands, and translated there."""
+"""A whole sentence of a command: printed where it stands, and translated there."""
 _FORMATTED = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")
 """In a text that `format` fills in."""
-
 _PLACE = re.compile(r"(?<!\{)\{\w+\}(?!\})")
-_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Templates:
@@ -95,285 +65,103 @@ class Templates:
         self.places: dict[str, str] = {}
         """Template → FILE:LINE where it first stands. Of those that differ only in the names of their values the first counts."""
         self._shapes: dict[str, str] = {}
-        self._functions: dict[str, list[ast.AST]] = defaultdict(list)
-        self._constants: dict[str, list[ast.expr]] = defaultdict(list)
-        self._fields: dict[str, list[ast.expr]] = defaultdict(list)
-        self._calls: dict[str, list[ast.Call]] = defaultdict(list)
-        self._inside: dict[int, ast.AST | None] = {}
-        self._file: dict[int, str] = {}
-        self._classes: dict[str, list[str]] = {}
-        self._imports: dict[str, dict[str, str]] = defaultdict(dict)
         self._seen: set[int] = set()
         self._queue: deque[tuple[ast.AST, int]] = deque()
-        trees = {}
-        for folder in SOURCES:
-            for path in sorted((root / folder).rglob("*.py")):
-                name = path.relative_to(root).as_posix()
-                trees[name] = ast.parse(path.read_text(encoding="utf-8"))
-                self._index(trees[name], name)
-        for name, tree in trees.items():
-            self._collect(tree, name)
+        self._project = Project(root)
+        for name, tree in self._project.trees.items():
+            for node in _shown(tree, whole=name.startswith(WHOLE)):
+                self._follow(node, 0)
         while self._queue:
             node, depth = self._queue.popleft()
-            self._step(node, depth)
+            for part, more in self._step(node):
+                self._follow(part, depth + more)
 
-    def _index(self, tree: ast.AST, name: str) -> None:
-        def visit(node: ast.AST, function: ast.AST | None, owner: ast.ClassDef | None) -> None:
-            self._inside[id(node)] = function
-            self._file[id(node)] = name
-            if isinstance(node, _FUNCTION):
-                self._functions[node.name].append(node)
-                if owner is not None and node.name == "__init__":
-                    self._functions[owner.name].append(node)
-            if isinstance(node, ast.ClassDef):
-                self._classes[node.name] = [
-                    item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-                ]
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    self._imports[name][alias.asname or alias.name] = (node.module or "").replace(".", "/")
-            if isinstance(node, ast.Call):
-                callee = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
-                self._calls[callee].append(node)
-                for keyword in node.keywords:
-                    if keyword.arg:
-                        self._fields[keyword.arg].append(keyword.value)
-            if function is None and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    for part in target.elts if isinstance(target, ast.Tuple) else [target]:
-                        if isinstance(part, ast.Name):
-                            value = node.value
-                            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                                value = value.elts[target.elts.index(part)]
-                            (self._fields if owner is not None else self._constants)[part.id].append(value)
-            for target, value in _given(node):
-                if isinstance(target, ast.Attribute):
-                    self._fields[target.attr].append(value)
-            inner = node if isinstance(node, _FUNCTION) else function
-            for child in ast.iter_child_nodes(node):
-                visit(child, inner, node if isinstance(node, ast.ClassDef) else None if isinstance(node, _FUNCTION) else owner)
-
-        visit(tree, None, None)
-
-    def _collect(self, tree: ast.AST, name: str) -> None:
-        whole = name.startswith(WHOLE)
-        ignored: set[int] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                ignored.add(id(node.value))
-            elif isinstance(node, ast.JoinedStr):
-                ignored.update(id(part) for part in node.values)
-            elif isinstance(node, ast.Call):
-                self._look_at(node, name)
-            elif isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value in ("operation", "cause", "remedy"):
-                        self._follow(value, 0)
-            if whole and isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in ignored:
-                self._follow(node, 0)
-
-    def _look_at(self, call: ast.Call, name: str) -> None:
-        callee = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        has_code = any(isinstance(a, ast.Attribute) and isinstance(a.value, ast.Name) and a.value.id == "FaultCode" for a in call.args)
-        if callee in ERRORS or has_code:
-            for argument in call.args:
-                self._follow(argument, 0)
-        if callee == "from_oserror" and len(call.args) > 1:
-            self._follow(call.args[1], 0)
-        for keyword in call.keywords:
-            if keyword.arg in SHOWN:
-                self._follow(keyword.value, 0)
+    def _follow(self, node: ast.AST, depth: int) -> None:
+        if id(node) not in self._seen and depth <= DEPTH:
+            self._seen.add(id(node))
+            self._queue.append((node, depth))
 
     def _emit(self, template: str, node: ast.AST) -> None:
-        file = self._file.get(id(node), "")
+        file = self._project.file.get(id(node), "")
+        if file.startswith(APART) or (file.startswith("daemon/cli/") and _SAID.search(template)):
+            return
         for line in template.split("\n"):
-            said = file.startswith("daemon/cli/") and _SAID.search(template)
-            if is_prose(line) and not said and not file.startswith(APART):
+            if is_prose(line):
                 text = line if line == template else line.strip()
                 first = self._shapes.setdefault(_PLACE.sub("{}", text), text)
                 self.places.setdefault(first, f"{file}:{getattr(node, 'lineno', 0)}")
 
-    def _follow(self, node: ast.AST | None, depth: int) -> None:
-        if node is None or id(node) in self._seen or depth > DEPTH:
-            return
-        self._seen.add(id(node))
-        self._queue.append((node, depth))
-
-    def _step(self, node: ast.AST, shown: int) -> None:
+    def _step(self, node: ast.AST) -> Iterator[tuple[ast.AST, int]]:
+        """What a text is made of, each with 1 where it stands elsewhere."""
         if isinstance(node, ast.Constant):
             if isinstance(node.value, str):
                 self._emit(node.value if _FORMATTED.search(node.value) else node.value.replace("{", "{{").replace("}", "}}"), node)
         elif isinstance(node, ast.JoinedStr):
             self._emit(template_of(node), node)
-            for part in node.values:
-                if isinstance(part, ast.FormattedValue):
-                    self._follow(part.value, shown)
-        elif isinstance(node, ast.IfExp):
-            self._follow(node.body, shown)
-            self._follow(node.orelse, shown)
-        elif isinstance(node, ast.BoolOp):
-            for value in node.values:
-                self._follow(value, shown)
+            yield from ((part.value, 0) for part in node.values if isinstance(part, ast.FormattedValue))
         elif isinstance(node, ast.BinOp):
-            terms = terms_of(node)
-            if len(terms) > 1:
-                self._emit(template_of(ast.JoinedStr(values=[part for term in terms for part in parts_of(term)])), node)
-                self._seen.update(id(term) for term in terms if isinstance(term, ast.Constant))
-            for term in terms:
-                for part in parts_of(term):
-                    if isinstance(part, ast.FormattedValue):
-                        self._follow(part.value, shown)
-        elif isinstance(node, ast.List | ast.Tuple | ast.Set):
-            for item in node.elts:
-                self._follow(item, shown)
-        elif isinstance(node, ast.Dict):
-            for value in node.values:
-                self._follow(value, shown)
-        elif isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
-            self._follow(node.elt, shown)
-        elif isinstance(node, ast.DictComp) or isinstance(node, ast.Starred | ast.NamedExpr | ast.Subscript | ast.Await):
-            self._follow(node.value, shown)
-        elif isinstance(node, ast.Lambda):
-            self._follow(node.body, shown)
+            yield from self._added(node)
         elif isinstance(node, ast.Call):
-            self._follow_call(node, shown)
+            if callee_of(node) not in OTHERS:
+                yield from self._called(node)
         elif isinstance(node, ast.Name):
-            self._follow_name(node, shown)
+            yield from ((value, 1) for value in self._project.named(node))
         elif isinstance(node, ast.Attribute):
-            if node.attr in TEXTS:
-                self._follow_field(node.attr, shown)
+            yield from ((value, 1) for value in (self._project.fields(node.attr) if node.attr in TEXTS else ()))
+        else:
+            yield from ((part, 0) for part in _parts(node))
 
-    def _follow_field(self, attr: str, shown: int) -> None:
-        for value in self._fields.get(attr, ()):
-            self._follow(value, shown + 1)
-        self._follow_functions(attr, shown)
-        for name, fields in self._classes.items():
-            if attr in fields:
-                for call in self._calls.get(name, ()):
-                    if (place := fields.index(attr)) < len(call.args):
-                        self._follow(call.args[place], shown + 1)
+    def _added(self, node: ast.BinOp) -> Iterator[tuple[ast.AST, int]]:
+        """A sum of texts is one template."""
+        terms = terms_of(node)
+        if len(terms) > 1:
+            whole = ast.JoinedStr(values=[part for term in terms for part in parts_of(term)])
+            self._emit(template_of(whole), node)
+            self._seen.update(id(term) for term in terms if isinstance(term, ast.Constant))
+        yield from ((part.value, 0) for term in terms for part in parts_of(term) if isinstance(part, ast.FormattedValue))
 
-    def _follow_call(self, node: ast.Call, shown: int) -> None:
-        callee = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if callee in ("translated", "translated_plural", "to_translate"):
-            return  # of the other catalogue
-        if isinstance(node.func, ast.Name):
-            for function in self._functions.get(callee, ()):
-                if self._is_visible(callee, function, node):
-                    self._follow_returns(function, shown)
-        elif isinstance(node.func, ast.Attribute) and callee not in METHODS:
-            self._follow_method(node.func, shown)
-        if isinstance(node.func, ast.Attribute) and callee in (
-            "join",
-            "format",
-            "get",
-            "removesuffix",
-            "removeprefix",
-            "replace",
-            "rstrip",
-            "strip",
-            "capitalize",
-            "items",
-            "values",
-        ):
-            self._follow(node.func.value, shown)
-        if callee in ("join", "get", "next", "sorted", "list", "tuple", "filter", "format", "fromkeys", "shortened", "cast"):
-            for argument in node.args:
-                self._follow(argument, shown)
-
-    def _is_visible(self, name: str, target: ast.AST, place: ast.AST) -> bool:
-        """Whether a plain name means what `target` defines: in the same file, or imported from its file."""
-        here, there = self._file[id(place)], self._file[id(target)]
-        return here == there or self._imports[here].get(name) == there.removesuffix(".py").removesuffix("/__init__")
-
-    def _follow_method(self, node: ast.Attribute, shown: int) -> None:
-        """The functions that `OBJECT.name` can be: of that module, of this file's class, or the only one of that name."""
-        functions, here = self._functions.get(node.attr, ()), self._file[id(node)]
-        owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        module = self._imports[here].get(owner)
-        for function in functions:
-            there = self._file[id(function)].removesuffix(".py")
-            if (owner in ("self", "cls") and there == here.removesuffix(".py")) or there == f"{module}/{owner}" or len(functions) == 1:
-                self._follow_returns(function, shown)
-
-    def _follow_functions(self, name: str, shown: int) -> None:
-        functions = self._functions.get(name, ())
-        if len(functions) <= 3:
-            for function in functions:
-                self._follow_returns(function, shown)
-
-    def _follow_returns(self, function: ast.AST, shown: int) -> None:
-        for node in ast.walk(function):
-            if isinstance(node, ast.Return | ast.Yield) and node.value is not None and self._inside.get(id(node)) is function:
-                self._follow(node.value, shown + 1)
-
-    def _follow_name(self, node: ast.Name, shown: int) -> None:
-        function = self._inside.get(id(node))
-        hit = False
-        while function is not None and not hit:
-            hit = self._follow_local(function, node.id, shown)
-            function = self._inside.get(id(function))
-        if not hit:
-            for value in self._constants.get(node.id, ()):
-                if self._is_visible(node.id, value, node):
-                    self._follow(value, shown + 1)
-
-    def _follow_local(self, function: ast.AST, name: str, shown: int) -> bool:
-        assert isinstance(function, _FUNCTION)
-        hit = False
-        for node in ast.walk(function):
-            for target, value in _given(node):
-                if isinstance(target, ast.Name) and target.id == name:
-                    self._follow(value, shown + 1)
-                    hit = True
-                elif isinstance(target, ast.Tuple) and any(isinstance(e, ast.Name) and e.id == name for e in target.elts):
-                    place = next(i for i, e in enumerate(target.elts) if isinstance(e, ast.Name) and e.id == name)
-                    hit = True
-                    if isinstance(value, ast.Tuple) and place < len(value.elts):
-                        self._follow(value.elts[place], shown)
-                    elif isinstance(node, ast.comprehension | ast.For) and isinstance(value, ast.Tuple | ast.List):
-                        for item in value.elts:
-                            self._follow(item.elts[place] if isinstance(item, ast.Tuple) and place < len(item.elts) else item, shown)
-                    else:
-                        self._follow(value, shown + 1)
-        arguments = function.args
-        ordered = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-        if name in ordered or name in [a.arg for a in arguments.kwonlyargs]:
-            hit = True
-            self._follow_callers(function, name, ordered, shown)
-        return hit
-
-    def _follow_callers(self, function: ast.AST, name: str, ordered: list[str], shown: int) -> None:
-        assert isinstance(function, _FUNCTION)
-        names = [function.name]
-        if function.name == "__init__":
-            names = [n for n, functions in self._functions.items() if function in functions and n != "__init__"]
-        for callee in names:
-            for call in self._calls.get(callee, ()):
-                if isinstance(call.func, ast.Name) and not self._is_visible(callee, function, call):
-                    continue
-                offset = 1 if ordered[:1] in (["self"], ["cls"]) else 0
-                if name in ordered:
-                    place = ordered.index(name) - offset
-                    if 0 <= place < len(call.args):
-                        self._follow(call.args[place], shown + 1)
-                for keyword in call.keywords:
-                    if keyword.arg == name:
-                        self._follow(keyword.value, shown + 1)
-        defaults = dict(zip(reversed(ordered), reversed(function.args.defaults)))
-        if name in defaults:
-            self._follow(defaults[name], shown)
+    def _called(self, node: ast.Call) -> Iterator[tuple[ast.AST, int]]:
+        yield from ((value, 1) for value in self._project.returned(node))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in OF_OBJECT:
+            yield node.func.value, 0
+        if callee_of(node) in OF_ARGUMENTS:
+            yield from ((argument, 0) for argument in node.args)
 
 
-def _given(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each name with what a statement gives it."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield target, node.value
-    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
-        yield node.target, node.value
-    elif isinstance(node, ast.For | ast.comprehension):
-        yield node.target, node.iter
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert", "add"):
-        for argument in node.args:
-            yield node.func.value, argument
+def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
+    """Every text of a file that a person reads."""
+    apart: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            apart.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            apart.update(map(id, node.values))
+        elif isinstance(node, ast.Call):
+            yield from _said(node)
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value in IN_MAPPINGS)
+        if whole and isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in apart:
+            yield node
+
+
+def _said(call: ast.Call) -> Iterator[ast.AST]:
+    callee = callee_of(call)
+    has_code = any(isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "FaultCode" for part in call.args)
+    yield from call.args if callee in ERRORS or has_code else call.args[1:2] if callee == "from_oserror" else ()
+    yield from (keyword.value for keyword in call.keywords if keyword.arg in SHOWN)
+
+
+def _parts(node: ast.AST) -> list[ast.expr]:
+    """What an expression of another kind can be, or is made of."""
+    if isinstance(node, ast.IfExp):
+        return [node.body, node.orelse]
+    if isinstance(node, ast.BoolOp | ast.Dict):
+        return node.values
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return node.elts
+    if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+        return [node.elt]
+    if isinstance(node, ast.Lambda):
+        return [node.body]
+    return [node.value] if isinstance(node, ast.DictComp | ast.Starred | ast.NamedExpr | ast.Subscript | ast.Await) else []

@@ -1,0 +1,191 @@
+"""Templates of recorded sentences: read from the compiled catalogue, and found again in a finished text with the values in their places.
+
+No regular expression of a template is run: literals are looked for one after the other, so the time grows with length times templates.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from daemon.contract.language.catalog import FOLDER
+
+_FEW = 12
+"""Characters of a template that is no sure sign."""
+_MOST_CUTS, _MOST_PLACES = 60, 4
+"""Ways to cut a text by a template that are tried, and places of a literal."""
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
+
+
+class Template(NamedTuple):
+    """A sentence with places for values."""
+
+    english: str
+    literals: tuple[str, ...]
+    """What stands before, between and after the values."""
+    names: tuple[str, ...]
+    chinese: tuple[tuple[str, str | None], ...]
+    """Pieces of the translation, each with the name of the value that follows."""
+
+    def weight(self) -> int:
+        """The heavier, the surer: what a text begins or ends with tells more than what is somewhere in it."""
+        return sum(map(len, self.literals)) + 2 * (len(self.literals[0]) + len(self.literals[-1]))
+
+    def is_weak(self) -> bool:
+        """Whether it has so few words that they may as well be another text's."""
+        return sum(map(len, self.literals)) < _FEW
+
+
+class Templates(NamedTuple):
+    """Every template that has a translation."""
+
+    exact: dict[str, str]
+    """English → Chinese, all of them."""
+    words: dict[tuple[str, str], str]
+    """The name of a placeholder, and a word that can stand in it → Chinese."""
+    by_word: dict[str, list[Template]]
+    """Those that begin with a whole word, by it; the heaviest first."""
+    others: list[Template]
+    tails: list[Template]
+    """Those that only follow other words: they begin with a blank or a comma."""
+
+
+@functools.cache
+def templates() -> Templates:
+    """All of them, read when they are asked for first."""
+    exact: dict[str, str] = {}
+    words: dict[tuple[str, str], str] = {}
+    for english, chinese in _read():
+        place, mark, word = english.partition("\x04")  # between context and text, as gettext has it
+        if mark:
+            words[place, word] = chinese
+        else:
+            exact.update(_cut(english, chinese))
+            exact[english] = chinese
+    parsed = sorted((_parsed(english, chinese) for english, chinese in exact.items() if "{" in english), key=Template.weight, reverse=True)
+    by_word: dict[str, list[Template]] = {}
+    for template in parsed:
+        by_word.setdefault(_first_word(template.literals[0]), []).append(template)
+    tails = [_parsed(english, chinese) for english, chinese in exact.items() if english[:1] in " ,;("]
+    return Templates(exact, words, by_word, by_word.pop("", []), sorted(tails, key=Template.weight, reverse=True))
+
+
+def _read() -> Iterator[tuple[str, str]]:
+    """The pairs of the compiled catalogue, as GNU gettext's manual describes the file ("The Format of GNU MO Files")."""
+    data = (FOLDER / "zh_CN" / "LC_MESSAGES" / "recorded.mo").read_bytes()
+    count, english, chinese = struct.unpack("<3I", data[8:20])
+    for place in range(count):
+        pair = []
+        for table in (english, chinese):
+            length, start = struct.unpack_from("<2I", data, table + 8 * place)
+            pair.append(data[start : start + length].decode())
+        if pair[0] and pair[1]:
+            yield pair[0], pair[1]
+
+
+def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
+    """What a long sentence has of a text with several alternatives: the first of them."""
+    ends = [place for place, _ in joints_of(english, "; ")]
+    ends_there = [match.start() for match in re.finditer("；", chinese)]
+    if len(ends) == len(ends_there):
+        yield from ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True) if " " in english[:end])
+
+
+def _parsed(english: str, chinese: str) -> Template:
+    literals, names = [""], []
+    for literal, name, _, _ in string.Formatter().parse(english):
+        literals[-1] += literal  # a doubled brace ends a piece without a name
+        if name is not None:
+            names.append(name)
+            literals.append("")
+    return Template(english, tuple(literals), tuple(names), tuple((text, name) for text, name, _, _ in string.Formatter().parse(chinese)))
+
+
+def _first_word(text: str) -> str:
+    word, blank, _ = text.partition(" ")
+    return word if blank and word else ""
+
+
+def match_of(text: str) -> tuple[Template, tuple[str, ...]] | None:
+    """The heaviest template that makes the text, and the values in its places; None where none does."""
+    known = templates()
+    candidates = sorted(
+        [
+            template
+            for template in (*known.by_word.get(_first_word(text), ()), *known.others)
+            if text.startswith(template.literals[0]) and text.endswith(template.literals[-1]) and max(template.literals, key=len) in text
+        ],
+        key=Template.weight,
+        reverse=True,
+    )
+    hidden = _hidden(text)
+    for template in candidates:
+        values = values_of(template, text, hidden) or values_of(template, text, text)
+        if values is not None:
+            return template, values
+    return None
+
+
+def values_of(template: Template, text: str, hidden: str) -> tuple[str, ...] | None:
+    """What stands in a template's places; of several ways to cut the text the first that leaves each bracket with its partner, if any does.
+
+    `hidden`: the text with zeros for what is quoted, where no literal begins but one of quotes.
+    """
+    if not template.names:
+        return () if text == template.literals[0] else None
+    first, *inner, last = template.literals
+    if not inner:
+        return (text[len(first) : len(text) - len(last)],) if len(first) + len(last) <= len(text) else None
+    body, left = len(text) - len(last), _MOST_CUTS
+    simplest: tuple[str, ...] | None = None
+    open_: list[tuple[int, tuple[str, ...]]] = [(len(first), ())]  # ways to go on: where, with the values before
+    while open_ and left:
+        left -= 1
+        begin, values = open_.pop()
+        if len(values) == len(inner):
+            cut = (*values, text[begin:body])
+            simplest = simplest or cut
+            if all(map(_is_closed, cut)):
+                return cut
+            continue
+        literal = inner[len(values)]
+        places: list[int] = []
+        place = begin if not literal else _place(text, hidden, literal, begin, body)
+        while place >= 0 and len(places) < _MOST_PLACES:
+            places.append(place)
+            place = _place(text, hidden, literal, place + 1, body) if literal else -1
+        open_ += [(place + len(literal), (*values, text[begin:place])) for place in reversed(places)]
+    return simplest
+
+
+def _is_closed(value: str) -> bool:
+    """Whether every bracket of a value has its partner in it."""
+    deep = 0
+    for character in value:
+        deep += (character == "(") - (character == ")")
+        if deep < 0:
+            return False
+    return not deep
+
+
+def _hidden(text: str) -> str:
+    """The text with zeros for what stands in quotation marks or backticks, which are left."""
+    return _QUOTED.sub(lambda match: match[0][0] + "\0" * (len(match[0]) - 2) + match[0][-1], text)
+
+
+def _place(text: str, hidden: str, literal: str, begin: int, end: int) -> int:
+    """Where a literal is next, outside of what is quoted; -1 where it is no more."""
+    place = text.find(literal, begin, end)
+    while place >= 0 and hidden[place] != literal[0]:
+        place = text.find(literal, place + 1, end)
+    return place
+
+
+def joints_of(text: str, joint: str) -> list[tuple[int, int]]:
+    """Where a text may have been joined: not in what is quoted."""
+    hidden = _hidden(text)
+    return [match.span() for match in re.finditer(re.escape(joint), hidden)]
