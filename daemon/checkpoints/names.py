@@ -94,11 +94,7 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
     if name == REFERENCE or _PART.fullmatch(name):
         return Candidate.NONE
     loose = is_loose_name(name)
-    if (
-        marks & _ADAPTER
-        or (marks & _OTHER and _is_sharded(marks, entries))
-        or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries)
-    ):
+    if marks & _ADAPTER or _is_sharded(marks, entries) or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries):
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):
         return Candidate.CHECKPOINT
@@ -114,7 +110,7 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
 
 
 def _is_sharded(marks: Collection[str], entries: Collection[str]) -> bool:
-    """`.metadata` is a common name: it counts with the parts that it describes."""
+    """`.metadata` is a common name: it counts with the parts that it describes, and these without it, since it comes last."""
     return any(mark in _OTHER and mark != ".metadata" for mark in marks) or any(entry.endswith(".distcp") for entry in entries)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from daemon.checkpoints.names import ADAPTERS, run_of, step_folder
+from daemon.checkpoints.names import ADAPTERS, PARTS, run_of, step_folder
 from daemon.contract.sharded import dcp_safetensors
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import is_ranks
@@ -45,9 +45,9 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
     """
     if "lora_adapter" in entries and any(map(is_ranks, entries)) and _holds(folder, "lora_adapter", ADAPTERS):
         return "its adapter in lora_adapter/ is exported"
-    if "consolidated" in entries and any(map(dcp_safetensors.NAME.fullmatch, entries)):
+    if "consolidated" in entries and any(map(dcp_safetensors.NAME.fullmatch, entries)) and _has_weights(f"{folder}/consolidated"):
         return "the model in consolidated/ is exported"
-    if "hf_ckpt" in entries and any(map(_WEIGHTS.fullmatch, _names(f"{folder}/hf_ckpt"))):
+    if "hf_ckpt" in entries and _has_weights(f"{folder}/hf_ckpt"):
         return "the model in hf_ckpt/ is exported"
     if LATEST in entries and any(map(_TAG.fullmatch, entries)) and any(map(_TAG_HF.fullmatch, (*entries, *_beside(folder, name)))):
         return "OpenRLHF's global_stepN_hf are exported"
@@ -60,7 +60,7 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
         return "it is an optimizer's state"
     if name == "huggingface" and any(map(is_ranks, around)):
         return "the pieces around it are exported"
-    if name == "dist_ckpt" and any(map(_WEIGHTS.fullmatch, _names(f"{os.path.dirname(folder)}/huggingface"))):
+    if name == "dist_ckpt" and _has_weights(f"{os.path.dirname(folder)}/huggingface"):
         return "the model in huggingface/ is exported"
     return ""
 
@@ -70,6 +70,8 @@ def unfinished_step(path: Path) -> list[str]:
     marks = marks_of(path)
     if UNFINISHED in marks:
         return [f"{UNFINISHED} in {step_folder(path).name} says that it is still being written"]
+    if path.name == "model" and os.path.isdir(path / "consolidated") and not _has_weights(str(path / "consolidated")):
+        return ["consolidated/ has no weights yet"]
     if STABLE not in marks and _others_are_stable(step_folder(path)):
         return [f"{STABLE}, which its trainer writes last, is not there yet, as it is in other steps of this run"]
     return []
@@ -89,6 +91,18 @@ def config_folders(path: Path) -> list[Path]:
     if run != path:
         folders += [run, run.parent / "model_assets", run.parent / "weights" / step.name]
     return folders
+
+
+def has_begun(folder: str, name: str, entries: Mapping[str, bool]) -> bool:
+    """Whether a save has begun of which the names don't tell: DeepSpeed's, which ends with `latest`, or a model in a part of a step."""
+    if name in PARTS and any(map(_WEIGHTS.fullmatch, entries)) and step_folder(Path(folder)) != Path(folder):
+        return True
+    tags = [tag for tag in filter(_TAG.fullmatch, entries) if entries[tag]]
+    return any(entry.endswith("_model_states.pt") for tag in tags for entry in _names(f"{folder}/{tag}"))
+
+
+def _has_weights(folder: str) -> bool:
+    return any(map(_WEIGHTS.fullmatch, _names(folder)))
 
 
 def _others_are_stable(step: Path) -> bool:

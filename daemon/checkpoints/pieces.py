@@ -31,7 +31,7 @@ from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.sharded import dcp, deepspeed, verl
-from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
+from daemon.contract.sharded.forms import FSDP, is_adapter, is_ranks, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import Unsupported
@@ -199,6 +199,12 @@ def _borrow_adapter_config(look: Look, weights: Weights) -> None:
     place = next((folder for folder in folders if (folder / ADAPTER_CONFIG).is_file()), None)
     if place is None and verl.LORA in look.names and (said := verl.lora_of(look.path)) is not None:
         weights.method, weights.metadata = "LORA", {"rank": said["r"], "alpha": said["lora_alpha"]}
+        return
+    if place is None and any(map(is_ranks, look.files)):
+        weights.missing.append(
+            f"what says how its adapter is made is not there yet: verl writes {verl.LORA}, or lora_adapter/; or put the training's"
+            f" {ADAPTER_CONFIG} into {run_of(look.path)}"
+        )
         return
     if place is None:
         weights.refusal = refuse_no_adapter_config(look.path, run_of(look.path))

@@ -26,7 +26,7 @@ from daemon.checkpoints.names import (
     may_make_checkpoint,
     step_folder,
 )
-from daemon.checkpoints.parts import belongs_to, kept_back
+from daemon.checkpoints.parts import belongs_to, has_begun, kept_back
 from daemon.config.settings import WatchSettings
 
 _IGNORED = (".", "tmp-", "ckptd-pins-")
@@ -283,6 +283,8 @@ class Scanner:
 def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:
     """What a directory is, where it is no part of another checkpoint."""
     what = candidate(name, entries)
+    if what is Candidate.NONE and has_begun(folder, name, entries) and not kept_back(folder, name):
+        return Candidate.CHECKPOINT
     return Candidate.NONE if what in (Candidate.CHECKPOINT, Candidate.UNTRAINED) and belongs_to(folder, name, entries) else what
 
 
