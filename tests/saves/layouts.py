@@ -249,14 +249,14 @@ def prime_rl(scratch: Path) -> Save:
     """prime_rl/trainer/ckpt.py, weights.py: the step before has its mark, and this one's comes last."""
     saved = Save(listed=("broadcasts",))
     pretrained(saved, "weights/step_10")
-    saved.write("weights/step_10/STABLE", "")
+    saved.write("weights/step_10/STABLE", "", whole=True)
     saved.ends("weights/step_10")
     saved.whole_after["weights/step_10"] = 2  # nothing was there to compare it with
     for file in ("model.safetensors", "STABLE"):
-        saved.write(f"broadcasts/step_20/{file}", save(arrays(MODEL)) if "." in file else b"")
+        saved.write(f"broadcasts/step_20/{file}", save(arrays(MODEL)) if "." in file else b"", whole=True)
     pretrained(saved, "weights/step_20")
     tokenizer(saved, "weights/step_20")
-    saved.write("weights/step_20/STABLE", "")
+    saved.write("weights/step_20/STABLE", "", whole=True)
     saved.ends("weights/step_20")
     return saved
 
