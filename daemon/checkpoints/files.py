@@ -18,6 +18,7 @@ from pathlib import Path
 from daemon.checkpoints.names import ADAPTERS, run_of
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable
+from daemon.contract.sharded.accelerate import is_state
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, may_be_shard, shards_in
@@ -114,7 +115,7 @@ def fingerprint(path: Path) -> Fingerprint:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
             rows.append((f"{OPTIMIZER}/{METADATA}", status.st_ino, status.st_size, status.st_mtime_ns))
-    if any(name == LATEST or name.endswith((METADATA, MODULE)) for name, *_ in rows):
+    if any(name == LATEST or name.endswith((METADATA, MODULE)) for name, *_ in rows) or is_state(look.files):
         rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
