@@ -113,7 +113,8 @@ def refuse_diffusers(path: Path) -> Fault:
     if (path / "model_index.json").exists():
         fuse = ""
     elif any((path / name).exists() for name in DIFFUSERS_LORA):
-        fuse = f"in diffusers, `pipeline.load_lora_weights({str(path)!r})`, `pipeline.fuse_lora()` and `pipeline.save_pretrained(OUTPUT)`, then "
+        load = f"in diffusers, `pipeline.load_lora_weights({str(path)!r})`, `pipeline.fuse_lora()`"
+        fuse = f"{load} and `pipeline.save_pretrained(OUTPUT)`, then "
     else:
         fuse = "in diffusers, put the trained part into its pipeline and save that as OUTPUT, then "
     pipeline = "OUTPUT" if fuse else shlex.quote(str(path))
