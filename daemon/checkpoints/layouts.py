@@ -15,7 +15,8 @@ from pathlib import Path
 
 from daemon.checkpoints.completeness import INDEXES, Weights, unfinished, weight_problems, whole_adapter, whole_model
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Look
-from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, PIPELINE
+from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, ORBAX, PIPELINE
+from daemon.checkpoints.others import MEGATRON_RANK, iteration_in, megatron_files, orbax_files, says_megatron
 from daemon.checkpoints.pieces import (
     GLOBAL_STEP,
     archives,
@@ -24,15 +25,17 @@ from daemon.checkpoints.pieces import (
     fsdp_metadata,
     in_pieces,
     lightning,
+    of_verl,
     random_states,
     training_state,
+    verl_config,
     zero,
 )
-from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt
+from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
 from daemon.contract.faults.errors import Fault
 from daemon.contract.sharded import accelerate, dcp_safetensors
 from daemon.contract.sharded.deepspeed import LATEST
-from daemon.contract.sharded.forms import FSDP
+from daemon.contract.sharded.forms import FSDP, is_ranks
 from daemon.contract.sharded.lightning import SUFFIX
 
 ACCELERATE = "accelerate"
@@ -124,6 +127,13 @@ def _is_lightning(look: Look) -> bool:
     return look.path.suffix == SUFFIX or any(file.endswith(SUFFIX) for file in look.files)
 
 
+def _is_megatron(look: Look) -> bool:
+    if any(map(MEGATRON_RANK.fullmatch, look.folders)) or iteration_in(look):
+        return not has_weights(look)
+    pieces = any(name.endswith(".distcp") for name in look.files)
+    return pieces and ("common.pt" in look.files or look.path.name.startswith("iter_") or says_megatron(look.path))
+
+
 def _is_torchtune(look: Look) -> bool:
     return has_adapter(look) and bool({"adapter_model.pt", "recipe_state.pt"} & look.files or _numbered_otherwise(look.path))
 
@@ -151,6 +161,12 @@ TABLE = (
     Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT",
            lambda look: FSDP in look.folders and not has_weights(look), in_pieces, (unfinished, fsdp_metadata), in_pieces=True,
            goes_on=True),
+    Layout("verl-sharded", "verl with FSDP", lambda look: any(map(is_ranks, look.files)) and not has_weights(look), of_verl,
+           (unfinished, verl_config), in_pieces=True, undescribed=True),
+    Layout("megatron", "Megatron-Core, and what trains with it", _is_megatron, lambda look: Weights(), (unfinished, megatron_files),
+           refusal=refuse_megatron),
+    Layout("orbax", "Orbax, with which MaxText saves", lambda look: ORBAX in look.files, lambda look: Weights(), (orbax_files,),
+           refusal=refuse_orbax),
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not has_weights(look), in_pieces,
            (unfinished, dcp_metadata), in_pieces=True),

@@ -97,6 +97,45 @@ def refuse_deepspeed(path: Path, cause: str) -> Fault:
     )  # fmt: skip
 
 
+def refuse_verl(path: Path, cause: str) -> Fault:
+    """Refuse pieces of verl's in which FSDP's older tensors lie, or such as are divided along more than one dimension."""
+    folder = shlex.quote(str(path))
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, f"it is complete, but ckptd can't put verl's pieces together: {cause}",
+        f"run `python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir OUTPUT` and `ckptd export OUTPUT`, or"
+        " add hf_model to verl's checkpoint.save_contents, and every checkpoint is exported automatically",
+    )  # fmt: skip
+
+
+def refuse_megatron(path: Path) -> Fault:
+    """Refuse Megatron-Core's checkpoints, by the tool that has the training: verl, ms-swift, or Megatron-Bridge for all others."""
+    folder, above = shlex.quote(str(path)), shlex.quote(str(path.parent))
+    if path.name == "dist_ckpt":
+        way = (
+            f"run `python -m verl.model_merger merge --backend megatron --local_dir {above} --target_dir OUTPUT` and `ckptd export OUTPUT`"
+        )
+    elif (path / "args.json").is_file() or (path.parent / "args.json").is_file():
+        place = folder if (path / "args.json").is_file() else above
+        way = f"run `swift export --mcore_model {place} --to_hf true --output_dir OUTPUT` and `ckptd export OUTPUT`"
+    else:
+        code = f"from megatron.bridge import AutoBridge; AutoBridge.from_hf_pretrained('BASE').export_ckpt({str(path)!r}, 'OUTPUT')"
+        way = f"run `python -c {shlex.quote(code)}`, where BASE is the model that was trained, and `ckptd export OUTPUT`"
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but Megatron's weights have other names and shapes than transformers uses", way
+    )
+
+
+def refuse_orbax(path: Path) -> Fault:
+    """Refuse Orbax's checkpoints (MaxText): arrays of JAX, under names of the model's own code."""
+    items = shlex.quote(str(path / "items"))
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but Orbax's weights have other names and shapes than transformers uses",
+        f"for MaxText run `python3 -m maxtext.checkpoint_conversion.to_huggingface model_name=MODEL load_parameters_path={items} "
+        "base_output_directory=OUTPUT hardware=cpu skip_jax_distributed_system=true scan_layers=false` (scan_layers as in the training) and"
+        " `ckptd export OUTPUT`",
+    )  # fmt: skip
+
+
 def refuse_litgpt(path: Path) -> Fault:
     """Refuse litgpt's checkpoints: it names and fuses weights its own way."""
     folder = shlex.quote(str(path))
@@ -119,7 +158,7 @@ def refuse_diffusers(path: Path) -> Fault:
         fuse = "in diffusers, put the trained part into its pipeline and save that as OUTPUT, then "
     pipeline = "OUTPUT" if fuse else shlex.quote(str(path))
     return _refusal(
-        FaultCode.CHECKPOINT_NOT_SUPPORTED, path, "it is complete, but a model of diffusers, which ckptd does not export",
+        FaultCode.CONVERT_FIRST, path, "it is complete, but a model of diffusers, which ckptd does not export",
         f"{fuse}`optimum-cli export onnx --model {pipeline} ONNX_FOLDER`",
     )  # fmt: skip
 

@@ -24,7 +24,9 @@ from daemon.checkpoints.names import (
     is_checkpoint_name,
     is_loose_name,
     may_make_checkpoint,
+    step_folder,
 )
+from daemon.checkpoints.parts import belongs_to, has_begun, kept_back
 from daemon.config.settings import WatchSettings
 from daemon.watching.entries import TEMPORARY, is_ignored, is_temporary, list_entries, names_in
 from daemon.watching.origins import is_of_run, why_untrained
@@ -139,6 +141,8 @@ class Scanner:
                 if is_checkpoint_name(entry):
                     if not self.rules.depth or level <= self.rules.depth:
                         yield Found(Path(path))
+                elif why := kept_back(path, entry):
+                    yield Found(Path(path), why)
                 elif self._goes_into(path, entry, level):
                     levels.append((path, entry, level + 1))
                 elif is_temporary(entry) and _holds_checkpoints(path):
@@ -156,7 +160,9 @@ class Scanner:
 
     def _passed_over(self, folder: str, what: Candidate, in_run: Callable[[str], bool] = is_of_run) -> str:
         """Why a candidate is not taken, "" where it is. `in_run`: whether a directory is a run's, remembered where many are asked for."""
-        return "" if what is not Candidate.UNTRAINED or self.rules.models == "all" else why_untrained(folder, in_run)
+        if what is not Candidate.UNTRAINED or self.rules.models == "all" or step_folder(path := Path(folder)) != path:
+            return ""
+        return why_untrained(folder, in_run)
 
     def _leads_elsewhere(self, root: Path, link: str) -> bool:
         """Whether a link leads to a directory that lies below no root."""
@@ -175,7 +181,7 @@ class Scanner:
                 self._wide[folder] = known
                 return known.folders, known.links, known.what, 1
         entries, links = list_entries(folder)
-        what = candidate(name, entries) if name else Candidate.NONE
+        what = _what(folder, name, entries) if name else Candidate.NONE
         parts = PIPELINE in entries  # of a pipeline: none is a model of its own
         folders = tuple(
             entry
@@ -207,6 +213,8 @@ class Scanner:
                 return f"{part!r} is a hidden or temporary name, which scans skip; rename it"
             if _is_ours(inside):
                 return f"{inside} is an export or the state of ckptd"
+            if why := kept_back(str(inside), part):
+                return why
         if self.rules.depth and not self._reaches(parts):
             return f"it is more than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
         return self._why_none(path)
@@ -220,7 +228,10 @@ class Scanner:
     def _why_none(self, path: Path) -> str | None:
         if is_checkpoint_name(path.name):
             return None
-        what = candidate(path.name, names_in(path))
+        entries = names_in(path)
+        what = candidate(path.name, entries)
+        if what is not Candidate.NONE and (why := belongs_to(str(path), path.name, entries)):
+            return why
         if what is Candidate.NONE:
             return "it contains no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
@@ -244,7 +255,7 @@ class Scanner:
         for length in (len(parts), len(parts) - 1):
             if (length > 0 or (length == 0 and root in self.rules.linked)) and self._may_be((root.name, *parts), length + 1):
                 folder = root.joinpath(*parts[:length])
-                what = candidate(folder.name, names_in(folder))
+                what = _what(str(folder), folder.name, names_in(folder))
                 if what not in (Candidate.NONE, Candidate.OURS) and not self._passed_over(str(folder), what):
                     return folder
         return None
@@ -261,9 +272,17 @@ class Scanner:
         if self.rules.depth and not self._reaches(parts):
             return False
         above = [root.joinpath(*parts[: index + 1]) for index in range(len(parts))]
-        if any(str(folder) in self.rules.ours or _is_ours(folder) for folder in above):
+        if any(str(folder) in self.rules.ours or _is_ours(folder) or kept_back(str(folder), folder.name) for folder in above):
             return False
         return os.path.realpath(path) == os.path.join(os.path.realpath(root), *parts)
+
+
+def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:
+    """What a directory is, where it is no part of another checkpoint."""
+    what = candidate(name, entries)
+    if what is Candidate.NONE and has_begun(folder, name, entries) and not kept_back(folder, name):
+        return Candidate.CHECKPOINT
+    return Candidate.NONE if what in (Candidate.CHECKPOINT, Candidate.UNTRAINED) and belongs_to(folder, name, entries) else what
 
 
 def _is_ours(folder: Path) -> bool:

@@ -312,10 +312,10 @@ class FaultCode(StrEnum):
 
     To do: Raise the trainer's save_total_limit, or lower `watch.settle_seconds`.
     """
-    CHECKPOINT_NOT_SUPPORTED = "checkpoint-not-supported"
-    """The checkpoint is complete, but of a kind that ckptd does not export.
+    CONVERT_FIRST = "convert-first"
+    """The checkpoint is complete, in a form of its trainer's own (Megatron, Orbax, diffusers, some of verl's) that ckptd does not read.
 
-    To do: Use the tool that the message names.
+    To do: Run the trainer's own converter, with the command in the message, and export what it writes.
     """
     DCP_SHARDED = "dcp-sharded"
     """The checkpoint is torch.distributed.checkpoint's sharded state, without a model, or with an adapter but no adapter_config.json.
