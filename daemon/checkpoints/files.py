@@ -19,6 +19,7 @@ from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.parts import config_folders, marks_of
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable
+from daemon.contract.sharded.accelerate import is_state
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.dcp_safetensors import NAME as SHARD
 from daemon.contract.sharded.deepspeed import LATEST
@@ -116,7 +117,9 @@ def fingerprint(path: Path) -> Fingerprint:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
             rows.append((f"{OPTIMIZER}/{METADATA}", status.st_ino, status.st_size, status.st_mtime_ns))
-    if any(name == LATEST or name.endswith((METADATA, MODULE)) or is_ranks(name) or SHARD.fullmatch(name) for name, *_ in rows):
+    if is_state(look.files) or any(
+        name == LATEST or name.endswith((METADATA, MODULE)) or is_ranks(name) or SHARD.fullmatch(name) for name, *_ in rows
+    ):
         rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from daemon.contract.sharded import dcp_safetensors, lightning, verl
+from daemon.contract.sharded import accelerate, dcp_safetensors, lightning, verl
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
@@ -39,8 +39,13 @@ STATE = "journal.sqlite3"
 """A directory with one of them, and what goes with it, is an export or a state directory of ours: what lies in it is no training's."""
 _ADAPTER = frozenset({*ADAPTERS, "adapter_config.json"})
 _MODEL = frozenset({"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
-_OTHER = frozenset({".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora"})
-"""What torch.distributed.checkpoint, FSDP, DeepSpeed and litgpt leave where there is no adapter and no model."""
+PIPELINE = "model_index.json"
+"""File of a diffusers pipeline, whose parts lie in folders beside it."""
+_OTHER = frozenset({
+    ".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora", PIPELINE,
+    "pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin",
+})  # fmt: skip
+"""What torch.distributed.checkpoint, FSDP, DeepSpeed, litgpt and diffusers leave where there is no adapter and no model."""
 ORBAX = "_CHECKPOINT_METADATA"
 """What Orbax (MaxText) writes into the directory of each step (orbax/checkpoint/_src/metadata/checkpoint.py)."""
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
@@ -49,7 +54,10 @@ _MEGATRON = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}|common\.pt")
 """What Megatron writes into an `iter_N` (megatron/training/checkpointing.py) beside the files of torch.distributed.checkpoint."""
 _FOLDERS = frozenset({"pytorch_model_fsdp_0"})
 """Those that are folders. A folder with the name of a file, Lightning's `NAME.ckpt` for example, tells nothing of what is around it."""
-_TRAINERS = frozenset({"trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
+_TRAINERS = frozenset({
+    "trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin",
+    accelerate.RANDOM,
+})  # fmt: skip
 """Files beside the weights that a training leaves, and whoever publishes a model does not."""
 _MARKS = _ADAPTER | _MODEL | _OTHER | {EXPORT, STATE}
 _CONTENT = re.compile(r"adapter_(?:model|config)\..+|(?:model|pytorch_model).*\.(?:safetensors|bin)|lit_model\.pth.*|pytorch_model_fsdp.*")
@@ -77,7 +85,8 @@ def is_loose_name(name: str) -> bool:
 
 
 def is_of_training(entries: Iterable[str]) -> bool:
-    """Whether a directory with these entries is a run's: what lies beside its checkpoints belongs to the training too."""
+    """Whether a directory with these entries is a checkpoint of a training's or a run's: what lies beside its checkpoints belongs to the
+    training too."""
     return any(entry in _TRAINERS or entry in ADAPTERS or is_checkpoint_name(entry) for entry in entries)
 
 
@@ -160,12 +169,14 @@ def run_of(path: Path) -> Path:
 
 
 def newest_step_beside(path: Path) -> int:
-    """The highest number in a name of the checkpoints of the run that `path` belongs to; 0 without any, or where it can't be listed.
+    """The highest step of the checkpoints of the run that `path` belongs to; 0 without any, or where it can't be listed.
 
     What is written when training ends has no step in its name; it is at least as far as the last checkpoint.
     """
+    run = run_of(path)
     try:
-        names = os.listdir(run_of(path))
+        names = os.listdir(run)
     except PermissionError:
         return 0
-    return max((step for name in names if (step := step_of(Path(name))) is not None), default=0)
+    steps = ((accelerate.steps_made(run / name) if counts_epochs(Path(name)) else None, step_of(Path(name))) for name in names)
+    return max((step for pair in steps for step in pair if step is not None), default=0)

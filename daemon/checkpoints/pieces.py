@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import Weights, archive_problems, describe, read_object, side_file_problems
-from daemon.checkpoints.files import ADAPTER_CONFIG, OPTIMIZER, TRAINER_STATE, Look
-from daemon.checkpoints.names import run_of
+from daemon.checkpoints.completeness import Weights, archive_problems, describe, read_object, side_file_problems, weight_problems
+from daemon.checkpoints.files import ADAPTER_CONFIG, OPTIMIZER, TRAINER_STATE, Look, absent
+from daemon.checkpoints.names import counts_epochs, run_of
 from daemon.checkpoints.parts import config_folders
 from daemon.checkpoints.unsupported import (
     refuse_deepspeed,
     refuse_lightning,
     refuse_no_adapter_config,
     refuse_no_tensors,
+    refuse_several,
     refuse_unsafe,
     refuse_verl,
 )
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.sharded import dcp, deepspeed, verl
+from daemon.contract.sharded import accelerate, dcp, deepspeed, verl
 from daemon.contract.sharded.forms import FSDP, is_adapter, is_ranks, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in
 from daemon.contract.sharded.pickles import Unsafe
@@ -86,6 +87,25 @@ def lightning(look: Look) -> Weights:
     if weights.refusal is not None and weights.refusal.code == FaultCode.UNSAFE_PICKLE:
         weights.refusal = refuse_lightning(look.path / name, weights.refusal.cause)
     return weights
+
+
+def training_state(look: Look) -> Weights:
+    """What accelerate's `save_state` writes: a model's weights, or an adapter's with the base's among them."""
+    if files := accelerate.several(look.files):
+        return Weights(refusal=refuse_several(look.path, files))
+    name = next((name for name in accelerate.WEIGHTS if name in look.names), None)
+    missing = weight_problems(look.path, name) if name else [absent(look.path, *accelerate.WEIGHTS)]
+    weights = Weights(missing) if missing else in_pieces(look)
+    if counts_epochs(look.path):
+        weights.step = accelerate.steps_made(look.path)
+    return weights
+
+
+def random_states(look: Look) -> list[str]:
+    """accelerate ends with the states of the random generators, each rank with its own."""
+    if accelerate.RANDOM not in look.files:
+        return [f"{accelerate.RANDOM}, which accelerate writes last, is not there yet"]
+    return archive_problems(look.path, accelerate.RANDOM)
 
 
 def zero(look: Look) -> Weights:

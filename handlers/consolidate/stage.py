@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from daemon.contract.disk.failpoints import point
@@ -51,7 +51,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     except ValueError as error:
         raise damaged(pin, str(error)) from None
     adapter = is_adapter(tensors)
-    _copy_beside(pin, staging)
+    _copy_beside(pin, staging, {piece.file for tensor in tensors.values() for piece in tensor.pieces})
     base = Path(context.base) if context.base else None
     names = _adapter(pin, staging, tensors, base) if adapter else _model(context, tensors, base)
     chosen = {said: tensors[name] for name, said in names.items()}
@@ -79,10 +79,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )  # fmt: skip
 
 
-def _copy_beside(pin: Path, staging: Path) -> None:
-    """Everything that the pin has beside the pieces."""
+def _copy_beside(pin: Path, staging: Path, files: Collection[str]) -> None:
+    """Everything that the pin has beside the pieces. `files`: in which the tensors lie."""
     with os.scandir(pin) as entries:
-        pieces = {name.partition("/")[0] for name in shards_in(entries)}
+        pieces = {name.partition("/")[0] for name in (*shards_in(entries), *files)}
     for path in sorted(pin.iterdir()):
         if path.name in pieces or path.name in _PRIVATE:
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.checkpoints.files import export_files, fingerprint
-from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone
+from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone, why_unconfigured
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.models.base_models import base_wanted, find_base
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
@@ -222,7 +222,8 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     unwatched = _unwatched(settings, path)
     watched = not (unwatched and settings.watch.roots)
     base_folder, base_problem = _base(settings, inspection)
-    waiting = inspection.complete and inspection.refusal is None and watched and quiet is not None and quiet < rest
+    refusal = inspection.refusal or why_unconfigured(inspection, settings.base.map)
+    waiting = inspection.complete and refusal is None and watched and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
         layout=inspection.layout,
@@ -238,7 +239,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         incomplete_seconds=next((row.seconds for row in live.incomplete if row.path == str(path)), None),
         quiet_seconds=quiet,
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
-        refusal=inspection.refusal.sentence() if inspection.refusal else None,
+        refusal=refusal.sentence() if refusal else None,
         unreadable=unreadable,
         unmergeable=tuple(problems_of(settings.merge, settings.base, inspection))
         if inspection.complete and inspection.refusal is None
