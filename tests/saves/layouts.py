@@ -254,6 +254,7 @@ def prime_rl(scratch: Path) -> Save:
     saved.whole_after["weights/step_10"] = 2  # nothing was there to compare it with
     for file in ("model.safetensors", "STABLE"):
         saved.write(f"broadcasts/step_20/{file}", save(arrays(MODEL)) if "." in file else b"", whole=True)
+    saved.folder("checkpoints/step_20/trainer", dcp(scratch / "dcp", MODEL), ".metadata")
     pretrained(saved, "weights/step_20")
     tokenizer(saved, "weights/step_20")
     saved.write("weights/step_20/STABLE", "", whole=True)
