@@ -20,7 +20,7 @@ from daemon.contract.sharded import verl
 from daemon.contract.sharded.pickles import Unreadable, Unsafe
 from daemon.contract.sharded.pieces import Unsupported
 from handlers.consolidate.assemble import write_file
-from tests.saves.layouts import CONFIG, LORA, MODEL, TOKENIZER, arrays, ranks
+from tests.saves.saves import CONFIG, LORA, MODEL, TOKENIZER, arrays, ranks
 
 
 def save(folder: Path, mesh_shape: tuple[int, ...], placements: Any, values: dict[str, Any], part: Any) -> Path:
