@@ -18,6 +18,7 @@ from typing import Any
 
 from daemon.checkpoints.files import ADAPTER_CONFIG, MODULE_FOLDER, MODULES, SENTINELS, TRAINER_STATE, Look, absent
 from daemon.checkpoints.names import ADAPTERS
+from daemon.checkpoints.parts import unfinished_step
 from daemon.checkpoints.unsupported import refuse_outside
 from daemon.contract.disk.files import check_values, open_plain, read_bounded
 from daemon.contract.faults.errors import Fault, Permanent
@@ -114,6 +115,7 @@ def unfinished(look: Look) -> list[str]:
     if _STAGING.fullmatch(look.path.name):
         problems.append(f"{look.path.name} is the name under which older releases of transformers stage; they rename it when it is whole")
     problems += [f"{name} says that it is still being written" for name in SENTINELS if name in look.files]
+    problems += unfinished_step(look.path)
     return problems + _module_problems(look)
 
 

@@ -15,12 +15,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.names import ADAPTERS, run_of
+from daemon.checkpoints.names import ADAPTERS
+from daemon.checkpoints.parts import config_folders, marks_of
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable
+from daemon.contract.sharded.accelerate import is_state
 from daemon.contract.sharded.dcp import METADATA
+from daemon.contract.sharded.dcp_safetensors import NAME as SHARD
 from daemon.contract.sharded.deepspeed import LATEST
-from daemon.contract.sharded.forms import FSDP, may_be_shard, shards_in
+from daemon.contract.sharded.forms import FSDP, is_ranks, may_be_shard, shards_in
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 
 TRAINER_STATE = "trainer_state.json"
@@ -114,11 +117,14 @@ def fingerprint(path: Path) -> Fingerprint:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
             rows.append((f"{OPTIMIZER}/{METADATA}", status.st_ino, status.st_size, status.st_mtime_ns))
-    if any(name == LATEST or name.endswith((METADATA, MODULE)) for name, *_ in rows):
+    if is_state(look.files) or any(
+        name == LATEST or name.endswith((METADATA, MODULE)) or is_ranks(name) or SHARD.fullmatch(name) for name, *_ in rows
+    ):
         rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
+    rows += [(mark, 0, 0, 0) for mark in marks_of(path)]
     return tuple(rows)
 
 
@@ -154,16 +160,18 @@ def _is_kept(name: str) -> bool:
 
 
 def _configs_of_run(path: Path, own: Collection[str]) -> list[tuple[str, int, int, int]]:
-    """The states of the configurations that an adapter or a model in pieces, which lacks them, takes from its run's directory.
+    """The states of the configurations that an adapter or a model in pieces, which lacks them, takes from its trainer's or run's folders.
 
     So that one that is put there later makes the checkpoint be looked at again.
     """
-    run, rows = run_of(path), []
-    for name in (ADAPTER_CONFIG, "config.json"):
-        if run != path and name not in own:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(run / name)
-                rows.append((f"../{name}", status.st_ino, status.st_size, status.st_mtime_ns))
+    rows = []
+    for folder in config_folders(path):
+        for name in (ADAPTER_CONFIG, "config.json"):
+            if name not in own:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    status = os.lstat(folder / name)
+                    place = ".." if folder == path.parent else folder.name
+                    rows.append((f"{place}/{name}", status.st_ino, status.st_size, status.st_mtime_ns))
     return rows
 
 

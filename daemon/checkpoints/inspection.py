@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.checkpoints.completeness import refusal_by_config
+from daemon.checkpoints.completeness import Weights, refusal_by_config
 from daemon.checkpoints.files import Look, look_at, no_file
-from daemon.checkpoints.layouts import is_of_trainer, recognize
+from daemon.checkpoints.layouts import ACCELERATE, is_of_trainer, recognize
+from daemon.checkpoints.models.base_models import UNNAMED
 from daemon.checkpoints.names import ADAPTERS, REFERENCE, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.checkpoints.pieces import pieces_to_come
 from daemon.checkpoints.trainer_state import claims_of, training_metadata
+from daemon.checkpoints.unsupported import refuse_unconfigured
 from daemon.contract.faults.errors import Fault
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.values import Json
 
+CONFIG = "config.json"
 NO_ADAPTER_YET = "adapter_model.safetensors is not there yet"
 
 
@@ -48,6 +51,8 @@ class Inspection:
     """Files of the run's directory that its export needs and that it lacks itself."""
     ending: bool = False
     """No name in it or of it has a step: it is what was written when training ended."""
+    lacks_config: bool = False
+    """It is a model's training state, and neither it nor its run has the model's config.json."""
     left_out: tuple[str, ...] = ()
     """Its folders with other adapters, but for those that its own one was trained against."""
 
@@ -86,8 +91,20 @@ def inspect(path: Path) -> Inspection:
         refusal=layout.refusal(path) if layout.refusal else weights.refusal,
         borrowed=weights.borrowed,
         ending=step is None and weights.step is None,
+        lacks_config=layout.name == ACCELERATE and weights.method == "full" and not _has_config(look, weights),
         left_out=tuple(name for name in named if not name.startswith(REFERENCE)),
     )
+
+
+def _has_config(look: Look, weights: Weights) -> bool:
+    return CONFIG in look.names or any(path.name == CONFIG for path in weights.borrowed)
+
+
+def why_unconfigured(inspection: Inspection, mapped: Mapping[str, Path]) -> Fault | None:
+    """Why nothing says which model a complete training state is of; None where its run, or `base.map`, does."""
+    if not inspection.lacks_config or UNNAMED in mapped:
+        return None
+    return refuse_unconfigured(inspection.path, run_of(inspection.path))
 
 
 def checkpoint_around(path: Path) -> Path | None:

@@ -13,22 +13,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.completeness import INDEXES, Weights, unfinished, whole_adapter, whole_model
+from daemon.checkpoints.completeness import INDEXES, Weights, unfinished, weight_problems, whole_adapter, whole_model
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Look
-from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME
-from daemon.checkpoints.pieces import GLOBAL_STEP, archives, dcp_metadata, deepspeed_latest, fsdp_metadata, in_pieces, lightning, zero
-from daemon.checkpoints.unsupported import refuse_litgpt
+from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, ORBAX, PIPELINE
+from daemon.checkpoints.others import MEGATRON_RANK, iteration_in, megatron_files, orbax_files, says_megatron
+from daemon.checkpoints.pieces import (
+    GLOBAL_STEP,
+    archives,
+    dcp_metadata,
+    deepspeed_latest,
+    fsdp_metadata,
+    in_pieces,
+    lightning,
+    of_verl,
+    random_states,
+    training_state,
+    verl_config,
+    zero,
+)
+from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
 from daemon.contract.faults.errors import Fault
-from daemon.contract.sharded import dcp_safetensors
+from daemon.contract.sharded import accelerate, dcp_safetensors
 from daemon.contract.sharded.deepspeed import LATEST
-from daemon.contract.sharded.forms import FSDP
+from daemon.contract.sharded.forms import FSDP, is_ranks
 from daemon.contract.sharded.lightning import SUFFIX
 
+ACCELERATE = "accelerate"
 PATIENCE_SECONDS = 30.0
 """Extra quiet time for what has no last file to tell that it is done: longer than any pause between two files of one
 `save_pretrained` that we met."""
 _TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
 """Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
+_DIFFUSERS_PARTS = ("unet", "unet_ema", "transformer", "controlnet", "prior")
+"""Folders in which diffusers' examples (examples/*/train_*.py, `save_model_hook`) save the part that they train."""
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 
 
@@ -110,6 +127,13 @@ def _is_lightning(look: Look) -> bool:
     return look.path.suffix == SUFFIX or any(file.endswith(SUFFIX) for file in look.files)
 
 
+def _is_megatron(look: Look) -> bool:
+    if any(map(MEGATRON_RANK.fullmatch, look.folders)) or iteration_in(look):
+        return not has_weights(look)
+    pieces = any(name.endswith(".distcp") for name in look.files)
+    return pieces and ("common.pt" in look.files or look.path.name.startswith("iter_") or says_megatron(look.path))
+
+
 def _is_torchtune(look: Look) -> bool:
     return has_adapter(look) and bool({"adapter_model.pt", "recipe_state.pt"} & look.files or _numbered_otherwise(look.path))
 
@@ -118,10 +142,31 @@ def _numbered_otherwise(path: Path) -> bool:
     return re.fullmatch(r"(?:epoch|step)[-_][0-9]+", path.name) is not None
 
 
+def _is_state(look: Look) -> bool:
+    """Whether accelerate's `save_state` wrote it. What else calls its optimizer so says by a config.json that it is a model's folder."""
+    return has_model(look) and accelerate.is_state(look.files if "config.json" not in look.files else look.files & {accelerate.RANDOM})
+
+
+def _is_diffusers(look: Look) -> bool:
+    """Whether a LoRA, a pipeline, or the part of one that a training of diffusers' examples saves with its state is there."""
+    parts = accelerate.is_state(look.files) and not look.folders.isdisjoint(_DIFFUSERS_PARTS)
+    return parts or any(name in look.files for name in (*DIFFUSERS_LORA, PIPELINE))
+
+
+def _diffusers_problems(look: Look) -> list[str]:
+    return [problem for name in DIFFUSERS_LORA if name in look.files for problem in weight_problems(look.path, name)]
+
+
 TABLE = (
     Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT",
            lambda look: FSDP in look.folders and not has_weights(look), in_pieces, (unfinished, fsdp_metadata), in_pieces=True,
            goes_on=True),
+    Layout("verl-sharded", "verl with FSDP", lambda look: any(map(is_ranks, look.files)) and not has_weights(look), of_verl,
+           (unfinished, verl_config), in_pieces=True, undescribed=True),
+    Layout("megatron", "Megatron-Core, and what trains with it", _is_megatron, lambda look: Weights(), (unfinished, megatron_files),
+           refusal=refuse_megatron),
+    Layout("orbax", "Orbax, with which MaxText saves", lambda look: ORBAX in look.files, lambda look: Weights(), (orbax_files,),
+           refusal=refuse_orbax),
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not has_weights(look), in_pieces,
            (unfinished, dcp_metadata), in_pieces=True),
@@ -142,7 +187,11 @@ TABLE = (
     Layout("adapter", "save_pretrained of PEFT", has_adapter, whole_adapter),
     Layout("trainer-full", "transformers Trainer 4.x and 5.x", lambda look: has_model(look) and is_of_trainer(look), whole_model,
            last_file=TRAINER_STATE),
+    Layout(ACCELERATE, "accelerate's save_state", _is_state, training_state, (unfinished, random_states), in_pieces=True,
+           undescribed=True),
     Layout("full", "save_pretrained of transformers", has_model, whole_model),
+    Layout("diffusers", "diffusers: a LoRA, a part or a pipeline", _is_diffusers, lambda look: Weights(_diffusers_problems(look)),
+           refusal=refuse_diffusers),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), lambda look: Weights(), (),
            refusal=refuse_litgpt),
 )  # fmt: skip

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from daemon.contract.sharded import dcp_safetensors, lightning
+from daemon.contract.sharded import accelerate, dcp_safetensors, lightning, verl
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
-_NUMBERED = re.compile(rf"(?:epoch[-_=][0-9]+-)?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?{_N}|epoch[-_=]{_N}")
+_NUMBERED = re.compile(rf"(?:epoch[-_=][0-9]+[-_])?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?{_N}(?:_hf)?|epoch[-_=]{_N}")
 _EPOCH = re.compile(rf"epoch[-_=]{_N}")
 _ENDING = re.compile(r"final(?:[-_](?:checkpoint|adapter|model))?|adapter")
 """What people and tools call the directory that is written when training has ended."""
@@ -25,6 +25,9 @@ _LIGHTNING = re.compile(r".*\.ckpt")
 _LOOSE = re.compile("|".join(pattern.pattern for pattern in (_NUMBERED, _ENDING, _LIGHTNING)))
 _PART = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]+")
 """Folders in which accelerate keeps the pieces of a model and of its optimizer: parts of the checkpoint around them."""
+PARTS = frozenset({"actor", "lora_adapter", "huggingface", "dist_ckpt", "model", "consolidated", "hf_ckpt", "trainer", "weight"})
+"""Folders into which trainers divide what they write for a step (verl, NeMo AutoModel, VeOmni, prime-rl): `parts` knows them."""
+_MOST_PARTS = 3
 _CONSOLIDATED = "sharded"
 """Folder in which torch's HuggingFaceStorageWriter keeps the pieces of the model that it has put together beside it."""
 
@@ -36,11 +39,25 @@ STATE = "journal.sqlite3"
 """A directory with one of them, and what goes with it, is an export or a state directory of ours: what lies in it is no training's."""
 _ADAPTER = frozenset({*ADAPTERS, "adapter_config.json"})
 _MODEL = frozenset({"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
-_OTHER = frozenset({".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora"})
-"""What torch.distributed.checkpoint, FSDP, DeepSpeed and litgpt leave where there is no adapter and no model."""
+PIPELINE = "model_index.json"
+"""File of a diffusers pipeline, whose parts lie in folders beside it."""
+_OTHER = frozenset({
+    ".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora", PIPELINE,
+    "pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin",
+})  # fmt: skip
+"""What torch.distributed.checkpoint, FSDP, DeepSpeed, litgpt and diffusers leave where there is no adapter and no model."""
+ORBAX = "_CHECKPOINT_METADATA"
+"""What Orbax (MaxText) writes into the directory of each step (orbax/checkpoint/_src/metadata/checkpoint.py)."""
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+"""In the name of a step's directory until Orbax renames it, when all is written (orbax/checkpoint/_src/path/atomicity_types.py)."""
+_MEGATRON = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}|common\.pt")
+"""What Megatron writes into an `iter_N` (megatron/training/checkpointing.py) beside the files of torch.distributed.checkpoint."""
 _FOLDERS = frozenset({"pytorch_model_fsdp_0"})
 """Those that are folders. A folder with the name of a file, Lightning's `NAME.ckpt` for example, tells nothing of what is around it."""
-_TRAINERS = frozenset({"trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
+_TRAINERS = frozenset({
+    "trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin",
+    accelerate.RANDOM,
+})  # fmt: skip
 """Files beside the weights that a training leaves, and whoever publishes a model does not."""
 _MARKS = _ADAPTER | _MODEL | _OTHER | {EXPORT, STATE}
 _CONTENT = re.compile(r"adapter_(?:model|config)\..+|(?:model|pytorch_model).*\.(?:safetensors|bin)|lit_model\.pth.*|pytorch_model_fsdp.*")
@@ -68,7 +85,8 @@ def is_loose_name(name: str) -> bool:
 
 
 def is_of_training(entries: Iterable[str]) -> bool:
-    """Whether a directory with these entries is a run's: what lies beside its checkpoints belongs to the training too."""
+    """Whether a directory with these entries is a checkpoint of a training's or a run's: what lies beside its checkpoints belongs to the
+    training too."""
     return any(entry in _TRAINERS or entry in ADAPTERS or is_checkpoint_name(entry) for entry in entries)
 
 
@@ -85,13 +103,13 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
     if name == REFERENCE or _PART.fullmatch(name):
         return Candidate.NONE
     loose = is_loose_name(name)
-    if (
-        marks & _ADAPTER
-        or (marks & _OTHER and _is_sharded(marks, entries))
-        or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries)
-    ):
+    if marks & _ADAPTER or _is_sharded(marks, entries) or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries):
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):
+        return Candidate.CHECKPOINT
+    if ORBAX in entries:
+        return Candidate.NONE if _ORBAX_TEMPORARY in name else Candidate.CHECKPOINT
+    if loose and any(map(_MEGATRON.fullmatch, entries)):
         return Candidate.CHECKPOINT
     if loose and (any(_CONTENT.fullmatch(entry) for entry in entries) or (_LIGHTNING.fullmatch(name) is not None and bool(entries))):
         return Candidate.CHECKPOINT
@@ -101,48 +119,64 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
 
 
 def _is_sharded(marks: Collection[str], entries: Collection[str]) -> bool:
-    """`.metadata` is a common name: it counts with the parts that it describes."""
+    """`.metadata` is a common name: it counts with the parts that it describes, and these without it, since it comes last."""
     return any(mark in _OTHER and mark != ".metadata" for mark in marks) or any(entry.endswith(".distcp") for entry in entries)
 
 
 def _is_piece(entry: str) -> bool:
     """Whether an entry is a file that says of itself that it holds pieces."""
-    return entry.startswith("shard-") and dcp_safetensors.NAME.fullmatch(entry) is not None
+    return entry.startswith(("shard-", "model_world_size_")) and any(form.NAME.fullmatch(entry) for form in (dcp_safetensors, verl))
 
 
 def may_make_checkpoint(entry: str) -> bool:
     """Whether a file of this name may turn the directory around it into a checkpoint: worth looking at its listing."""
-    return entry in _MARKS or entry in _TRAINERS or entry.endswith((".ckpt", ".distcp")) or _is_piece(entry)
+    return entry in _MARKS or entry in _TRAINERS or entry == ORBAX or entry.endswith((".ckpt", ".distcp")) or _is_piece(entry)
+
+
+def step_folder(path: Path) -> Path:
+    """The directory of the step that `path` is a part of, as `global_step_20` for `global_step_20/actor/lora_adapter`; else `path`."""
+    folder = path
+    for _ in range(_MOST_PARTS):
+        if folder.name not in PARTS:
+            break
+        folder = folder.parent
+        if _NUMBERED.fullmatch(folder.name):
+            return folder
+    return path
 
 
 def step_of(path: Path) -> int | None:
     """N of `checkpoint-N`, `step_N`, `epoch=M-step=N`, `epoch_N` and the like, with leading zeros or without; None for every other name.
 
-    Lightning's directories have such a name before `.ckpt`, or a `step=N` anywhere in it.
+    Lightning's directories have such a name before `.ckpt`, or a `step=N` anywhere in it. A part of a step has the step's.
     """
-    match = _NUMBERED.fullmatch(path.name.removesuffix(lightning.SUFFIX))
+    name = step_folder(path).name
+    match = _NUMBERED.fullmatch(name.removesuffix(lightning.SUFFIX))
     if match is None:
-        return lightning.step_in(path.name) if path.name.endswith(lightning.SUFFIX) else None
+        return lightning.step_in(name) if name.endswith(lightning.SUFFIX) else None
     return int(match[1] or match[2])
 
 
 def counts_epochs(path: Path) -> bool:
     """Whether the number in the name is one of epochs, which training's own step count need not equal."""
-    return _EPOCH.fullmatch(path.name.removesuffix(lightning.SUFFIX)) is not None
+    return _EPOCH.fullmatch(step_folder(path).name.removesuffix(lightning.SUFFIX)) is not None
 
 
 def run_of(path: Path) -> Path:
-    """The run's directory: the one around a checkpoint, or the directory itself where the adapter lies in the run's own."""
-    return path.parent if is_checkpoint_name(path.name) or is_loose_name(path.name) else path
+    """The run's directory: the one around a checkpoint's step, or the directory itself where the adapter lies in the run's own."""
+    folder = step_folder(path)
+    return folder.parent if is_checkpoint_name(folder.name) or is_loose_name(folder.name) else folder
 
 
 def newest_step_beside(path: Path) -> int:
-    """The highest number in a name of the checkpoints of the run that `path` belongs to; 0 without any, or where it can't be listed.
+    """The highest step of the checkpoints of the run that `path` belongs to; 0 without any, or where it can't be listed.
 
     What is written when training ends has no step in its name; it is at least as far as the last checkpoint.
     """
+    run = run_of(path)
     try:
-        names = os.listdir(run_of(path))
+        names = os.listdir(run)
     except PermissionError:
         return 0
-    return max((step for name in names if (step := step_of(Path(name))) is not None), default=0)
+    steps = ((accelerate.steps_made(run / name) if counts_epochs(Path(name)) else None, step_of(Path(name))) for name in names)
+    return max((step for pair in steps for step in pair if step is not None), default=0)

@@ -15,29 +15,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import Weights, archive_problems, describe, read_object, side_file_problems
-from daemon.checkpoints.files import ADAPTER_CONFIG, OPTIMIZER, TRAINER_STATE, Look
-from daemon.checkpoints.names import run_of
+from daemon.checkpoints.completeness import Weights, archive_problems, describe, read_object, side_file_problems, weight_problems
+from daemon.checkpoints.files import ADAPTER_CONFIG, OPTIMIZER, TRAINER_STATE, Look, absent
+from daemon.checkpoints.names import counts_epochs, run_of
+from daemon.checkpoints.parts import config_folders
 from daemon.checkpoints.unsupported import (
     refuse_deepspeed,
     refuse_lightning,
     refuse_no_adapter_config,
     refuse_no_tensors,
+    refuse_several,
     refuse_unsafe,
+    refuse_verl,
 )
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.sharded import dcp, deepspeed
-from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
+from daemon.contract.sharded import accelerate, dcp, deepspeed, verl
+from daemon.contract.sharded.forms import FSDP, is_adapter, is_ranks, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in
 from daemon.contract.sharded.pickles import Unsafe
+from daemon.contract.sharded.pieces import Unsupported
 
 _OF_MODEL = re.compile(
     r"(generation_config|config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|preprocessor_config|processor_config)\.json"
     r"|chat_template\.(jinja|json)|vocab\.txt|merges\.txt|.+\.(model|spm|tiktoken)"
 )
 """Files that a model in pieces takes from its run's directory where it has none of that name itself."""
+_VOCABULARY = re.compile(r"tokenizer\.json|vocab\.(?:json|txt)|.+\.(?:model|spm|tiktoken)")
 GLOBAL_STEP = re.compile(r"global_step([0-9]{1,12})")
 
 
@@ -56,7 +61,7 @@ def in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) ->
     if holds.unsafe is not None:
         weights.refusal = refuse(look.path, str(holds.unsafe)) if refuse else refuse_unsafe(look.path, holds.unsafe.name)
     elif holds.unsupported is not None:
-        weights.refusal = refuse_deepspeed(look.path, holds.unsupported)
+        weights.refusal = (refuse or refuse_deepspeed)(look.path, holds.unsupported)
     elif holds.problem is not None:
         weights.missing.append(f"its parts can't be merged: {holds.problem}")
     elif holds.tensors == 0:
@@ -65,6 +70,8 @@ def in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) ->
         _borrow_adapter_config(look, weights)
     else:
         weights.method, weights.borrowed = "full", tuple(_of_model(look))
+        for path in weights.borrowed:
+            weights.missing += side_file_problems(path.parent, [path.name])
     return weights
 
 
@@ -82,6 +89,25 @@ def lightning(look: Look) -> Weights:
     return weights
 
 
+def training_state(look: Look) -> Weights:
+    """What accelerate's `save_state` writes: a model's weights, or an adapter's with the base's among them."""
+    if files := accelerate.several(look.files):
+        return Weights(refusal=refuse_several(look.path, files))
+    name = next((name for name in accelerate.WEIGHTS if name in look.names), None)
+    missing = weight_problems(look.path, name) if name else [absent(look.path, *accelerate.WEIGHTS)]
+    weights = Weights(missing) if missing else in_pieces(look)
+    if counts_epochs(look.path):
+        weights.step = accelerate.steps_made(look.path)
+    return weights
+
+
+def random_states(look: Look) -> list[str]:
+    """accelerate ends with the states of the random generators, each rank with its own."""
+    if accelerate.RANDOM not in look.files:
+        return [f"{accelerate.RANDOM}, which accelerate writes last, is not there yet"]
+    return archive_problems(look.path, accelerate.RANDOM)
+
+
 def zero(look: Look) -> Weights:
     """What `latest` names. A state of a kind that is not put together here, or with objects of unknown classes, is refused."""
     tag = deepspeed.tag_in(look.path)
@@ -91,6 +117,21 @@ def zero(look: Look) -> Weights:
     matched = GLOBAL_STEP.fullmatch(tag)
     weights.step = int(matched[1]) if matched else step_in(look.path.name)
     return weights
+
+
+def of_verl(look: Look) -> Weights:
+    """What the ranks of verl's FSDP hold; what no tensor is in them, or is divided otherwise, its own merger has to read."""
+    return in_pieces(look, refuse_verl)
+
+
+def verl_config(look: Look) -> list[str]:
+    """verl writes huggingface/ with configuration and tokenizer after the pieces, and then fsdp_config.json, which older releases lack."""
+    config, tokenizer = (look.path / "huggingface" / name for name in ("config.json", "tokenizer_config.json"))
+    if verl.CONFIG in look.files and config.is_file():
+        return []
+    if not config.is_file() or not (tokenizer.is_file() and any(map(_VOCABULARY.fullmatch, os.listdir(config.parent)))):
+        return [f"huggingface/ with configuration and tokenizer, and {verl.CONFIG}, which verl writes after the pieces, are not there yet"]
+    return []
 
 
 def deepspeed_latest(look: Look) -> list[str]:
@@ -152,7 +193,7 @@ def _held(path: Path, state: tuple[tuple[Any, ...], ...]) -> _Held:
         tensors = read_tensors(path)
     except Unsafe as error:
         return _Held(unsafe=error)
-    except deepspeed.Unsupported as error:
+    except Unsupported as error:
         return _Held(unsupported=str(error))
     except ValueError as error:
         return _Held(problem=str(error))
@@ -174,8 +215,18 @@ def _named(folder: Path, state: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _borrow_adapter_config(look: Look, weights: Weights) -> None:
-    place = look.path if ADAPTER_CONFIG in look.names else run_of(look.path)
-    if not (place / ADAPTER_CONFIG).is_file():
+    folders = [look.path] if ADAPTER_CONFIG in look.names else config_folders(look.path)
+    place = next((folder for folder in folders if (folder / ADAPTER_CONFIG).is_file()), None)
+    if place is None and verl.LORA in look.names and (said := verl.lora_of(look.path)) is not None:
+        weights.method, weights.metadata = "LORA", {"rank": said["r"], "alpha": said["lora_alpha"]}
+        return
+    if place is None and any(map(is_ranks, look.files)):
+        weights.missing.append(
+            f"what says how its adapter is made is not there yet: verl writes {verl.LORA}, or lora_adapter/; or put the training's"
+            f" {ADAPTER_CONFIG} into {run_of(look.path)}"
+        )
+        return
+    if place is None:
         weights.refusal = refuse_no_adapter_config(look.path, run_of(look.path))
         return
     config = read_object(place, ADAPTER_CONFIG, weights.missing)
@@ -185,10 +236,13 @@ def _borrow_adapter_config(look: Look, weights: Weights) -> None:
 
 
 def _of_model(look: Look) -> list[Path]:
-    run = run_of(look.path)
-    if run == look.path or "config.json" in look.names:
+    run, folders = run_of(look.path), config_folders(look.path)
+    if "config.json" in look.names:
         return []
-    with os.scandir(run) as entries:
+    place = next((folder for folder in folders if (folder / "config.json").is_file()), None if run == look.path else run)
+    if place is None:
+        return []
+    with os.scandir(place) as entries:
         return sorted(
             Path(entry.path)
             for entry in entries

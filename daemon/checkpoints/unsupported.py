@@ -5,14 +5,21 @@ Used by the table of `daemon.checkpoints.layouts`. The weights of these lie in f
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from daemon.contract.faults.advice import quoted
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.sharded.accelerate import is_state
 from daemon.contract.sharded.deepspeed import tag_in
-from daemon.contract.sharded.forms import FSDP
+from daemon.contract.sharded.forms import FSDP, newest_module
+
+DIFFUSERS_LORA = ("pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")
+"""What `save_lora_weights` of diffusers writes (diffusers/loaders/lora_base.py)."""
 
 
 def _refusal(code: FaultCode, path: Path, cause: str, remedy: str) -> Fault:
@@ -46,12 +53,38 @@ def refuse_no_tensors(path: Path) -> Fault:
 
 def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
     """An adapter in pieces: which method, rank and base it has, only adapter_config.json says."""
-    code = FaultCode.DEEPSPEED_SHARDED if tag_in(path) else FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED
+    code = next(code for code, holds in (
+        (FaultCode.DEEPSPEED_SHARDED, tag_in(path) is not None), (FaultCode.FSDP_SHARDED, (path / FSDP).is_dir()),
+        (FaultCode.LIGHTNING_CHECKPOINT, newest_module(path) is not None), (FaultCode.ACCELERATE_STATE, is_state(os.listdir(path))),
+        (FaultCode.DCP_SHARDED, True),
+    ) if holds)  # fmt: skip
+    what = {
+        FaultCode.LIGHTNING_CHECKPOINT: "Lightning's .ckpt files of an adapter",
+        FaultCode.ACCELERATE_STATE: "an adapter's training state",
+    }
     return _refusal(
         code, path,
-        "it contains a sharded adapter, but no adapter_config.json with its method and base",
+        f"it contains {what.get(code, 'a sharded adapter')}, but no adapter_config.json with its method and base",
         f"put the adapter_config.json of this training into {path if path == run else f'{path} or {run}'} (in the trainer: "
         f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start); the checkpoint is then exported automatically",
+    )  # fmt: skip
+
+
+def refuse_unconfigured(path: Path, run: Path) -> Fault:
+    """A model's training state without anything that says which model it is."""
+    return _refusal(
+        FaultCode.ACCELERATE_STATE, path, "it contains a model's training state, but no config.json, and accelerate writes none",
+        f"put the config.json and tokenizer of this training into {path if path == run else run} (in the trainer: "
+        f"`model.config.save_pretrained({str(run)!r})`, once at the start), and it is exported automatically; or set "
+        'base.map."" = "/folder/of/the/base" and run `ckptd reload`',
+    )  # fmt: skip
+
+
+def refuse_several(path: Path, files: Sequence[str]) -> Fault:
+    """A training's state with several models."""
+    return _refusal(
+        FaultCode.ACCELERATE_STATE, path, f"it contains several models ({', '.join(files[:4])}), and nothing says which is meant",
+        "in the trainer, call save_pretrained(OUTPUT) on the model that you want and run `ckptd export OUTPUT`",
     )  # fmt: skip
 
 
@@ -65,6 +98,52 @@ def refuse_deepspeed(path: Path, cause: str) -> Fault:
     )  # fmt: skip
 
 
+def refuse_verl(path: Path, cause: str) -> Fault:
+    """Refuse pieces of verl's in which FSDP's older tensors lie, or such as are divided along more than one dimension."""
+    folder = shlex.quote(str(path))
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, f"it is complete, but ckptd can't put verl's pieces together: {cause}",
+        f"run `python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir OUTPUT` and `ckptd export OUTPUT`, or"
+        " add hf_model to verl's checkpoint.save_contents, and every checkpoint is exported automatically",
+    )  # fmt: skip
+
+
+def refuse_megatron(path: Path) -> Fault:
+    """Refuse Megatron-Core's checkpoints, by the tool that has the training: verl, ms-swift, or Megatron-Bridge for all others."""
+    folder, above = shlex.quote(str(path)), shlex.quote(str(path.parent))
+    if path.name == "dist_ckpt":
+        way = (
+            f"run `python -m verl.model_merger merge --backend megatron --local_dir {above} --target_dir OUTPUT` and `ckptd export OUTPUT`"
+        )
+    elif (path / "args.json").is_file() or (path.parent / "args.json").is_file():
+        place = folder if (path / "args.json").is_file() else above
+        way = f"run `swift export --mcore_model {place} --to_hf true --output_dir OUTPUT` and `ckptd export OUTPUT`"
+    else:
+        code = (
+            f'from megatron.bridge import AutoBridge; AutoBridge.from_hf_pretrained("BASE").export_ckpt({json.dumps(str(path))}, "OUTPUT")'
+        )
+        first = (
+            ""
+            if (path / "run_config.yaml").is_file()
+            else (" (it has no run_config.yaml: write that first, as docs/megatron-lm-to-megatron-bridge.md of Megatron-Bridge says)")
+        )
+        way = f"run `python -c {shlex.quote(code)}`, where BASE is the model that was trained, and `ckptd export OUTPUT`{first}"
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but Megatron's weights have other names and shapes than transformers uses", way
+    )
+
+
+def refuse_orbax(path: Path) -> Fault:
+    """Refuse Orbax's checkpoints (MaxText): arrays of JAX, under names of the model's own code."""
+    items = shlex.quote(str(path / "items"))
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but Orbax's weights have other names and shapes than transformers uses",
+        f"for MaxText run `python3 -m maxtext.checkpoint_conversion.to_huggingface model_name=MODEL load_parameters_path={items} "
+        "base_output_directory=OUTPUT hardware=cpu skip_jax_distributed_system=true scan_layers=false` (scan_layers as in the training) and"
+        " `ckptd export OUTPUT`",
+    )  # fmt: skip
+
+
 def refuse_litgpt(path: Path) -> Fault:
     """Refuse litgpt's checkpoints: it names and fuses weights its own way."""
     folder = shlex.quote(str(path))
@@ -73,6 +152,22 @@ def refuse_litgpt(path: Path) -> Fault:
         FaultCode.LITGPT_CHECKPOINT, path, "litgpt's weights have other names and shapes than transformers uses",
         f"run {merge}`litgpt convert_from_litgpt {folder} OUTPUT`, load OUTPUT/model.pth into the base with transformers, save that with "
         "save_pretrained and run `ckptd export` on it",
+    )  # fmt: skip
+
+
+def refuse_diffusers(path: Path) -> Fault:
+    """An image model's LoRA, parts or pipeline: nothing here exports these."""
+    if (path / "model_index.json").exists():
+        fuse = ""
+    elif any((path / name).exists() for name in DIFFUSERS_LORA):
+        load = f"in diffusers, `pipeline.load_lora_weights({str(path)!r})`, `pipeline.fuse_lora()`"
+        fuse = f"{load} and `pipeline.save_pretrained(OUTPUT)`, then "
+    else:
+        fuse = "in diffusers, put the trained part into its pipeline and save that as OUTPUT, then "
+    pipeline = "OUTPUT" if fuse else shlex.quote(str(path))
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, "it is complete, but a model of diffusers, which ckptd does not export",
+        f"{fuse}`optimum-cli export onnx --model {pipeline} ONNX_FOLDER`",
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from daemon.checkpoints.completeness import read_json
 from daemon.checkpoints.models.base_models import is_model
 from daemon.checkpoints.names import run_of
 from daemon.contract.disk.answers import ask
-from daemon.watching.scan import UNTRAINED, Found, Scanner, ScanRules
+from daemon.watching.origins import UNTRAINED
+from daemon.watching.scan import Found, Scanner, ScanRules
 
 USUAL = ("/data", "/srv", "/mnt", "/media", "/workspace", "/scratch", "/opt", "/models", "/home", "/root")
 DEPTH = 6

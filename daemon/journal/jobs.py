@@ -164,6 +164,11 @@ class Jobs:
         )
         return [str(row[0]) for row in rows]
 
+    def of_digest(self, root: str, digest: str) -> list[JobRow]:
+        """The jobs of checkpoints below this root with this content, the newest first."""
+        query = "SELECT * FROM job WHERE root = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id"
+        return [job_of(row) for row in self._database.read(query, root, digest)]
+
     def at(self, target: Path) -> list[JobRow]:
         """All jobs whose export's folder is `target`, the newest first."""
         return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE target = ? ORDER BY created DESC, id", str(target))]

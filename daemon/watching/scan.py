@@ -17,17 +17,20 @@ from typing import Literal, NamedTuple
 
 from daemon.checkpoints.names import (
     EXPORT,
+    PIPELINE,
     STATE,
     Candidate,
     candidate,
     is_checkpoint_name,
     is_loose_name,
-    is_of_training,
     may_make_checkpoint,
+    step_folder,
 )
+from daemon.checkpoints.parts import belongs_to, has_begun, kept_back
 from daemon.config.settings import WatchSettings
+from daemon.watching.entries import TEMPORARY, is_ignored, is_temporary, list_entries, names_in
+from daemon.watching.origins import is_of_run, why_untrained
 
-_IGNORED = (".", "tmp-", "ckptd-pins-")
 WIDE = 500
 """A directory of this many entries is not listed again as long as its own time stands still."""
 _REST_SECONDS = 3.0
@@ -38,15 +41,6 @@ MOST_ENTRIES = 2_000_000
 MOST_SECONDS = 60.0
 MOST_LINKS = 10_000
 """Links of one root that are remembered."""
-UNTRAINED = (
-    "it contains a whole model, but no file there shows that a training wrote it;"
-    ' set watch.models = "all", or export it with `ckptd export`'
-)
-
-
-def is_ignored(name: str) -> bool:
-    """Hidden and temporary names, among them those that older trainers staged under."""
-    return name.startswith(_IGNORED) or name.endswith("-tmp")
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Scanner:
         Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one, unless it is `linked`.
         """
         self.left_out = ""
-        in_run = functools.cache(_is_of_run)  # many models may lie side by side
+        in_run = functools.cache(is_of_run)  # many models may lie side by side
         levels = deque([(str(root), root.name if root in self.rules.linked else "", 1)])
         seen_links: list[str] = []
         entries_seen, end = 0, time.monotonic() + self.most_seconds
@@ -147,8 +141,12 @@ class Scanner:
                 if is_checkpoint_name(entry):
                     if not self.rules.depth or level <= self.rules.depth:
                         yield Found(Path(path))
+                elif why := kept_back(path, entry):
+                    yield Found(Path(path), why)
                 elif self._goes_into(path, entry, level):
                     levels.append((path, entry, level + 1))
+                elif is_temporary(entry) and _holds_checkpoints(path):
+                    yield Found(Path(path), TEMPORARY)
         self.links = {**self.links, root: tuple(seen_links)}
 
     def _goes_into(self, path: str, name: str, level: int) -> bool:
@@ -160,11 +158,11 @@ class Scanner:
             and path not in self.rules.elsewhere
         )
 
-    def _passed_over(self, folder: str, what: Candidate, in_run: Callable[[str], bool] | None = None) -> str:
+    def _passed_over(self, folder: str, what: Candidate, in_run: Callable[[str], bool] = is_of_run) -> str:
         """Why a candidate is not taken, "" where it is. `in_run`: whether a directory is a run's, remembered where many are asked for."""
-        if what is not Candidate.UNTRAINED or self.rules.models == "all" or (in_run or _is_of_run)(os.path.dirname(folder)):
+        if what is not Candidate.UNTRAINED or self.rules.models == "all" or step_folder(path := Path(folder)) != path:
             return ""
-        return UNTRAINED
+        return why_untrained(folder, in_run)
 
     def _leads_elsewhere(self, root: Path, link: str) -> bool:
         """Whether a link leads to a directory that lies below no root."""
@@ -182,9 +180,14 @@ class Scanner:
             elif known.rested:
                 self._wide[folder] = known
                 return known.folders, known.links, known.what, 1
-        entries, links = _entries(folder)
-        what = candidate(name, entries) if name else Candidate.NONE
-        folders = tuple(entry for entry, is_folder in entries.items() if is_folder)
+        entries, links = list_entries(folder)
+        what = _what(folder, name, entries) if name else Candidate.NONE
+        parts = PIPELINE in entries  # of a pipeline: none is a model of its own
+        folders = tuple(
+            entry
+            for entry, is_folder in entries.items()
+            if is_folder and not (parts and not is_checkpoint_name(entry) and not is_loose_name(entry))
+        )
         if len(entries) >= WIDE:
             since = known.since if known else now
             self._wide[folder] = _Wide(state or _state(folder), since, now - since >= _REST_SECONDS, folders, tuple(links), what)
@@ -210,6 +213,8 @@ class Scanner:
                 return f"{part!r} is a hidden or temporary name, which scans skip; rename it"
             if _is_ours(inside):
                 return f"{inside} is an export or the state of ckptd"
+            if why := kept_back(str(inside), part):
+                return why
         if self.rules.depth and not self._reaches(parts):
             return f"it is more than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
         return self._why_none(path)
@@ -223,7 +228,10 @@ class Scanner:
     def _why_none(self, path: Path) -> str | None:
         if is_checkpoint_name(path.name):
             return None
-        what = candidate(path.name, _names_in(path))
+        entries = names_in(path)
+        what = candidate(path.name, entries)
+        if what is not Candidate.NONE and (why := belongs_to(str(path), path.name, entries)):
+            return why
         if what is Candidate.NONE:
             return "it contains no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
@@ -247,7 +255,7 @@ class Scanner:
         for length in (len(parts), len(parts) - 1):
             if (length > 0 or (length == 0 and root in self.rules.linked)) and self._may_be((root.name, *parts), length + 1):
                 folder = root.joinpath(*parts[:length])
-                what = candidate(folder.name, _names_in(folder))
+                what = _what(str(folder), folder.name, names_in(folder))
                 if what not in (Candidate.NONE, Candidate.OURS) and not self._passed_over(str(folder), what):
                     return folder
         return None
@@ -264,20 +272,23 @@ class Scanner:
         if self.rules.depth and not self._reaches(parts):
             return False
         above = [root.joinpath(*parts[: index + 1]) for index in range(len(parts))]
-        if any(str(folder) in self.rules.ours or _is_ours(folder) for folder in above):
+        if any(str(folder) in self.rules.ours or _is_ours(folder) or kept_back(str(folder), folder.name) for folder in above):
             return False
         return os.path.realpath(path) == os.path.join(os.path.realpath(root), *parts)
 
 
-def _is_of_run(folder: str) -> bool:
-    """Whether a directory is a run's."""
-    return is_of_training(_names_in(folder))
+def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:
+    """What a directory is, where it is no part of another checkpoint."""
+    what = candidate(name, entries)
+    if what is Candidate.NONE and has_begun(folder, name, entries) and not kept_back(folder, name):
+        return Candidate.CHECKPOINT
+    return Candidate.NONE if what in (Candidate.CHECKPOINT, Candidate.UNTRAINED) and belongs_to(folder, name, entries) else what
 
 
 def _is_ours(folder: Path) -> bool:
     """Whether a directory is an export or the state of ckptd. A `checkpoint-N` is taken by its name, whatever it holds."""
     marked = not is_checkpoint_name(folder.name) and any((folder / mark).exists() for mark in (EXPORT, STATE))
-    return marked and candidate(folder.name, _names_in(folder)) is Candidate.OURS
+    return marked and candidate(folder.name, names_in(folder)) is Candidate.OURS
 
 
 def _state(folder: str) -> tuple[int, int, int]:
@@ -291,20 +302,6 @@ def is_a_link(path: Path) -> str:
     return f"{path} is a link, which scans don't follow; put its target into watch.roots"
 
 
-def _entries(folder: str | Path) -> tuple[dict[str, bool], list[str]]:
-    """What lies in a directory: name → whether it is a directory, and the links. No export reads these, as in a hub's cache."""
-    entries, links = {}, []
-    with os.scandir(folder) as listing:
-        for entry in listing:
-            if not entry.is_symlink():
-                entries[entry.name] = entry.is_dir(follow_symlinks=False)
-            elif not is_ignored(entry.name):
-                links.append(entry.name)
-    return entries, links
-
-
-def _names_in(folder: str | Path) -> dict[str, bool]:
-    try:
-        return _entries(folder)[0]
-    except OSError:
-        return {}  # gone, no directory, or not readable: the next scan says which
+def _holds_checkpoints(folder: str) -> bool:
+    """Whether a run lies in a directory."""
+    return any(is_folder and is_checkpoint_name(name) for name, is_folder in names_in(folder).items())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
-from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of
+from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of, why_unconfigured
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pinning.pins import Moved
 from daemon.checkpoints.readable import closed
@@ -102,14 +102,14 @@ class Tracker:
         known = self._intake.journal.sightings.fingerprints_below(str(root))
         skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
         for checkpoint, passed_over in self._scanner.find(root, errors.append):
-            if passed_over:
+            if passed_over and str(checkpoint) not in known:
                 passed[checkpoint] = passed_over
                 continue
             seen.add(checkpoint)
             before = known.get(str(checkpoint))
             if before is None:
                 self._unknown.add(str(checkpoint))
-            if not (self._is_as_it_was(checkpoint, now, moment) or _is_as_known(checkpoint, before)):
+            if not (self._is_as_it_was(checkpoint, now, moment) or self._is_as_known(checkpoint, before)):
                 self._settler.hint(str(checkpoint), now)
             elif str(checkpoint) in skipped:
                 self._list_refused(checkpoint)
@@ -193,8 +193,10 @@ class Tracker:
         known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
         if known is None and seen:
             self.undecided.note(path, itself, seen, now)
-        if known is not None and known == digest_of_fingerprint(seen):
+        if known is not None and self._is_decided(path, seen, known):
             self._apart.forget(path)
+            if path in self.listing.passed_over and self._intake.journal.sightings.jobs_at(str(path)):
+                self.listing.unlist(path)
             self._forget(path)
             return
         quiet = self._settler.looked(str(path), seen, now)
@@ -217,6 +219,11 @@ class Tracker:
         self.undecided.runs.discard(path)
         if inspection.refusal is not None:
             self._note_refused(path, inspection.layout, inspection.refusal, seen)
+            return
+        if (unconfigured := why_unconfigured(inspection, self._intake.settings.base.map)) is not None:
+            if self.listing.refuse(path, unconfigured):
+                log.warning(unconfigured.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), code=unconfigured.code)
+            self._forget(path)
             return
         patience = inspection.patience_seconds
         if known is not None and weights_follow_state(seen):
@@ -312,6 +319,23 @@ class Tracker:
                 since_seconds=round(now - entry.since),
             )
 
+    def _is_as_known(self, path: Path, known: str | None) -> bool:
+        """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say."""
+        try:
+            return known is not None and self._is_decided(path, fingerprint(path), known)
+        except OSError:
+            return False
+
+    def _is_decided(self, path: Path, seen: Fingerprint, known: str) -> bool:
+        """Whether this state was decided upon, or was before its run got a configuration, which an export that is made needs no more."""
+        if digest_of_fingerprint(seen) == known:
+            return True
+        own = tuple(row for row in seen if not row[0].startswith("../"))
+        if len(own) == len(seen) or digest_of_fingerprint(own) != known:
+            return False
+        jobs = [self._intake.journal.jobs.get(job) for job in self._intake.journal.sightings.jobs_at(str(path))]
+        return any(job is not None and job.state != "failed" for job in jobs)
+
     def _is_watched(self, path: Path) -> bool:
         root = next((root for root in self._settings.roots if path.is_relative_to(root)), None)
         return root is not None and is_text(str(path)) and self._scanner.why_not(root, path) is None
@@ -324,11 +348,3 @@ class Tracker:
 
 def _no_memory() -> OSError:
     return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-
-def _is_as_known(path: Path, known: str | None) -> bool:
-    """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say."""
-    try:
-        return known is not None and digest_of_fingerprint(fingerprint(path)) == known
-    except OSError:
-        return False

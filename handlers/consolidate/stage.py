@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from daemon.contract.disk.failpoints import point
@@ -20,6 +20,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.models.configs import adapter_config, model_config
 from daemon.contract.models.safetensors import DTYPES
+from daemon.contract.sharded import verl
 from daemon.contract.sharded.forms import is_adapter, read_tensors, shards_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor
@@ -50,9 +51,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     except ValueError as error:
         raise damaged(pin, str(error)) from None
     adapter = is_adapter(tensors)
-    _copy_beside(pin, staging)
+    _copy_beside(pin, staging, {piece.file for tensor in tensors.values() for piece in tensor.pieces})
     base = Path(context.base) if context.base else None
-    names = _adapter(pin, tensors, base) if adapter else _model(context, tensors, base)
+    names = _adapter(pin, staging, tensors, base) if adapter else _model(context, tensors, base)
     chosen = {said: tensors[name] for name, said in names.items()}
     done, total = 0, sum(tensor.size for tensor in chosen.values()) or 1
 
@@ -78,10 +79,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )  # fmt: skip
 
 
-def _copy_beside(pin: Path, staging: Path) -> None:
-    """Everything that the pin has beside the pieces."""
+def _copy_beside(pin: Path, staging: Path, files: Collection[str]) -> None:
+    """Everything that the pin has beside the pieces. `files`: in which the tensors lie."""
     with os.scandir(pin) as entries:
-        pieces = {name.partition("/")[0] for name in shards_in(entries)}
+        pieces = {name.partition("/")[0] for name in (*shards_in(entries), *files)}
     for path in sorted(pin.iterdir()):
         if path.name in pieces or path.name in _PRIVATE:
             continue
@@ -91,13 +92,16 @@ def _copy_beside(pin: Path, staging: Path) -> None:
             shutil.copyfile(path, staging / path.name)
 
 
-def _adapter(pin: Path, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
-    """Return the names of an adapter's tensors, by the base's headers as far as they tell."""
+def _adapter(pin: Path, staging: Path, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
+    """Return the names of an adapter's tensors, by the base's headers as far as they tell; verl's has its configuration made of them."""
     model = ModelFolder.opened(base, "base") if base else None
     shapes = {} if model is None or model.pickled else {name: info.shape for name, info in model.headers.items()}
     names = peft_names(tensors, {name.rpartition(".")[0] for name in shapes})
     left_out = {name: tensors[name].shape for name in tensors.keys() - names.keys()}
     path, operation = pin / "adapter_config.json", "read the adapter's configuration"
+    if not path.exists() and (said := verl.lora_of(pin)) is not None:
+        path = staging / path.name
+        write_atomic(path, json.dumps(verl.adapter_config_of(said, names.values()), indent=2) + "\n")
     config = read_json(path, operation)
     adapter_config(config, path, operation)
     refuse_trained_beside(left_out, config, shapes)

@@ -5,7 +5,7 @@ Another outcome of a place (a layout that is exported from now on, say) is one w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TAKEN = "exported"
 SAME = "known already"
@@ -58,7 +58,14 @@ def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
 
 
 _TWO_RANKS = "two ranks with gloo on the CPU, with a setting that makes accelerate allow FSDP there"
+_MANAGER = "verl's checkpoint manager ran in a short loop instead of its trainer, on two ranks with gloo on the CPU"
 _RECIPE = "torchtune's model and checkpointer ran in a short loop instead of its recipe"
+_ACCELERATED = (
+    *(Place(f"step_{step}", TAKEN, f"accelerate_full/step-{step}") for step in (2, 4, 6)),
+    Place("epoch_0", TAKEN, "accelerate_full/step-3"),
+    Place("epoch_1", SAME),
+    Place(".", TAKEN, "accelerate_full/final"),
+)
 
 CASES = (
     Case(
@@ -111,6 +118,18 @@ CASES = (
         "fsdp_peft", "the same with PEFT", "transformers", "main", "`checkpoint-N/pytorch_model_fsdp_0`, the adapter in two ranks' pieces",
         _steps("fsdp_peft", 2, 4), "causal", "`AutoModelForCausalLM`",
         "`adapter_config.json` in the run's directory, once, when training begins", _TWO_RANKS,
+    ),
+    Case(
+        "accelerate_full", "a loop with accelerate, as transformers' `run_clm_no_trainer.py`", "accelerate", "main",
+        "`step_N` and `epoch_N` by `save_state`, without a configuration; at the end the model in the run's own directory",
+        (*_ACCELERATED[:-1], Place(".", SAME)), "causal", "`AutoModelForCausalLM`",
+        '`base.map."" = "/folder/of/the/base"`; or `config.json` and tokenizer in the run\'s directory, once',
+    ),
+    Case(
+        "accelerate_peft", "the same loop with PEFT", "accelerate", "main",
+        "`step_N` and `epoch_N` by `save_state`, the adapter and the base in one file; at the end the adapter in the run's own directory",
+        tuple(replace(place, export=place.export.replace("_full", "_peft")) for place in _ACCELERATED), "causal", "`AutoModelForCausalLM`",
+        "nothing; with `adapter_config.json` in the run's directory from the start, they are exported before training ends",
     ),
     Case(
         "sentence_cls", "sentence-transformers, CLS pooling", "sentence-transformers", "main",
@@ -173,6 +192,31 @@ CASES = (
         tuple(Place(f"checkpoint/step-{step}", TAKEN, f"torchtitan_dcp/checkpoint/step-{step}") for step in (2, 4)), "causal",
         "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`',
         "torchtitan's checkpoint manager ran in a short loop instead of its trainer",
+    ),
+    Case(
+        "verl_fsdp", "verl with FSDP, all weights", "verl", "verl", "`global_step_N/actor` in two ranks' pieces, with `huggingface/`",
+        tuple(Place(f"global_step_{n}/actor", TAKEN, f"verl_fsdp/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        note=_MANAGER,
+    ),
+    Case(
+        "verl_lora", "the same, LoRA", "verl", "verl", "base and adapter in two ranks' pieces, with `lora_train_meta.json`",
+        tuple(Place(f"global_step_{n}/actor", TAKEN, f"verl_lora/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        '`base.map."" = "/folder/of/the/base"`', _MANAGER,
+    ),
+    Case(
+        "nemo_automodel", "NeMo AutoModel, all weights", "nemo-automodel", "nemo",
+        "`epoch_M_step_N/model` in pieces, with `.hf_metadata/`; the last one with `consolidated/`",
+        (
+            Place("epoch_0_step_2/model", TAKEN, "nemo_automodel/step-2"),
+            Place("epoch_0_step_4/model/consolidated", TAKEN, "nemo_automodel/step-4"),
+        ),
+        "causal", "`AutoModelForCausalLM`", note="NeMo AutoModel's checkpointer ran in a short loop instead of its recipe",
+    ),
+    Case(
+        "openrlhf_sft", "OpenRLHF with `--ckpt.save_hf`", "openrlhf", "openrlhf",
+        "`global_stepN_hf` with a whole model; DeepSpeed's state in `global_stepN`, with `latest`",
+        tuple(Place(f"global_step{n}_hf", TAKEN, f"openrlhf_sft/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        note="OpenRLHF's `save_model` ran in a short loop instead of its trainer; DeepSpeed's state was written by hand",
     ),
     Case(
         "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",

@@ -118,6 +118,8 @@ class Event(StrEnum):
     """A checkpoint has been incomplete for a long time."""
     CHECKPOINT_QUIET = "checkpoint.quiet"
     """A checkpoint does not change any more and is not complete."""
+    CHECKPOINT_COPY = "checkpoint.copy"
+    """A checkpoint has the content of another one of its training, which is exported once."""
     CHECKPOINT_LOST = "checkpoint.lost"
     """A checkpoint was deleted before it could be pinned."""
     CHECKPOINT_MOVED = "checkpoint.moved"

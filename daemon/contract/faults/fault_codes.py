@@ -284,6 +284,12 @@ class FaultCode(StrEnum):
 
     # Checkpoints and their bases
 
+    ACCELERATE_STATE = "accelerate-state"
+    """The checkpoint is what accelerate's `save_state` wrote, without a configuration, or with several models.
+
+    To do: Put the training's config.json and tokenizer (for an adapter its adapter_config.json) into the run's directory once, or set
+    `base.map` for checkpoints that name no base; of several models, save the one that you want with save_pretrained.
+    """
     BASE_DAMAGED = "base-damaged"
     """Files of the base model are truncated or missing.
 
@@ -305,6 +311,11 @@ class FaultCode(StrEnum):
     """A checkpoint was deleted before ckptd could pin it (log only).
 
     To do: Raise the trainer's save_total_limit, or lower `watch.settle_seconds`.
+    """
+    CONVERT_FIRST = "convert-first"
+    """The checkpoint is complete, in a form of its trainer's own (Megatron, Orbax, diffusers, some of verl's) that ckptd does not read.
+
+    To do: Run the trainer's own converter, with the command in the message, and export what it writes.
     """
     DCP_SHARDED = "dcp-sharded"
     """The checkpoint is torch.distributed.checkpoint's sharded state, without a model, or with an adapter but no adapter_config.json.

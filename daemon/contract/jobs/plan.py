@@ -19,7 +19,9 @@ from daemon.contract.jobs.options import ExportOptions, Work
 CHECK = "check-"
 """What the name of a check begins with; that of its variant follows."""
 
-SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspeed-sharded", "lightning"})
+SHARDED = frozenset({
+    "fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspeed-sharded", "lightning", "verl-sharded", "accelerate",
+})  # fmt: skip
 """Layouts whose weights lie in pieces: their plan begins with `consolidate`, and all other stages read what that gives."""
 CONSOLIDATE = "consolidate"
 _CONSOLIDATE = StageSpec(

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from daemon.contract.models.safetensors import DTYPES, open_regular
-from daemon.contract.sharded.pickles import MOST_BYTES, Named, Unreadable, inert, read_pickle, shown
+from daemon.contract.sharded.pickles import MOST_BYTES, Instance, Named, Unreadable, inert, read_pickle, shown
 from daemon.contract.sharded.pieces import MOST_DIMENSIONS, TORCH_DTYPES
 
 MOST_CONTENTS = 16 << 20
 """Bytes of an archive's table of contents: 180,000 tensors."""
+WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+"""What makes a tensor that holds others, a DTensor for example."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _STORAGES = {
     "Float": "F32", "Double": "F64", "Half": "F16", "BFloat16": "BF16", "Long": "I64", "Int": "I32", "Short": "I16", "Char": "I8",
@@ -119,13 +121,7 @@ def _typed_tensor(
 
 
 def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str | None, more: Any) -> StoredTensor | OtherTensor:
-    if (
-        not isinstance(storage, _Storage)
-        or not _whole(offset)
-        or not _is_shape(shape)
-        or not _is_shape(stride)
-        or len(shape) != len(stride)
-    ):
+    if not isinstance(storage, _Storage) or not _whole(offset) or not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride):
         raise Unreadable("it is damaged (an invalid tensor)")
     dtype = named.removeprefix("torch.") if named else None
     name = TORCH_DTYPES.get(dtype) if dtype else storage.dtype
@@ -152,7 +148,10 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def _typed(make: Any, kind: Any, arguments: Any, *state: Any) -> Any:
-    """What torch._tensor._rebuild_from_type_v2 would make of a tensor that has attributes of its own, without them."""
+    """What torch._tensor._rebuild_from_type_v2 would make of a tensor with attributes of its own, without them; of a DTensor, its state."""
+    if isinstance(make, Named) and make.name == WRAPPER:  # only known where the reader asks for it
+        kept = state[0] if state else None  # of a class with slots: its dictionary, and then the slots
+        return Instance(WRAPPER, _as_tuple(arguments), kept[1] if isinstance(kept, tuple) and len(kept) == 2 else kept)
     if not isinstance(make, Named) or make.name not in _REBUILDERS or not isinstance(kind, Named) or kind.name not in _TYPES:
         raise Unreadable("it is damaged (an invalid tensor)")
     if not isinstance(arguments, tuple):
@@ -164,7 +163,8 @@ def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> bool:
+    """Whether a value is the shape of a tensor."""
     return isinstance(value, tuple) and len(value) <= MOST_DIMENSIONS and all(map(_whole, value))
 
 

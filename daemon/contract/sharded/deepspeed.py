@@ -21,7 +21,7 @@ from daemon.contract.models.safetensors import DTYPES, open_regular
 from daemon.contract.sharded.archives import OtherTensor, StoredTensor, read_archive
 from daemon.contract.sharded.lightning import PLAIN_CLASSES
 from daemon.contract.sharded.pickles import Unreadable, inert
-from daemon.contract.sharded.pieces import MOST_DIMENSIONS, Piece, ShardedTensor
+from daemon.contract.sharded.pieces import MOST_DIMENSIONS, Piece, ShardedTensor, Unsupported
 
 LATEST = "latest"
 """File at the top that names the folder with the state. DeepSpeed writes it after its own rank's files."""
@@ -35,10 +35,6 @@ _KNOWN: dict[str, Any] = {
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": inert("DynamicLossScaler"),
     "deepspeed.utils.tensor_fragment.fragment_address": inert("fragment_address"),
 }
-
-
-class Unsupported(Unreadable):
-    """The state is whole, and of a kind that is not put together here; the text says which."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.sharded import dcp, dcp_safetensors, deepspeed, lightning
+from daemon.contract.sharded import accelerate, dcp, dcp_safetensors, deepspeed, lightning, verl
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import ShardedTensor
 
@@ -25,7 +25,7 @@ _ADAPTER = re.compile(
 
 def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
     """Names, relative to the folder with these entries, of the files in which a sharded form lies; [] where there is none."""
-    files, metadata, folder, latest, modules = [], [], None, None, []
+    files, metadata, folder, latest, modules, ranks = [], [], None, None, [], []
     for entry in entries:
         if entry.name == FSDP and entry.is_dir(follow_symlinks=False):
             folder = entry
@@ -33,6 +33,8 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
             metadata = [entry.name]
         elif (entry.name.endswith(dcp.SUFFIX) or dcp_safetensors.NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
             files.append(entry.name)
+        elif verl.NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            ranks.append(entry.name)
         elif entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False):
             modules.append(entry.name)
         elif entry.name == deepspeed.LATEST and entry.is_file(follow_symlinks=False):
@@ -46,6 +48,8 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
             ]
     if files:
         return [*metadata, *files]
+    if ranks:
+        return ranks
     if latest is not None and (states := deepspeed.files_in(Path(latest.path).parent)):
         return states
     chosen = lightning.newest(modules)
@@ -54,7 +58,12 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
 
 def may_be_shard(name: str) -> bool:
     """Whether an entry of this name may be a part of a sharded form."""
-    return name in (dcp.METADATA, FSDP, deepspeed.LATEST) or name.endswith((dcp.SUFFIX, lightning.SUFFIX))
+    return name in (dcp.METADATA, FSDP, deepspeed.LATEST) or name.endswith((dcp.SUFFIX, lightning.SUFFIX)) or is_ranks(name)
+
+
+def is_ranks(name: str) -> bool:
+    """Whether a file of this name holds what one rank of verl's FSDP saves of a model."""
+    return verl.NAME.fullmatch(name) is not None
 
 
 def is_sharded(folder: Path) -> bool:
@@ -74,11 +83,15 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         return dcp.read_tensors(folder)
     if any(dcp_safetensors.NAME.fullmatch(name) for name in os.listdir(folder)):
         return dcp_safetensors.read_tensors(folder)
+    if any(map(is_ranks, os.listdir(folder))):
+        return verl.read_tensors(folder)
     if deepspeed.tag_in(folder) is not None:
         return deepspeed.read_tensors(folder)
     chosen = newest_module(folder)
     if chosen is not None:
         return lightning.read_tensors(folder / chosen)
+    if any((folder / name).is_file() for name in accelerate.WEIGHTS):
+        return accelerate.read_tensors(folder)
     raise Unreadable("it has no known sharded form")
 
 

@@ -70,12 +70,19 @@ def read_tensors(file: Path) -> dict[str, ShardedTensor]:
     state = value.get("state_dict") if isinstance(value, dict) else None
     if not isinstance(state, dict):
         raise Unreadable(f"{file.name} has no state_dict")
+    return of_state(state, file.name)
+
+
+def of_state(state: Any, file: str) -> dict[str, ShardedTensor]:
+    """Name → tensor of a module's state that lies in an archive. Raises Unreadable."""
+    if not isinstance(state, dict):
+        raise Unreadable(f"{file} has no table of tensors")
     tensors = {}
     for name, tensor in state.items():
         if isinstance(tensor, OtherTensor):
-            raise Unreadable(f"{tensor_name(name)} in {file.name} {tensor.reason}")
+            raise Unreadable(f"{tensor_name(name)} in {file} {tensor.reason}")
         if isinstance(tensor, StoredTensor):
             offsets = (0,) * len(tensor.shape)
-            piece = Piece(file.name, tensor.start, tensor.size, offsets, tensor.shape, strides=tensor.strides)
+            piece = Piece(file, tensor.start, tensor.size, offsets, tensor.shape, strides=tensor.strides)
             tensors[tensor_name(name)] = ShardedTensor(tensor_name(name), tensor.dtype, tensor.shape, (piece,))
     return tensors

@@ -20,6 +20,10 @@ TORCH_DTYPES = {torch: name for name, (torch, _) in DTYPES.items()}
 """Torch's name of a dtype → its name in a safetensors header."""
 
 
+class Unsupported(Unreadable):
+    """The pieces are whole, and of a kind that is not put together here; the text says which."""
+
+
 def tensor_name(name: Any) -> str:
     """The name, as a file says it. Unreadable for what a safetensors file could not have or a sentence not say."""
     if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.checkpoints.files import export_files, fingerprint
-from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone
+from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint_around, inspect, is_run_alone, why_unconfigured
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.models.base_models import base_wanted, find_base, says_its_model
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.parts import belongs_to
 from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
@@ -32,6 +33,7 @@ from daemon.journal.file.database import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
+from daemon.watching.entries import names_in
 from daemon.watching.events.observers import innermost_first
 from daemon.watching.links import leading_out, link_above
 from daemon.watching.scan import Scanner, ScanRules, rules_of
@@ -166,7 +168,7 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
         raise from_oserror(error, "explain", str(folder)) from error
     if not inside:
         return own
-    rows = [] if own.layout is None else [own]
+    rows = [] if own.layout is None or belongs_to(str(folder), folder.name, names_in(folder)) else [own]
     end = time.monotonic() + RUN_SECONDS
     for place, checkpoint in enumerate(inside):
         if time.monotonic() > end:
@@ -222,7 +224,8 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     unwatched = _unwatched(settings, path)
     watched = not (unwatched and settings.watch.roots)
     base_folder, base_problem = _base(settings, inspection)
-    waiting = inspection.complete and inspection.refusal is None and watched and quiet is not None and quiet < rest
+    refusal = inspection.refusal or why_unconfigured(inspection, settings.base.map)
+    waiting = inspection.complete and refusal is None and watched and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
         layout=inspection.layout,
@@ -238,7 +241,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         incomplete_seconds=next((row.seconds for row in live.incomplete if row.path == str(path)), None),
         quiet_seconds=quiet,
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
-        refusal=inspection.refusal.sentence() if inspection.refusal else None,
+        refusal=refusal.sentence() if refusal else None,
         unreadable=unreadable,
         unmergeable=tuple(problems_of(settings.merge, settings.base, inspection))
         if inspection.complete and inspection.refusal is None

@@ -23,8 +23,8 @@ from daemon.config.settings import WatchSettings
 from daemon.contract.faults.events import Event
 from daemon.system.filesystems.mounts import file_system_type, is_remote, mount_of, mounts
 from daemon.system.logger import Logger
+from daemon.watching.entries import is_ignored
 from daemon.watching.events.inotify import Directories, Hints, Role, limit_behind, role_of
-from daemon.watching.scan import is_ignored
 
 log = Logger("watch")
 

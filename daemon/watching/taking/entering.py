@@ -30,6 +30,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import JobRow, now
 from daemon.system.logger import Logger
+from daemon.watching.origins import training_of
 from daemon.watching.taking.places import Places, Takings, takings_of
 
 log = Logger("intake")
@@ -161,6 +162,26 @@ class Entering:
                 self.journal.sightings.moved(name, path, candidate.known)
                 log.info("moved", event_id=Event.CHECKPOINT_MOVED, job=name, path=path, before=sorted(places))
                 return True
+        return self._is_copy(candidate)
+
+    def _is_copy(self, candidate: Candidate) -> bool:
+        """Whether a checkpoint of the same training has this content, and one of them has no number: people save the last one again under
+        names of their own. Drops and remembers it then."""
+        reference = candidate.reference
+        for job in self.journal.jobs.of_digest(reference.root, reference.digest):
+            other = job.checkpoint
+            if (
+                job.state == "superseded"
+                or other.mixture != reference.mixture
+                or not (other.step == reference.step or other.ending or reference.ending)
+                or other.path == reference.path
+                or training_of(Path(other.path)) != training_of(Path(reference.path))
+            ):
+                continue
+            candidate.drop()
+            self.journal.sightings.remember(reference.path, candidate.known, "known", job.id)
+            log.info("a copy", event_id=Event.CHECKPOINT_COPY, job=job.id, path=reference.path, of=other.path)
+            return True
         return False
 
     def _lies_elsewhere(self, job: str, path: str) -> bool:

@@ -1,0 +1,75 @@
+"""Whether a checkpoint is whole that only its trainer's own tools read: Megatron-Core's and Orbax's. By its files alone, as everywhere.
+
+Megatron: megatron/core/dist_checkpointing/serialization.py (`save`), megatron/training/checkpointing.py. Orbax:
+orbax/checkpoint/_src/path/atomicity.py and _src/metadata/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from daemon.checkpoints.completeness import archive_problems, read_object
+from daemon.checkpoints.files import Look, absent, look_at
+from daemon.checkpoints.names import ORBAX, is_checkpoint_name
+from daemon.contract.sharded import dcp
+from daemon.contract.sharded.pickles import Unsafe
+from daemon.contract.values import Json
+
+MEGATRON_RANK = re.compile(r"mp_rank_[0-9]{2}(?:_[0-9]{3}){0,2}")
+"""Folder of one rank in Megatron's older form."""
+_ITERATION = re.compile(r"iter_[0-9]{7,}")
+_CONFIG = "metadata.json"
+"""Megatron-Core writes it when every rank is done, also of an asynchronous save."""
+_RANK_FILE = "model_optim_rng.pt"
+_MANIFESTS = ("manifest.ocdbt", "_METADATA")
+
+
+def iteration_in(look: Look) -> str | None:
+    """Name of the folder with Megatron's files in a `checkpoint-N` of ms-swift; None where there is none."""
+    named = is_checkpoint_name(look.path.name)
+    return next((name for name in sorted(look.folders) if named and _ITERATION.fullmatch(name)), None)
+
+
+def says_megatron(path: Path) -> bool:
+    """Whether the description beside pieces of torch.distributed.checkpoint is Megatron-Core's."""
+    return "sharded_backend" in (_object(path, _CONFIG) or {})
+
+
+def megatron_files(look: Look) -> list[str]:
+    """Return what is missing of a checkpoint of Megatron's, in the new form or the old; ms-swift has it in a folder of its own."""
+    if inner := iteration_in(look):
+        return megatron_files(look_at(look.path / inner))
+    ranks = sorted(name for name in look.folders if MEGATRON_RANK.fullmatch(name))
+    if ranks:
+        return [problem for rank in ranks for problem in archive_problems(look.path / rank, _RANK_FILE)]
+    missing = [absent(look.path, name, why=", which is written when every rank is done, is not there yet")
+               for name in (dcp.METADATA, _CONFIG) if name not in look.files]  # fmt: skip
+    if missing:
+        return missing
+    read_object(look.path, _CONFIG, missing)
+    try:
+        named = dcp.files_named(look.path)
+    except Unsafe:  # objects of Megatron's own lie in it
+        return missing
+    except ValueError as error:
+        return [*missing, f"{dcp.METADATA}: {error}"]
+    return [*missing, *(absent(look.path, name) for name in named if name not in look.files)]
+
+
+def orbax_files(look: Look) -> list[str]:
+    """Return what is missing of a step of Orbax's: that it says when it was committed, and the arrays' own index."""
+    missing: list[str] = []
+    said = read_object(look.path, ORBAX, missing)
+    if said is not None and "commit_timestamp_nsecs" in said and not said["commit_timestamp_nsecs"]:
+        missing.append(f"{ORBAX} says that it is still being written")
+    if not any((look.path / folder / name).is_file() for folder in (*look.folders, ".") for name in _MANIFESTS):
+        missing.append("no folder in it has an index of its arrays yet")
+    return missing
+
+
+def _object(path: Path, name: str) -> Json | None:
+    try:
+        return read_object(path, name, [])
+    except OSError:
+        return None
