@@ -41,9 +41,11 @@ _KEPT = re.compile(
 _CODE = re.compile(r"(configuration|modeling|modular|tokenization|(image_|video_)?processing|feature_extraction)_.+\.py")
 """A model's own code as transformers saves it. Beside it all Python files count: it imports them under any name."""
 _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
-_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*")
-"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
-reads them."""
+_UNREAD = re.compile(
+    r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*|[0-9]{7,12}_adapters\.safetensors"
+)
+"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, FSDP's second copy of the weights, and mlx-lm's of
+its earlier saves: no export reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
 """Weights of a whole model. Beside an adapter (torchtune writes both) they are no part of the checkpoint, but its merge is compared with
 them: they count for the fingerprint, so that it is not taken while they are written, and not for the identity."""
