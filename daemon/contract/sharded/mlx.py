@@ -1,8 +1,8 @@
 """mlx-lm's adapters: plain LoRA or DoRA in `adapters.safetensors`, with names, orientation and settings of their own.
 
 The form is mlx-lm's (mlx_lm/lora.py, `train_model`; mlx_lm/tuner/{trainer,utils,lora,dora}.py). A linear layer has `lora_a` (inputs ×
-rank), `lora_b` (rank × outputs) and for DoRA `m` (outputs); its weight becomes W + scale · (lora_a · lora_b)ᵀ, with DoRA each row of
-that brought to the length m. `scale` stands in adapter_config.json as it is used, not as α. Each save writes `adapters.safetensors` anew, and
+rank), `lora_b` (rank × outputs) and for DoRA `m` (outputs); its weight becomes W + scale · (lora_a · lora_b)ᵀ, with DoRA each row
+brought to the length m. `scale` stands in adapter_config.json as it is used, not as α. Each save writes `adapters.safetensors` anew, and
 once more as `NNNNNNN_adapters.safetensors` with the iteration; the last one, when training ends, only the former.
 """
 
