@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.parts import config_folders, marks_of
@@ -52,6 +53,13 @@ them: they count for the fingerprint, so that it is not taken while they are wri
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """(name, inode, size, mtime in ns) of every file that an export reads, or compares itself with. Without ctime: `link()` changes that."""
+
+
+class Touch(NamedTuple):
+    """When the inodes of a directory's files last changed, by whatever: ns; and how many names they have together."""
+
+    newest: int
+    links: int
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,20 @@ def export_files(path: Path) -> list[str]:
 
 def fingerprint(path: Path) -> Fingerprint:
     """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
+    return fingerprint_and_touch(path)[0]
+
+
+def fingerprint_and_touch(path: Path) -> tuple[Fingerprint, Touch]:
+    """The same, and what else of its files tells of a change. Raises OSError when it is gone."""
     look, rows, folder = look_at(path), [], str(path)  # plain strings: scans take thousands of fingerprints
+    newest = links = 0
     for name in (*sorted(look.names), *sorted(look.beside)):
         try:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+        newest, links = max(newest, status.st_ctime_ns), links + status.st_nlink
     if any(name == f"{FSDP}/{METADATA}" for name, *_ in rows):  # its writer goes on with the optimizer, which no export reads
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
@@ -127,7 +142,7 @@ def fingerprint(path: Path) -> Fingerprint:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     rows += [(mark, 0, 0, 0) for mark in marks_of(path)]
-    return tuple(rows)
+    return tuple(rows), Touch(newest, links)
 
 
 def weights_follow_state(seen: Fingerprint) -> bool:

@@ -2,7 +2,7 @@
 
 Called by the runner before a job's first stage. Order: `base.map`, the name itself where it is a folder's absolute path,
 `base.search`, the caches of Hugging Face and ModelScope. A base is a folder with a config.json and weights. Name and revision come from
-the trainer's files: neither leads out of the folders that are searched. Where a link in one of them leads is for that folder's owner to say.
+the trainer's files: neither leads out of the folders that are searched. Where a link in one leads is for that folder's owner to say.
 """
 
 from __future__ import annotations
