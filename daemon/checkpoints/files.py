@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.parts import config_folders, marks_of
@@ -41,15 +42,24 @@ _KEPT = re.compile(
 _CODE = re.compile(r"(configuration|modeling|modular|tokenization|(image_|video_)?processing|feature_extraction)_.+\.py")
 """A model's own code as transformers saves it. Beside it all Python files count: it imports them under any name."""
 _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
-_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*")
-"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
-reads them."""
+_UNREAD = re.compile(
+    r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*|[0-9]{7,12}_adapters\.safetensors"
+)
+"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, FSDP's second copy of the weights, and mlx-lm's of
+its earlier saves: no export reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
 """Weights of a whole model. Beside an adapter (torchtune writes both) they are no part of the checkpoint, but its merge is compared with
 them: they count for the fingerprint, so that it is not taken while they are written, and not for the identity."""
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """(name, inode, size, mtime in ns) of every file that an export reads, or compares itself with. Without ctime: `link()` changes that."""
+
+
+class Touch(NamedTuple):
+    """When the inodes of a directory's files last changed, by whatever: ns; and how many names they have together."""
+
+    newest: int
+    links: int
 
 
 @dataclass(frozen=True)
@@ -106,13 +116,20 @@ def export_files(path: Path) -> list[str]:
 
 def fingerprint(path: Path) -> Fingerprint:
     """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
+    return fingerprint_and_touch(path)[0]
+
+
+def fingerprint_and_touch(path: Path) -> tuple[Fingerprint, Touch]:
+    """The same, and what else of its files tells of a change. Raises OSError when it is gone."""
     look, rows, folder = look_at(path), [], str(path)  # plain strings: scans take thousands of fingerprints
+    newest = links = 0
     for name in (*sorted(look.names), *sorted(look.beside)):
         try:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+        newest, links = max(newest, status.st_ctime_ns), links + status.st_nlink
     if any(name == f"{FSDP}/{METADATA}" for name, *_ in rows):  # its writer goes on with the optimizer, which no export reads
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
@@ -125,7 +142,7 @@ def fingerprint(path: Path) -> Fingerprint:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     rows += [(mark, 0, 0, 0) for mark in marks_of(path)]
-    return tuple(rows)
+    return tuple(rows), Touch(newest, links)
 
 
 def weights_follow_state(seen: Fingerprint) -> bool:

@@ -25,6 +25,7 @@ from daemon.checkpoints.pieces import (
     fsdp_metadata,
     in_pieces,
     lightning,
+    mlx_adapter,
     of_verl,
     random_states,
     training_state,
@@ -33,7 +34,7 @@ from daemon.checkpoints.pieces import (
 )
 from daemon.checkpoints.unsupported import DIFFUSERS_LORA, refuse_diffusers, refuse_litgpt, refuse_megatron, refuse_orbax
 from daemon.contract.faults.errors import Fault
-from daemon.contract.sharded import accelerate, dcp_safetensors
+from daemon.contract.sharded import accelerate, dcp_safetensors, mlx
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, is_ranks
 from daemon.contract.sharded.lightning import SUFFIX
@@ -181,6 +182,8 @@ TABLE = (
            whole_adapter, (unfinished, deepspeed_latest), TRAINER_STATE),
     Layout("deepspeed-full", "transformers Trainer with DeepSpeed ZeRO", lambda look: has_model(look) and has_deepspeed(look),
            whole_model, (unfinished, deepspeed_latest), TRAINER_STATE),
+    Layout("mlx-lm-adapter", "mlx-lm", lambda look: mlx.FILE in look.files and not any(name in look.files for name in ADAPTERS),
+           mlx_adapter, in_pieces=True, undescribed=True),
     Layout("trainer-adapter", "transformers Trainer 4.x and 5.x with PEFT, and TRL", lambda look: has_adapter(look) and is_of_trainer(look),
            whole_adapter, last_file=TRAINER_STATE),
     Layout("torchtune-adapter", "torchtune, adapter in PEFT's form", _is_torchtune, whole_adapter),

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from daemon.contract.sharded import accelerate, dcp_safetensors, lightning, verl
+from daemon.contract.sharded import accelerate, dcp_safetensors, lightning, mlx, verl
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
@@ -43,9 +43,9 @@ PIPELINE = "model_index.json"
 """File of a diffusers pipeline, whose parts lie in folders beside it."""
 _OTHER = frozenset({
     ".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora", PIPELINE,
-    "pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin",
+    "pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin", mlx.FILE,
 })  # fmt: skip
-"""What torch.distributed.checkpoint, FSDP, DeepSpeed, litgpt and diffusers leave where there is no adapter and no model."""
+"""What torch.distributed.checkpoint, FSDP, DeepSpeed, litgpt, diffusers and mlx-lm leave where there is no adapter and no model."""
 ORBAX = "_CHECKPOINT_METADATA"
 """What Orbax (MaxText) writes into the directory of each step (orbax/checkpoint/_src/metadata/checkpoint.py)."""
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"

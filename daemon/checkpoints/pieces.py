@@ -22,6 +22,7 @@ from daemon.checkpoints.parts import config_folders
 from daemon.checkpoints.unsupported import (
     refuse_deepspeed,
     refuse_lightning,
+    refuse_mlx,
     refuse_no_adapter_config,
     refuse_no_tensors,
     refuse_several,
@@ -31,7 +32,7 @@ from daemon.checkpoints.unsupported import (
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, Fault
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.sharded import accelerate, dcp, deepspeed, verl
+from daemon.contract.sharded import accelerate, dcp, deepspeed, mlx, verl
 from daemon.contract.sharded.forms import FSDP, is_adapter, is_ranks, newest_module, read_tensors
 from daemon.contract.sharded.lightning import SUFFIX, step_in
 from daemon.contract.sharded.pickles import Unsafe
@@ -98,6 +99,26 @@ def training_state(look: Look) -> Weights:
     weights = Weights(missing) if missing else in_pieces(look)
     if counts_epochs(look.path):
         weights.step = accelerate.steps_made(look.path)
+    return weights
+
+
+def mlx_adapter(look: Look) -> Weights:
+    """mlx-lm's adapter: the newest of a directory's saves, whose number other files beside it tell."""
+    weights = Weights(weight_problems(look.path, mlx.FILE))
+    config = read_object(look.path, ADAPTER_CONFIG, weights.missing)
+    if config is None or weights.missing:
+        return weights
+    try:
+        described, holds = mlx.peft_config(config), _held(look.path, _state_of_pieces(look))
+    except mlx.WrongConfig as error:
+        described, holds = {}, _Held(unsupported=f"its {ADAPTER_CONFIG} is not mlx-lm's for an adapter: {error}")
+    if problem := holds.unsupported or holds.problem:
+        weights.refusal = refuse_mlx(look.path, problem)
+        return weights
+    describe(weights, described, look.path)
+    numbered = [os.stat(look.path / name).st_mtime_ns for name in look.files if mlx.NUMBERED.fullmatch(name)]
+    ended = os.stat(look.path / mlx.FILE).st_mtime_ns > max(numbered, default=0)
+    weights.step = mlx.step_of(look.files, config.get("iters"), ended=ended)
     return weights
 
 

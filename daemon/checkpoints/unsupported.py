@@ -155,6 +155,14 @@ def refuse_litgpt(path: Path) -> Fault:
     )  # fmt: skip
 
 
+def refuse_mlx(path: Path, cause: str) -> Fault:
+    """What mlx-lm trained otherwise than by a LoRA of linear layers."""
+    return _refusal(
+        FaultCode.CONVERT_FIRST, path, f"it is mlx-lm's, and not an adapter that ckptd merges: {cause}",
+        f"on a Mac, run `mlx_lm.fuse --model BASE --adapter-path {shlex.quote(str(path))} --save-path OUTPUT` and `ckptd export OUTPUT`",
+    )  # fmt: skip
+
+
 def refuse_diffusers(path: Path) -> Fault:
     """An image model's LoRA, parts or pipeline: nothing here exports these."""
     if (path / "model_index.json").exists():

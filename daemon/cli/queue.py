@@ -5,10 +5,10 @@ They write into the journal, where a running daemon finds it within seconds, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from daemon.journal.journal import Journal
     from daemon.operating.monitoring.status import JobDetails
 
+Job = TypeVar("Job")
 OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
 JOB = "Id of the job, the beginning or last part of it, RUN/STEP, or the folder of the checkpoint or of the export."
 JobArgument = Annotated[str, typer.Argument(help=JOB)]
+Jobs = Annotated[list[str], typer.Argument(help=JOB)]
 SomeJobs = Annotated[list[str] | None, typer.Argument(help=JOB)]
 FailedOption = Annotated[bool, typer.Option("--failed", help="All exports that failed.")]
 MaybeJob = Annotated[str | None, typer.Argument(help=f"{JOB} Default: all jobs.")]
@@ -106,6 +108,25 @@ def _journal(state: Path) -> Iterator[Journal]:
         journal.close()
 
 
+def _chosen(state: Path, wanted: Sequence[str]) -> list[JobDetails]:
+    """The jobs that are meant, each once; none where one of them is not to be found."""
+    return list({job.id: job for job in (find_job(state, name) for name in wanted)}.values())
+
+
+def _each(jobs: Iterable[Job], act: Callable[[Job], str]) -> None:
+    """Do something with each job and say what `act` gives. What is refused of some keeps nothing from the others."""
+    refused: list[UsageError] = []
+    for job in jobs:
+        try:
+            say(act(job))
+        except UsageError as error:
+            refused.append(error)
+    for other in refused[:-1]:
+        say_error(f"ckptd: {printable(translated_text(str(other)))}")
+    if refused:
+        raise refused[-1]
+
+
 def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
     return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
@@ -131,32 +152,30 @@ def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOpt
         say_error(f"ckptd: {printable(translated_text(change))}")
     if not chosen:
         say(translated("No export has failed."))
-    refused: list[UsageError] = []
-    for job in dict.fromkeys(chosen):
-        try:
-            retry_job(settings, job)
-        except UsageError as error:
-            refused.append(error)
-        else:
-            say(translated("{job} is back in the queue.").format(job=job))
-    for other in refused[:-1]:
-        say_error(f"ckptd: {printable(translated_text(str(other)))}")
-    if refused:
-        raise refused[-1]
+
+    def put_back(job: str) -> str:
+        retry_job(settings, job)
+        return translated("{job} is back in the queue.").format(job=job)
+
+    _each(dict.fromkeys(chosen), put_back)
 
 
-@_app.command(epilog="Example: ckptd queue cancel my-run/500")
-def cancel(job: JobArgument, config: ConfigOption = None) -> None:
-    """Cancel an export.
+@_app.command(epilog="Example: ckptd queue cancel my-run/500 my-run/600")
+def cancel(jobs: Jobs, config: ConfigOption = None) -> None:
+    """Cancel exports.
 
-    It is stopped, its output is removed, and its checkpoint is not taken again automatically.
+    They are stopped, their output is removed, and their checkpoints are not taken again automatically.
     """
     state = daemon_state(config)
-    details = find_job(state, job)
+    chosen = _chosen(state, jobs)
     with _journal(state) as journal:
-        if not journal.controls.cancel(details.id, "cancelled by hand"):
-            raise _refuse(details, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
-    say(translated("{job} is cancelled; to continue it, run `ckptd queue retry {job}`.").format(job=details.id))
+
+        def end(job: JobDetails) -> str:
+            if not journal.controls.cancel(job.id, "cancelled by hand"):
+                raise _refuse(job, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
+            return translated("{job} is cancelled; to continue it, run `ckptd queue retry {job}`.").format(job=job.id)
+
+        _each(chosen, end)
 
 
 @_app.command(epilog="Example: ckptd queue pause")
@@ -198,16 +217,20 @@ def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
         say((translated("{job} continues.") if continues else translated("{job} was not paused.")).format(job=details.id))
 
 
-@_app.command(epilog="Example: ckptd queue first my-run/500")
-def first(job: JobArgument, config: ConfigOption = None) -> None:
-    """Move a waiting export to the front of the queue."""
+@_app.command(epilog="Example: ckptd queue first my-run/500 my-run/600")
+def first(jobs: Jobs, config: ConfigOption = None) -> None:
+    """Move waiting exports to the front of the queue, the first one named before the others."""
     state = daemon_state(config)
-    details = find_job(state, job)
+    chosen = _chosen(state, jobs)
     with _journal(state) as journal:
-        if not journal.controls.prefer(details.id):
-            raise _refuse(details, "put first", "use `ckptd queue first` only for an export that waits")
-    line = translated("{job} is next after it is resumed.") if details.paused else translated("{job} is next.")
-    say(line.format(job=details.id))
+
+        def put_first(job: JobDetails) -> str:
+            if not journal.controls.prefer(job.id):
+                raise _refuse(job, "put first", "use `ckptd queue first` only for an export that waits")
+            line = translated("{job} is next after it is resumed.") if job.paused else translated("{job} is next.")
+            return line.format(job=job.id)
+
+        _each(chosen[::-1], put_first)
 
 
 def reload(config: ConfigOption = None) -> None:

@@ -22,12 +22,16 @@ class Sightings:
         rows = self._database.read("SELECT fingerprint FROM seen WHERE path = ?", path)
         return str(rows[0][0]) if rows else None
 
-    def fingerprints_below(self, root: str) -> dict[str, str]:
-        """The same for a root and everything below it, in one query."""
+    def decisions_below(self, root: str) -> dict[str, tuple[str, str]]:
+        """The same for a root and everything below it, in one query, each with the time of the decision."""
         prefix = root.rstrip("/") + "/"
-        query = "SELECT path, fingerprint FROM seen WHERE (path >= ? AND path < ?) OR path = ?"
+        query = "SELECT path, fingerprint, at FROM seen WHERE (path >= ? AND path < ?) OR path = ?"
         rows = self._database.read(query, prefix, prefix[:-1] + "0", root)
-        return {str(row[0]): str(row[1]) for row in rows}
+        return {str(row[0]): (str(row[1]), str(row[2])) for row in rows}
+
+    def confirm(self, path: str) -> None:
+        """What was decided about a directory still holds now."""
+        self._database.write("confirm", lambda c: c.execute("UPDATE seen SET at = ? WHERE path = ?", (now(), path)))
 
     def skipped_below(self, root: str) -> frozenset[str]:
         """Directories below a root of which it was decided that they are not exported."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
+from daemon.checkpoints.files import Fingerprint, fingerprint, fingerprint_and_touch, weights_follow_state
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of, why_unconfigured
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pinning.pins import Moved
@@ -30,6 +30,7 @@ from daemon.system.logger import Logger
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State, look_through
+from daemon.watching.rewrites import Rewrites
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint
 from daemon.watching.taking.intake import Intake
@@ -70,6 +71,7 @@ class Tracker:
         """What people are told of directories that are not taken."""
         self.undecided = Undecided(settings.roots, settings.settle_seconds, intake.journal.sightings, self._is_watched)
         self._settler = self.undecided.settler
+        self._rewrites = Rewrites(intake.journal.sightings)
         self._scanned: set[Path] = set()
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._taken_in: set[Path] = set()
@@ -99,7 +101,7 @@ class Tracker:
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
         seen, passed, errors, moment = set(), {}, list[OSError](), time.time()
-        known = self._intake.journal.sightings.fingerprints_below(str(root))
+        known = self._intake.journal.sightings.decisions_below(str(root))
         skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
         for checkpoint, passed_over in self._scanner.find(root, errors.append):
             if passed_over and str(checkpoint) not in known:
@@ -114,6 +116,7 @@ class Tracker:
             elif str(checkpoint) in skipped:
                 self._list_refused(checkpoint)
         self._scanned.add(root)
+        self._rewrites.keep(root, seen)
         self.listing.note_scan(root, seen, passed, self._scanner.left_out)
         self.listing.note_closed(root, seen, errors)
         for path in {*self.undecided.sighted, *self.listing.incomplete} - seen:
@@ -193,7 +196,7 @@ class Tracker:
         known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
         if known is None and seen:
             self.undecided.note(path, itself, seen, now)
-        if known is not None and self._is_decided(path, seen, known):
+        if known is not None and path not in self._rewrites and self._is_decided(path, seen, known):
             self._apart.forget(path)
             if path in self.listing.passed_over and self._intake.journal.sightings.jobs_at(str(path)):
                 self.listing.unlist(path)
@@ -319,12 +322,18 @@ class Tracker:
                 since_seconds=round(now - entry.since),
             )
 
-    def _is_as_known(self, path: Path, known: str | None) -> bool:
-        """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say."""
+    def _is_as_known(self, path: Path, decision: tuple[str, str] | None) -> bool:
+        """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say.
+
+        `decision`: its fingerprint then, and when that was.
+        """
         try:
-            return known is not None and self._is_decided(path, fingerprint(path), known)
+            if decision is None:
+                return False
+            seen, touch = fingerprint_and_touch(path)
         except OSError:
             return False
+        return self._is_decided(path, seen, decision[0]) and not self._rewrites.is_doubtful(path, touch, decision[1])
 
     def _is_decided(self, path: Path, seen: Fingerprint, known: str) -> bool:
         """Whether this state was decided upon, or was before its run got a configuration, which an export that is made needs no more."""
@@ -342,6 +351,7 @@ class Tracker:
 
     def _forget(self, path: Path) -> None:
         self._unknown.discard(str(path))
+        self._rewrites.decided(path)
         self.undecided.forget(path)
         self.listing.forget(path)
 

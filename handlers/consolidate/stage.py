@@ -20,7 +20,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.models.configs import adapter_config, model_config
 from daemon.contract.models.safetensors import DTYPES
-from daemon.contract.sharded import verl
+from daemon.contract.sharded import mlx, verl
 from daemon.contract.sharded.forms import is_adapter, read_tensors, shards_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor
@@ -93,7 +93,8 @@ def _copy_beside(pin: Path, staging: Path, files: Collection[str]) -> None:
 
 
 def _adapter(pin: Path, staging: Path, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
-    """Return the names of an adapter's tensors, by the base's headers as far as they tell; verl's has its configuration made of them."""
+    """Return the names of an adapter's tensors, by the base's headers as far as they tell; verl's and mlx-lm's has its configuration
+    made of them."""
     model = ModelFolder.opened(base, "base") if base else None
     shapes = {} if model is None or model.pickled else {name: info.shape for name, info in model.headers.items()}
     names = peft_names(tensors, {name.rpartition(".")[0] for name in shapes})
@@ -103,6 +104,9 @@ def _adapter(pin: Path, staging: Path, tensors: Mapping[str, ShardedTensor], bas
         path = staging / path.name
         write_atomic(path, json.dumps(verl.adapter_config_of(said, names.values()), indent=2) + "\n")
     config = read_json(path, operation)
+    if mlx.is_config(config):
+        path, config = staging / path.name, mlx.peft_config(config, names.values())
+        write_atomic(path, json.dumps(config, indent=2) + "\n")
     adapter_config(config, path, operation)
     refuse_trained_beside(left_out, config, shapes)
     return names

@@ -212,3 +212,35 @@ def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
     ):
         with pytest.raises(UsageError, match=said):
             app(["queue", verb, "run"], standalone_mode=False)
+
+
+def test_several_jobs_are_cancelled_or_put_first_at_once_and_a_refusal_keeps_nothing_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = prepare(tmp_path / "state", tmp_path / "out").state
+    journal = Journal(StatePaths(state).journal)
+    for step in range(1, 5):
+        enter(journal, f"run-{step}-abcdef10", reference(step))
+    journal.jobs.start("run-1-abcdef10", None)
+    journal.jobs.finish("run-1-abcdef10", "succeeded", None)
+    journal.close()
+    monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(state))
+    monkeypatch.setenv("CKPTD_OUTPUT__DIRECTORY", str(tmp_path / "out"))
+
+    def jobs() -> tuple[list[str], str | None]:
+        """The states of all, and the one that goes before all others."""
+        journal = Journal(StatePaths(state).journal)
+        states = [row.state for step in range(1, 5) if (row := journal.jobs.get(f"run-{step}-abcdef10")) is not None]
+        first = journal.jobs.preferred()
+        journal.close()
+        return states, first.id if first else None
+
+    with pytest.raises(UsageError, match="no job's id"):
+        app(["queue", "cancel", "run-3", "nope"], standalone_mode=False)
+    assert jobs()[0] == ["succeeded", "pending", "pending", "pending"], "one is not there: none is cancelled"
+    app(["queue", "first", "run-4", "run-3"], standalone_mode=False)
+    assert jobs()[1] == "run-4-abcdef10"
+    with pytest.raises(UsageError, match="Could not cancel run-1-abcdef10"):
+        app(["queue", "cancel", "run-2", "run-1", "run-3"], standalone_mode=False)
+    assert jobs()[0] == ["succeeded", "cancelled", "cancelled", "pending"]
+    assert capsys.readouterr().out.count("is cancelled") == 2

@@ -92,7 +92,7 @@ def test_what_a_linked_run_holds_itself_when_training_has_ended_is_taken_once(wa
     here.until(lambda: [run for run, _ in here.runs()] == ["run"])
     here.rest()
     assert len(here.runs()) == 1
-    assert here.journal.sightings.fingerprints_below(str(here.root / "run")).keys() == {str(here.root / "run")}
+    assert here.journal.sightings.decisions_below(str(here.root / "run")).keys() == {str(here.root / "run")}
 
 
 def test_a_link_that_goes_is_watched_no_longer_and_what_comes_instead_is(watch: Watch, tmp_path: Path, pico_checkpoint: Path) -> None:

@@ -59,14 +59,23 @@ def test_a_model_in_modelscopes_cache_is_found_by_its_path_there_and_by_the_end_
 @pytest.mark.parametrize(
     "name", ["Qwen/Qwen2.5-0.5B-Instruct", "/root/.cache/modelscope/models/Qwen--Qwen2.5-0.5B-Instruct/snapshots/master"]
 )
-def test_what_no_folder_of_modelscopes_cache_is_called_needs_the_map(tmp_path: Path, name: str) -> None:
-    search = [tmp_path / "hub" / "models", tmp_path / "models"]
-    older = model(search[0] / "Qwen" / "Qwen2___5-0___5B-Instruct")
-    model(search[1] / "Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / "master")
-    with pytest.raises(Permanent) as caught:
-        find_base(name, None, search, {})
-    assert f'base.map."{name}"' in caught.value.fault.remedy
-    assert find_base(name, None, search, {name: older}) == older
+def test_a_model_in_modelscopes_cache_is_found_by_its_name_on_the_hub_and_by_another_machines_path(tmp_path: Path, name: str) -> None:
+    newer = model(tmp_path / "models" / "Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / "master")
+    model(tmp_path / "models" / "Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / "v1.0.0")
+    assert find_base(name, None, [tmp_path / "models"], {}) == newer
+
+
+def test_a_name_on_the_hub_is_found_in_modelscopes_caches_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path))
+    snapshots = tmp_path / "models" / "org--m.5" / "snapshots"
+    (only,) = (model(snapshots / "v1"),)
+    older = model(tmp_path / "hub" / "models" / "org" / "old___5")
+    assert (find_base("org/m.5", None, [], {}), find_base("org/old.5", None, [], {})) == (only, older)
+    model(snapshots / "v2")
+    assert find_base("org/m.5", "v2", [], {}) == snapshots / "v2"
+    for name, revision in (("org/m.5", None), ("org/m.5", "../../../elsewhere"), ("../m.5", None)):
+        with pytest.raises(Permanent):
+            find_base(name, revision, [], {})
 
 
 def test_what_the_configuration_maps_may_lie_anywhere(bases: Path) -> None:

@@ -99,7 +99,7 @@ CASES = (
         (
             Place("epoch=0-step=3", TAKEN, "lightning_peft/step-3"),
             Place("epoch=0-step=6", TAKEN, "lightning_peft/step-6"),
-            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it contains a sharded adapter, but no adapter_config.json"),
+            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it contains Lightning's .ckpt files of an adapter"),
         ),
         "causal", "`AutoModelForCausalLM`",
         "a callback that calls `save_pretrained`; or, to export the `.ckpt` files, `adapter_config.json` in their folder, once",

@@ -1,8 +1,8 @@
 """Finds the folder of the base model that an adapter names, without a network.
 
 Called by the runner before a job's first stage. Order: `base.map`, the name itself where it is a folder's absolute path,
-`base.search`, the Hugging Face cache. A base is a folder with a config.json and weights. Name and revision come from the trainer's
-files: neither leads out of the folders that are searched. Where a link in one of them leads is for the owner of that folder to say.
+`base.search`, the caches of Hugging Face and ModelScope. A base is a folder with a config.json and weights. Name and revision come from
+the trainer's files: neither leads out of the folders that are searched. Where a link in one leads is for that folder's owner to say.
 """
 
 from __future__ import annotations
@@ -89,6 +89,27 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     return [repository / "snapshots" / commit]
 
 
+def _in_modelscope(folder: Path, name: str, revision: str | None) -> list[Path]:
+    """Candidate folders in a folder `models` of ModelScope's cache: `ORG--NAME/snapshots/REVISION`, and before 1.38 `ORG/NAME` with `___`
+    for each dot (modelscope/hub/utils/utils.py, `find_reusable_legacy_repo_dir`). Of several revisions the main one, `master`, counts."""
+    owner, _, own = name.partition("/")
+    if not _is_plain(name) or not own or "/" in own or not _is_plain(revision or "master"):
+        return []
+    snapshots = folder / f"{owner}--{own}" / "snapshots"
+    try:
+        there = sorted(os.listdir(snapshots))
+    except (OSError, ValueError):
+        there = []
+    wanted = revision or (there[0] if len(there) == 1 else "master")
+    return [snapshots / wanted, folder / owner / own.replace(".", "___")]
+
+
+def _modelscope_caches() -> list[Path]:
+    """The folders in which ModelScope keeps models: of its present releases and of those up to 1.37."""
+    home = Path(os.environ.get("MODELSCOPE_CACHE") or Path.home() / ".cache" / "modelscope")
+    return [home / "models", home / "hub" / "models"]
+
+
 def base_wanted(method: str, layout: str | None, name: str | None, mapped: Mapping[str, Path], *, configured: bool = True) -> str | None:
     """The name by which a checkpoint's base is looked for; None for a full fine-tune that needs none.
 
@@ -130,10 +151,13 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
     candidates = [Path(os.path.normpath(name))] if os.path.isabs(name) else []
     below = os.path.normpath(name).lstrip("/") if ".." not in name.split("/") else ""
     parts = [part for part in name.split("/") if part not in ("", ".")]  # a trainer's path ends in NAME or ORG/NAME, wherever it begins
+    ends = ["/".join(parts[-2:]), parts[-1] if parts else "", *(["/".join(parts[-3:])] if "snapshots" in parts[-2:-1] else [])]
     for folder in search:
-        candidates += [folder / inner for inner in (below, "/".join(parts[-2:]), parts[-1] if parts else "") if _is_plain(inner)]
+        candidates += [folder / inner for inner in (below, *ends) if _is_plain(inner)]
+        candidates += [] if os.path.isabs(name) else [place for place in _in_modelscope(folder, name, revision) if is_model(place)]
     if not os.path.isabs(name):
         candidates += _cached_snapshots(name, revision)
+        candidates += [place for cache in _modelscope_caches() for place in _in_modelscope(cache, name, revision) if is_model(place)]
     strange = [
         candidate for candidate in candidates if (home := _searched(candidate, search)) is not None and not _stays_inside(home, candidate)
     ]

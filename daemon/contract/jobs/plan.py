@@ -21,6 +21,7 @@ CHECK = "check-"
 
 SHARDED = frozenset({
     "fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspeed-sharded", "lightning", "verl-sharded", "accelerate",
+    "mlx-lm-adapter",
 })  # fmt: skip
 """Layouts whose weights lie in pieces: their plan begins with `consolidate`, and all other stages read what that gives."""
 CONSOLIDATE = "consolidate"

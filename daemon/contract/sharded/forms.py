@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.sharded import accelerate, dcp, dcp_safetensors, deepspeed, lightning, verl
+from daemon.contract.sharded import accelerate, dcp, dcp_safetensors, deepspeed, lightning, mlx, verl
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import ShardedTensor
 
@@ -90,6 +90,8 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     chosen = newest_module(folder)
     if chosen is not None:
         return lightning.read_tensors(folder / chosen)
+    if (folder / mlx.FILE).is_file():
+        return mlx.read_tensors(folder)
     if any((folder / name).is_file() for name in accelerate.WEIGHTS):
         return accelerate.read_tensors(folder)
     raise Unreadable("it has no known sharded form")

@@ -156,6 +156,10 @@ class Entering:
             if name == candidate.job:
                 continue
             places = self.journal.sightings.places(name)
+            if places.get(path) == candidate.known:  # looked at again, with the content and the state that it had
+                candidate.drop()
+                self.journal.sightings.remember(path, candidate.known, "known", name)
+                return True
             held = path in places or any(_holds(Path(place), known) for place, known in places.items())
             if not held and (places or self._has_lost_its_place(name)):
                 candidate.drop()
