@@ -18,6 +18,9 @@ def choose(folder: Path) -> Family:
     """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
     name = architecture(folder)
     task = task_of(folder)
+    if task is not None and task.media:
+        what = "pictures" if task.media == "image" else "sound"
+        raise unsupported(folder, f"{name} reads {what}, and graphs are made of models that read text alone")
     if task is None or task.kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise unsupported(folder, f"{name} is not a model of a kind that can be exported ({known})")
