@@ -42,6 +42,7 @@ FORMAT = Format(
     engines={
         "torch-stored": {
             "causal": f"{_ENGINE}:StoredEngine", "seq2seq": f"{_ENGINE}:StoredSeq2Seq", "encoder": f"{_ENGINE}:StoredEncoder",
+            "media-encoder": f"{_ENGINE}:StoredMediaEncoder", "media-seq2seq": f"{_ENGINE}:StoredSpeech",
         },
     },
     variants=(

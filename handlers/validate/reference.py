@@ -19,9 +19,9 @@ from handlers.models.folder import ModelFolder
 from handlers.texts import distribution
 from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
-from handlers.texts.selection import Texts, choose_calibration, comparison_texts
+from handlers.texts.selection import Texts, choose_calibration, comparison_texts, made_up
 from handlers.validate import record
-from handlers.validate.checks import answers, scoring
+from handlers.validate.checks import answers, media, scoring
 from handlers.validate.checks.live import base_likelihood, rounded
 from handlers.validate.checks.live.base_texts import BaseTexts
 from handlers.validate.checks.live.reference import LiveModel, Reference, measure
@@ -43,8 +43,12 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     Raises Permanent or Retryable when the live model, or the prompts, can't be used.
     """
-    texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
-    reference = _measured(context, reporter, texts, _subject(context))
+    subject = _subject(context)
+    if subject.reads_text:
+        texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
+    else:
+        texts = made_up(subject.media == "image", context.work.validation.samples)
+    reference = _measured(context, reporter, texts, subject)
     record.write_reference(Path(context.staging), reference)
     described, unfit = _described(context, texts, reference)
     figures = ReferenceFigures(
@@ -65,7 +69,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
     """Give what the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
-    if not reference.readable:
+    if not reference.readable or not reference.subject.reads_text:
         return None, []
     options, files = context.work.validation, ModelFiles.of_job(context)
     mine = set(texts.plain)
@@ -108,6 +112,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
             said = answers.of_live(live, reference)
+            reference.media, reference.no_media = media.ask_live(live, subject, logits)
             scores = scoring.score(reference, said, lambda number: reference.samples[number].logits)
             bare = None
             if scores and reference.adapter:

@@ -20,8 +20,8 @@ TOKENS = ("<pad>", "<end>", "<image>", "<start_of_image>", "<end_of_image>", "<|
 IMAGE, BEGIN, END, PAD, VIDEO, SEES, SEEN = range(2, 9)
 TEXT = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "initializer_range": 0.15, "pad_token_id": 0, "eos_token_id": 1,
-    "bos_token_id": 1,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "initializer_range": 0.15, "pad_token_id": 0,
+    "eos_token_id": 1, "bos_token_id": 1,
 }  # fmt: skip
 TOWER = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
@@ -39,8 +39,8 @@ class Family:
     targets: tuple[str, ...]
     """Modules of both towers, by the ends of their names."""
     auto: str
-    processor: Callable[[Any, Any, Path], None]
-    """Given transformers, the tokenizer and the folder: writes its files."""
+    processor: Callable[[Path], None]
+    """Writes the files of tokenizer and processor into a folder."""
     media: str = "image"
     quick: bool = False
 
@@ -49,8 +49,9 @@ def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
     return lambda transformers: getattr(transformers, model)(getattr(transformers, name)(**options))
 
 
-def tokenizer() -> Any:
-    """A byte-level tokenizer that knows TOKENS; nothing is learnt, so that no text decides what it is."""
+def tokenizer(*, named: bool = True) -> Any:
+    """A byte-level tokenizer that knows TOKENS; nothing is learnt, so that no text decides what it is. `named`: it says what marks a
+    picture, as those of some families do."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,9 +59,9 @@ def tokenizer() -> Any:
     made = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(TOKENS)} | letters, merges=[]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True) for token in TOKENS[:-1]])
-    named = {"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    marks = {"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"} if named else {}
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<end>", unk_token="<unk>", extra_special_tokens=named,
+        tokenizer_object=made, pad_token="<pad>", eos_token="<end>", unk_token="<unk>", extra_special_tokens=marks,
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
 
@@ -78,17 +79,23 @@ def _write(folder: Path, name: str, value: dict[str, Any]) -> None:
     (folder / name).write_text(json.dumps(value, indent=2))
 
 
-def _spoken(folder: Path, tokenizer: Any, mark: str) -> None:
-    tokenizer.chat_template = template(mark)
-    tokenizer.save_pretrained(folder)
+def _spoken(folder: Path, speaker: Any, mark: str) -> None:
+    speaker.chat_template = template(mark)
+    speaker.save_pretrained(folder)
 
 
-def _qwen(kind: str, patch: int) -> Callable[[Any, Any, Path], None]:
-    def write(transformers: Any, tokenizer: Any, folder: Path) -> None:
-        _spoken(folder, tokenizer, "<|vision_start|><|image_pad|><|vision_end|>")
+def _qwen(kind: str, patch: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        _spoken(folder, tokenizer(named=False), "<|vision_start|><|image_pad|><|vision_end|>")
         common = {
-            "min_pixels": 3136, "max_pixels": 12544, "size": {"shortest_edge": 3136, "longest_edge": 12544}, "patch_size": patch,
-            "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+            "min_pixels": 3136,
+            "max_pixels": 12544,
+            "size": {"shortest_edge": 3136, "longest_edge": 12544},
+            "patch_size": patch,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
         }
         _write(folder, "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": kind, **common})
         video = "Qwen3VLVideoProcessor" if "3" in kind else "Qwen2VLVideoProcessor"
@@ -97,9 +104,9 @@ def _qwen(kind: str, patch: int) -> Callable[[Any, Any, Path], None]:
     return write
 
 
-def _sided(kind: str, processor: str, size: Any = PICTURE, mark: str = "<image>", **more: Any) -> Callable[[Any, Any, Path], None]:
-    def write(transformers: Any, tokenizer: Any, folder: Path) -> None:
-        _spoken(folder, tokenizer, mark)
+def _sided(kind: str, processor: str, size: Any = PICTURE, mark: str = "<image>", **more: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        _spoken(folder, tokenizer(), mark)
         own = {key: more.pop(key) for key in list(more) if key.startswith("image_processor_")}
         common = {"do_resize": True, "size": size, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "do_normalize": True}
         picture = {"image_processor_type": processor, "processor_class": kind, **common}
@@ -109,18 +116,18 @@ def _sided(kind: str, processor: str, size: Any = PICTURE, mark: str = "<image>"
     return write
 
 
-def _heard(kind: str, extractor: str, **more: Any) -> Callable[[Any, Any, Path], None]:
-    def write(transformers: Any, tokenizer: Any, folder: Path) -> None:
+def _heard(kind: str, extractor: str, **more: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
         if kind:
-            tokenizer.save_pretrained(folder)
+            tokenizer(named=False).save_pretrained(folder)
         named = {"processor_class": kind} if kind else {}
         _write(folder, "preprocessor_config.json", {"feature_extractor_type": extractor, "sampling_rate": 16000, **named, **more})
 
     return write
 
 
-def _pictured(processor: str, size: Any = PICTURE, **more: Any) -> Callable[[Any, Any, Path], None]:
-    def write(transformers: Any, tokenizer: Any, folder: Path) -> None:
+def _pictured(processor: str, size: Any = PICTURE, **more: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
         _write(folder, "preprocessor_config.json", {
             "image_processor_type": processor, "do_resize": True, "size": size, "do_normalize": True, "do_rescale": True,
             "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], **more,

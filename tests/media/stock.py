@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.media.families import FAMILIES, tokenizer
+from tests.media.families import FAMILIES
 
 
 def make(name: str, folder: Path, dtype: str = "float32") -> Path:
@@ -26,9 +26,11 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Path:
         if "norm" in key and key.endswith("weight"):
             torch.nn.init.normal_(parameter, 1.0, 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(base)
-    family.processor(transformers, tokenizer(), base)
+    family.processor(base)
     loaded = getattr(transformers, family.auto).from_pretrained(base, dtype=getattr(torch, dtype))
-    wrapped = get_peft_model(loaded, LoraConfig(r=4, lora_alpha=8, target_modules=_present(loaded, family.targets), init_lora_weights=False))
+    wrapped = get_peft_model(
+        loaded, LoraConfig(r=4, lora_alpha=8, target_modules=_present(loaded, family.targets), init_lora_weights=False)
+    )
     checkpoint = folder / "run" / "checkpoint-4"
     wrapped.save_pretrained(checkpoint)
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))

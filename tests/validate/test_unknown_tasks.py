@@ -12,7 +12,7 @@ from daemon.contract.faults.errors import Permanent
 def test_a_vision_model_has_no_live_reference_and_trying_again_would_not_help(tmp_path: Path) -> None:
     import transformers
 
-    from handlers.validate.engines.pytorch.torch_causal import load_model
+    from handlers.validate.engines.pytorch.folder import load_model
     from handlers.validate.engines.task_profile import subject_of
 
     config = transformers.ViTConfig(

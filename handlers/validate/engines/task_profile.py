@@ -13,7 +13,7 @@ from typing import Literal
 from daemon.contract.values import Json
 from handlers.models import sentence
 from handlers.models.files import read_json
-from handlers.models.tasks import BY_NAME, Kind, task_of_config
+from handlers.models.tasks import BY_NAME, Kind, Media, task_of_config
 
 Head = Literal["choice", "labels", "value", "vector"]
 """One of several (softmax), each label for itself (sigmoid), numbers, or a vector whose direction counts."""
@@ -47,9 +47,24 @@ class ValidatedTask:
         return BY_NAME[self.task].kind
 
     @property
+    def engine(self) -> str:
+        """What an engine must say that it runs."""
+        return BY_NAME[self.task].engine
+
+    @property
+    def media(self) -> Media | None:
+        """What it reads beside text, or instead of it."""
+        return BY_NAME[self.task].media
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether texts are what it is asked."""
+        return BY_NAME[self.task].reads_text
+
+    @property
     def one_answer(self) -> bool:
         """A text gets one answer, not one at each token."""
-        return self.sentence or self.task in ("text-classification", "question-answering")
+        return self.sentence or self.task in ("text-classification", "question-answering", "image-classification", "audio-classification")
 
 
 LANGUAGE_MODEL = ValidatedTask()
@@ -70,9 +85,9 @@ def subject_of(folder: Path) -> ValidatedTask:
 
 
 def _head(task: str, config: Json) -> Head:
-    if task == "feature-extraction":
+    if task.endswith("feature-extraction"):
         return "vector"
-    if task != "text-classification":
+    if task not in ("text-classification", "image-classification", "audio-classification"):
         return "choice"
     problem = config.get("problem_type")
     if problem == "multi_label_classification":
