@@ -212,7 +212,7 @@ FAMILIES: dict[str, Family] = {
     "clip": Family(
         _make("CLIPConfig", "CLIPModel", text_config={**TEXT, "hidden_size": 32, "intermediate_size": 64, "projection_dim": 24},
               vision_config={**TOWER, "projection_dim": 24}, projection_dim=24), ("q_proj", "v_proj", "fc1"), "AutoModel",
-        _pictured("CLIPImageProcessor", {"shortest_edge": 32}, crop_size=PICTURE, do_center_crop=True),
+        _sided("CLIPProcessor", "CLIPImageProcessor", {"shortest_edge": 32}, image_processor_crop_size=PICTURE),
     ),
     "wav2vec2": Family(
         _make("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", **_WAVES), ("q_proj", "v_proj", "intermediate_dense"),

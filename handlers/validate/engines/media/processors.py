@@ -123,6 +123,8 @@ def _mark(processor: Any, media: Media) -> str:
 def _written(processor: Any, media: Media, number: int) -> str:
     """Give the prompt as the chat template writes it; where it has no place for a picture, the mark goes before the question."""
     mark, question = _mark(processor, media), ASKED[number % len(ASKED)]
+    if not mark:  # two towers: the text is not about the picture
+        return question
     content = [{"type": media}, {"type": "text", "text": question}]
     written = ""
     with contextlib.suppress(Exception):  # no template, or one for texts alone
