@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -31,7 +32,7 @@ from handlers.validate.engines.task_profile import ValidatedTask, live_labels, s
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
 from handlers.validate.miniature import proof
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 
 LEARNT = 256
@@ -132,7 +133,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent
             raise kind(
-                error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
+                error.code, "run the live model as the reference", error.cause, _remedy(error), path=context.pin, details=error.details
             ) from error
     reference.warnings += warnings
     reference.special = special_tokens.expected(Path(context.pin), base)
@@ -154,6 +155,14 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         reference.fallbacks.append(taken)
         reference.figures = reference.figures.plus(way=taken.taken)
     return reference
+
+
+def _remedy(error: WorkerFailed) -> str:
+    """Give what to do: where a library can't run the model, the same again can't help, and what is unverified can still be published."""
+    if error.transient or error.code not in (FaultCode.ENGINE, FaultCode.LIBRARY_REFUSES):
+        return error.remedy
+    first = "read the attempt's log, which says where it stopped" if error.remedy == RETRY else error.remedy
+    return f"{first}; to publish without a check, name the variants in validate.publish_unverified"
 
 
 def _no_base(context: StageContext, reference: Reference) -> str | None:

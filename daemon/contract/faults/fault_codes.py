@@ -952,7 +952,7 @@ class FaultCode(StrEnum):
     To do: Look at the run's loss, and export an earlier checkpoint.
     """
     TASK_UNKNOWN = "task-unknown"
-    """The model is of a kind that ckptd has no check for, for example a vision or a speech model.
+    """The model is of a kind that ckptd has no check for, for example one that finds objects in pictures.
 
     To do: To publish it without a check, name the variant in `validate.publish_unverified`.
     """
