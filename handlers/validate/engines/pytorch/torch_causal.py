@@ -35,6 +35,9 @@ from handlers.validate.engines.task_profile import context_length
 WHOLE_TOKENIZER = "give the folder all files of its tokenizer, as its author published them"
 _LAST = "logits_to_keep"
 """The argument by which a language model of transformers computes the logits of so many last positions."""
+_CACHES = ("past_key_values", "cache_params", "state")
+"""The arguments by which a language model takes its cache, and the fields in which it gives it: keys and values (of hybrids, states too), a
+state-space model's states, RWKV's."""
 
 
 class TorchModel:
@@ -200,6 +203,7 @@ class TorchEngine(ReadsMedia, TorchModel):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         generation = self._plain().generation_config
+        self._cache_name = next((name for name in _CACHES if name in self._takes), _CACHES[0])
         self.logits_held = _LAST not in self._takes
         """Whether the first pass over a prompt gives the logits of all its positions."""
         self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
@@ -245,15 +249,17 @@ class TorchEngine(ReadsMedia, TorchModel):
     def _run(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any
     ) -> tuple[np.ndarray, Any]:
+        if self._cache_name != _CACHES[0]:
+            attention_mask = attention_mask[:, -input_ids.shape[1] :]  # states have no positions: it is of the new tokens alone
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(attention_mask),
             "use_cache": self._keeps_cache(),
-            "past_key_values": cache,
+            self._cache_name: cache,
             **more,
         }
         if "position_ids" in self._takes:
             inputs["position_ids"] = torch.from_numpy(position_ids)
         with self._products():
             output = self._model(**inputs)
-        return output.logits.float().numpy(), output.past_key_values
+        return output.logits.float().numpy(), getattr(output, self._cache_name, None)
