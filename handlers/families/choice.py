@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from daemon.contract.models.media import NOUNS
 from handlers.families.base import Family, architecture, unsupported
 from handlers.families.causal import Causal
 from handlers.families.encoder import Encoder
@@ -19,8 +20,7 @@ def choose(folder: Path) -> Family:
     name = architecture(folder)
     task = task_of(folder)
     if task is not None and task.media:
-        what = "pictures" if task.media == "image" else "sound"
-        raise unsupported(folder, f"{name} reads {what}, and graphs are made of models that read text alone")
+        raise unsupported(folder, f"{name} reads {NOUNS[task.media]}, and graphs are made of models that read text alone")
     if task is None or task.kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise unsupported(folder, f"{name} is not a model of a kind that can be exported ({known})")

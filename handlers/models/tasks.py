@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.contract.models.configs import model_config
+from daemon.contract.models.media import Media, media_of
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 
 Kind = Literal["causal", "seq2seq", "encoder"]
-Media = Literal["image", "audio"]
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,6 @@ TASKS: tuple[Task, ...] = (
 )  # fmt: skip
 _ON_HUBS = {"audio-ctc": "automatic-speech-recognition", "audio-feature-extraction": "feature-extraction"}
 BY_NAME = {task.name: task for task in TASKS}
-
-
-def media_of(config: Json) -> Media | None:
-    """Return what a model reads beside text, or instead of it, by the keys that transformers' configurations of such models have.
-
-    Towers have a configuration of their own (`vision_config`, `audio_config`). Bare encoders of pictures have sizes of them and no
-    vocabulary; of sounds, a number of mel bins (Whisper, AST), strides of convolutions (Wav2Vec2 and its relatives), or the width of
-    features (Wav2Vec2-BERT).
-    """
-    if isinstance(config.get("vision_config"), dict):
-        return "image"
-    if isinstance(config.get("audio_config"), dict) or isinstance(config.get("conv_stride"), list):
-        return "audio"
-    if "num_mel_bins" in config or "feature_projection_input_dim" in config:
-        return "audio"
-    return "image" if "vocab_size" not in config and ("image_size" in config or "num_channels" in config) else None
 
 
 def task_of_config(config: Json) -> Task | None:

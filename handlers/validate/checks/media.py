@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.jobs.figures import Likeness
+from daemon.contract.models.media import NOUNS
 from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -70,7 +71,7 @@ def compare(
 
     `outputs`: a folder for its logits; `unit`: standard deviation of the live model's logits. Raises WorkerFailed where it is lost.
     """
-    beside, same, what = Comparison(subject.head), list[int](), "pictures" if subject.media == "image" else "sound"
+    beside, same, what = Comparison(subject.head), list[int](), NOUNS[subject.media or "image"]
     for sample in samples:
         path = outputs / f"media-{sample.number}.npy"
         try:

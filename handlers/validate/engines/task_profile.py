@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from daemon.contract.models.media import Media
 from daemon.contract.values import Json
 from handlers.models import sentence
 from handlers.models.files import read_json
-from handlers.models.tasks import BY_NAME, Kind, Media, task_of_config
+from handlers.models.tasks import BY_NAME, Kind, task_of_config
 
 Head = Literal["choice", "labels", "value", "vector"]
 """One of several (softmax), each label for itself (sigmoid), numbers, or a vector whose direction counts."""

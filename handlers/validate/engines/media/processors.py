@@ -16,9 +16,9 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.media import NOUNS, Media
 from handlers.child import foreign
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER, has_tokenizer
-from handlers.models.tasks import Media
 from handlers.validate.engines.media.made_up import RATE, picture, sound
 
 ASKED = ("Describe it.", "What is the first thing that you notice here, and why?")
@@ -35,7 +35,7 @@ def load(folders: Sequence[Path], media: Media) -> Any:
     Permanent where there is none, or where the installed packages can't load it.
     """
     if not any((folder / name).is_file() for folder in folders for name in PROCESSORS):
-        what = "pictures" if media == "image" else "sound"
+        what = NOUNS[media]
         cause = f"there is no file that says how {what} are prepared ({', '.join(PROCESSORS[:2])})"
         raise Permanent(FaultCode.PROCESSOR_NOT_LOADABLE, "load the processor", cause, _REMEDY, path=folders[0])
     if len(folders) == 1:
