@@ -104,16 +104,20 @@ class Queue:
 
     def _refuse(self, job: JobRow, waiting: Sequence[str], config: Json) -> None:
         """Fail the waiting stages that can't be made of the model; where none of the variants can, there is nothing to do but report."""
-        export = job.work.export
-        refused = unsuited(map(spec_of, waiting), config, as_asked("export.variants"))
+        asked = effective_variants(job.work.export.variants, job.work.export.quantization)
+        faults = unsuited(map(spec_of, waiting), config, job.work, asked)
+        refused = {name: fault.model_copy(update={"remedy": as_asked(fault.remedy)}) for name, fault in faults.items()}
         self._fail(refused, job)
-        if refused and refused.keys() >= {*effective_variants(export.variants, export.quantization)}:
+        if refused and refused.keys() >= {*asked}:
             for name in waiting:
                 if name != "report" and name not in refused:
                     self._parts.journal.stages.end(job.id, name, "skipped", useless(name))
 
     def _fail(self, faults: Mapping[str, Fault], job: JobRow) -> None:
         """Fail stages of a job before a child makes sense."""
+        said = set[str]()
         for name, fault in faults.items():
-            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=name, code=fault.code)
+            if fault.sentence() not in said:  # several stages may have the same
+                log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, stage=name, code=fault.code)
+            said.add(fault.sentence())
             self._parts.journal.stages.end(job.id, name, "failed", fault)

@@ -18,7 +18,6 @@ import transformers
 
 from daemon.contract.faults.errors import CkptdError, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.jobs.plan import plan, variant_names
 from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.graphs.comparison import Opener, open_graph
@@ -122,22 +121,12 @@ class Family(ABC):
         """
 
 
-_NAMED = 8
-"""Variants that a sentence names."""
-
-
 def unsupported(folder: Path, cause: str) -> Permanent:
-    """Return the error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
-    others = [name for name in variant_names() if "onnx" not in {spec.name for spec in plan([name])}]
-    return Permanent(
-        FaultCode.UNSUPPORTED_ARCHITECTURE,
-        OPERATION,
-        cause,
-        f"leave the onnx variants out; these still work: {', '.join(others[:_NAMED])} and {len(others) - _NAMED} more"
-        if len(others) > _NAMED
-        else f"leave the onnx variants out; these still work: {', '.join(others)}",
-        path=folder,
+    """Return the error for a model that can't be made into graphs."""
+    remedy = (
+        "leave the variants that are made of graphs out of export.variants; report it, since ckptd should have said so before the merge"
     )
+    return Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, remedy, path=folder)
 
 
 def architecture(folder: Path) -> str:

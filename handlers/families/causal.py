@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from daemon.contract.values import Json
 from handlers.families.base import Family, Form, NotApplicableError, Part, unsupported
@@ -60,17 +61,16 @@ def _vocabulary(model: Any) -> int:
 def _cache_layers(cache: Any, folder: Path) -> tuple[CacheLayer, ...]:
     layers = getattr(cache, "layers", None)
     if not isinstance(cache, DynamicCache) or not layers:
-        kind = (
-            "it keeps no cache of keys and values"
-            if cache is None
-            else f"its cache is a {type(cache).__name__}, not keys and values a layer"
+        raise unsupported(
+            folder, "the model keeps no cache of keys and values" if cache is None else "the model has a cache of its own kind"
         )
-        raise unsupported(folder, kind)
     cache_layers = []
     for index, layer in enumerate(layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not (isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.ndim == values.ndim == 4):
-            raise unsupported(folder, f"layer {index} keeps its state in a {type(layer).__name__}, not in keys and values")
+        # Another class, one that is derived from these too, keeps something besides, which a graph with keys and values would lose.
+        plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+        if not (plain and isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.ndim == values.ndim == 4):
+            raise unsupported(folder, f"its layer {index} keeps something else than keys and values of each token")
         cache_layers.append(CacheLayer(keys.shape[1], keys.shape[3], values.shape[3]))
     return tuple(cache_layers)
 

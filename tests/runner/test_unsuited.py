@@ -12,7 +12,11 @@ import pytest
 from daemon.config import sources
 from daemon.config.sources import as_asked
 from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import plan, spec_of, variant_names
+from daemon.contract.values import Json
 from daemon.journal.rows import StageRow
+from daemon.running.rules.suitable import unsuited
 from tests.cli.test_bad_input import ckptd
 from tests.runner.desk import Desk
 
@@ -34,9 +38,50 @@ def test_it_fails_before_the_merge_and_takes_no_other_variant_with_it(make_desk:
         fault = stages[name].fault
         assert stages[name].state == "failed" and stages[name].attempts == 0 and fault is not None
         assert fault.code == "form-not-possible" and "llama" in fault.cause and "of the type 'bert'" in fault.cause
-        assert fault.remedy == f"leave {name} out of export.variants"
+        assert fault.remedy == f"leave {name} out of export.variants; of what was asked for, pytorch can be made"
     assert desk.started == ["run-1 merge"]
     assert stages["pytorch"].state == "waiting"
+
+
+def test_what_is_made_of_what_can_not_be_made_is_refused_with_it_in_the_same_sentence(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk()
+    stages = begun(
+        desk, {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, ("pytorch", "onnx", "onnx-int4", "openvino-int8", "pt2")
+    )
+    refused = {name: row.fault for name, row in stages.items() if row.state == "failed" and row.fault}
+    assert {"onnx", "onnx-int4", "openvino", "openvino-int8", "pt2"} == refused.keys()
+    for name in ("onnx", "onnx-int4", "openvino", "openvino-int8"):
+        assert refused[name] == refused["onnx"]
+    said = refused["onnx"].sentence()
+    assert said.startswith("Could not make the variants onnx, onnx-int4 and openvino-int8: it decodes with a cache of keys and values, but")
+    assert "of the type 'mamba2', and its layers keep a running state" in said
+    assert "or set onnx.cache = false" in said and said.endswith("; of what was asked for, pytorch can be made.")
+    assert "onnx.cache" not in refused["pt2"].sentence()
+    assert desk.started == ["run-1 merge"] and stages["pytorch"].state == "waiting"
+
+
+def test_graphs_without_a_cache_can_be_made_of_a_model_that_keeps_states() -> None:
+    work = Work.recovered('{"onnx": {"cache": false}}')
+    config = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}
+    assert unsuited([spec_of("onnx"), spec_of("onnx-int8")], config, work, ("onnx", "onnx-int8")) == {}
+    assert unsuited([spec_of("onnx")], config, Work.recovered("{}"), ("onnx",)).keys() == {"onnx"}
+
+
+@pytest.mark.parametrize(
+    ("config", "noun"),
+    [
+        ({"model_type": "llava", "vision_config": {}, "text_config": {"model_type": "llama"}}, "pictures"),
+        ({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}}, "pictures"),
+        ({"model_type": "vit", "image_size": 224}, "pictures"),
+        ({"model_type": "whisper", "num_mel_bins": 80, "is_encoder_decoder": True}, "sound"),
+    ],
+)
+def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made(config: Json, noun: str) -> None:
+    asked = variant_names()
+    refused = unsuited(plan(asked), config, Work.recovered("{}"), asked)
+    assert [name for name in asked if name not in refused] == [name for name in asked if name.startswith("pytorch")]
+    causes = {refused[name].cause for name in asked if name in refused}
+    assert causes == {f"it is made of models that read text alone, and this one, of the type '{config['model_type']}', reads {noun}"}
 
 
 def test_where_nothing_can_be_made_nothing_is_merged_and_the_report_says_why(make_desk: Callable[..., Desk]) -> None:

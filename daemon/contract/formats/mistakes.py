@@ -160,6 +160,8 @@ def _stage(stage: StageSpec) -> Iterator[str]:
         yield f"{stage.name}: entry is {stage.entry!r}; write module:function"
     if stage.checks or stage.alone:
         yield f"{stage.name}: artifact, checks and alone are only for ckptd's own stages"
+    if stage.kv_cache not in ("", "always", *stage.settings):
+        yield f'{stage.name}: kv_cache is {stage.kv_cache!r}; write "always" or a key of its settings'
     for name, count in Counter(stage.needs).items():
         if count > 1:
             yield f"{stage.name}: needs names {name} more than once"

@@ -112,6 +112,13 @@ class StageSpec:
     model_types: frozenset[str] = frozenset()
     """Values of `model_type` in config.json that it can be made of, so that a job refuses others before anything is loaded; empty where any
     will do, or config.json alone does not tell."""
+    not_types: tuple[tuple[str, str], ...] = ()
+    """(value of `model_type`, why it can't be made of such a model), refused in the same way: what is known to fail."""
+    text_only: bool = False
+    """It can be made only of models that read text and nothing else, so that a job refuses others in the same way."""
+    kv_cache: str = ""
+    """When it gives a decoder a cache of keys and values, so that a job refuses a model whose layers keep something else: "always", or the
+    key of its settings that turns it on ("onnx.cache"); "" where it takes any, or is made of a stage that says it."""
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""

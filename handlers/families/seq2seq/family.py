@@ -135,10 +135,10 @@ def _answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Ten
 def _checked(cache: Any, folder: Path) -> tuple[torch.Tensor, ...]:
     halves = (getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache"))
     if not isinstance(cache, EncoderDecoderCache) or not all(isinstance(half, DynamicCache) for half in halves):
-        raise unsupported(folder, f"its cache is a {type(cache).__name__}, not keys and values of decoder and encoder")
+        raise unsupported(folder, "the model has a cache of its own kind, not keys and values of decoder and encoder")
     tensors = flat(cache)
     if not all(isinstance(tensor, torch.Tensor) and tensor.ndim == 4 for tensor in tensors):
-        raise unsupported(folder, "its cache does not hold keys and values of each layer as (batch, heads, length, size)")
+        raise unsupported(folder, "its cache does not hold keys and values of each layer")
     return tensors
 
 

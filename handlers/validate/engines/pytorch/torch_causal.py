@@ -10,7 +10,7 @@ import contextlib
 import copy
 import inspect
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,19 @@ from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
-from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
+from handlers.validate.engines.media.reading import ReadsMedia
+from handlers.validate.engines.pytorch.folder import POOLER, load_model
 from handlers.validate.engines.reach import reach_of
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
 
-POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-"""Weights of a bare encoder that vectors of tokens, and so of texts, don't depend on: a base that was saved with a head has none."""
-
-
 WHOLE_TOKENIZER = "give the folder all files of its tokenizer, as its author published them"
 _LAST = "logits_to_keep"
 """The argument by which a language model of transformers computes the logits of so many last positions."""
+_CACHES = ("past_key_values", "cache_params", "state")
+"""The arguments by which a language model takes its cache, and the fields in which it gives it: keys and values (of hybrids, states too), a
+state-space model's states, RWKV's."""
 
 
 class TorchModel:
@@ -45,6 +45,8 @@ class TorchModel:
 
     adapted = False
     """There is an adapter that can be switched off."""
+    _tokenizer_folders: list[Path]
+    """Those whose first one with a tokenizer, or with a processor, counts."""
     _bare = False
     _values = "original"
     _usual = False
@@ -59,6 +61,7 @@ class TorchModel:
 
     def __init__(self, spec: EngineSpec) -> None:
         torch.set_num_threads(spec.threads)
+        self._task = spec.task
         self._tokenizer: Any = None
         self._tokenizer_folders = [Path(spec.folder)]
         self._model = self._load(spec)
@@ -189,7 +192,7 @@ class TorchModel:
         return self._tokenizer
 
 
-class TorchEngine(TorchModel):
+class TorchEngine(ReadsMedia, TorchModel):
     """A language model."""
 
     batches = True
@@ -200,6 +203,7 @@ class TorchEngine(TorchModel):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
         generation = self._plain().generation_config
+        self._cache_name = next((name for name in _CACHES if name in self._takes), _CACHES[0])
         self.logits_held = _LAST not in self._takes
         """Whether the first pass over a prompt gives the logits of all its positions."""
         self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
@@ -245,47 +249,17 @@ class TorchEngine(TorchModel):
     def _run(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any
     ) -> tuple[np.ndarray, Any]:
+        if self._cache_name != _CACHES[0]:
+            attention_mask = attention_mask[:, -input_ids.shape[1] :]  # states have no positions: it is of the new tokens alone
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(attention_mask),
             "use_cache": self._keeps_cache(),
-            "past_key_values": cache,
+            self._cache_name: cache,
             **more,
         }
         if "position_ids" in self._takes:
             inputs["position_ids"] = torch.from_numpy(position_ids)
         with self._products():
             output = self._model(**inputs)
-        return output.logits.float().numpy(), output.past_key_values
-
-
-def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.dtype | str = torch.float32, **settings: Any) -> Any:
-    """Give the model of a transformers folder, as its task's class; Permanent when it has no such class, and when weights would be made up,
-    but for those `made` later.
-
-    `dtype` is what it computes in, "auto" for what its configuration says; `settings` are keys of its configuration to change.
-    """
-    loader: Any = getattr(transformers, BY_NAME[task].auto)
-    try:
-        with foreign.reading("load the model", folder, reader="transformers"):
-            loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
-    except Permanent as error:
-        if "Unrecognized configuration class" not in str(error.__cause__):
-            raise
-        config = json.loads((folder / "config.json").read_bytes())
-        named = (config.get("architectures") or [config.get("model_type")])[0]
-        raise Permanent(
-            FaultCode.TASK_UNKNOWN, "load the model", f"it is a {named}, and ckptd has no check for models of this kind",
-            "to publish it without a check, name the variant in validate.publish_unverified", path=folder,
-        ) from error  # fmt: skip
-    model, info = loaded
-    lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
-    if lost:
-        some = f"{len(lost)} weights are" if len(lost) != 1 else "1 weight is"
-        cause = f"{some} missing from its files or of another shape, for example {lost[0]}"
-        raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
-    if dtype == torch.float32:
-        for weight in model.parameters():  # of a packed model transformers leaves norms and embeddings in the stored dtype
-            if type(weight) is torch.nn.Parameter and weight.dtype in (torch.float16, torch.bfloat16):
-                weight.data = weight.data.float()
-    return model
+        return output.logits.float().numpy(), getattr(output, self._cache_name, None)
