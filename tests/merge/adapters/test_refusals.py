@@ -87,6 +87,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[dict[str, Any
         {}, {"target_parameters": ["mlp.experts.down_proj"]}, None,
         ("base-weight-unchanged", "target_parameters names mlp.experts.down_proj"),
     ),
+    "no parameters of a layer that the base has": (
+        {}, {"target_parameters": ["self_attn.q_norm.weight"]}, None,
+        ("base-weight-unchanged", "target_parameters names self_attn.q_norm.weight"),
+    ),
     "a magnitude without DoRA": ({"use_dora": True}, {"use_dora": False}, None, ("rank-mismatch", "has a magnitude")),
     "a saved module of another shape": (
         {"modules_to_save": ["norm"]}, {}, widen_the_norm,
