@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handlers.validate.engines.pytorch.live import Adapted, LiveEncoder, LiveEngine, LiveSeq2Seq
+from handlers.validate.engines.pytorch.live import Adapted, LiveEncoder, LiveEngine, LiveMediaEncoder, LiveMediaSeq2Seq, LiveSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 
 
@@ -32,3 +32,11 @@ class AdapterSeq2Seq(_Published, LiveSeq2Seq):
 
 class AdapterEncoder(_Published, LiveEncoder):
     """An encoder, with a head or without."""
+
+
+class AdapterMediaEncoder(_Published, LiveMediaEncoder):
+    """An encoder of pictures or sounds."""
+
+
+class AdapterMediaSeq2Seq(_Published, LiveMediaSeq2Seq):
+    """An encoder of sounds with a decoder of text."""

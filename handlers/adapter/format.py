@@ -22,6 +22,7 @@ FORMAT = Format(
     engines={
         "adapter": {
             "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",
+            "media-encoder": f"{_ENGINE}:AdapterMediaEncoder", "media-seq2seq": f"{_ENGINE}:AdapterMediaSeq2Seq",
         },
         "adapter-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseLive"},
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from daemon.contract.models.media import NOUNS
 from handlers.families.base import Family, architecture, unsupported
 from handlers.families.causal import Causal
 from handlers.families.encoder import Encoder
@@ -18,6 +19,8 @@ def choose(folder: Path) -> Family:
     """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
     name = architecture(folder)
     task = task_of(folder)
+    if task is not None and task.media:
+        raise unsupported(folder, f"{name} reads {NOUNS[task.media]}, and graphs are made of models that read text alone")
     if task is None or task.kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise unsupported(folder, f"{name} is not a model of a kind that can be exported ({known})")

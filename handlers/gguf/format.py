@@ -30,7 +30,7 @@ def _variant(
 ) -> Variant:  # fmt: skip
     return Variant(
         f"gguf-{name}", f"handlers.gguf.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic=arithmetic, about=about,
-        needs=("pytorch", "calibration") if texts else ("pytorch",), model_types=TYPES,
+        needs=("pytorch", "calibration") if texts else ("pytorch",), text_only=True, model_types=TYPES,
         memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1, disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
         settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
         limits=Limits(
@@ -78,7 +78,7 @@ FORMAT = Format(
         Variant(
             "gguf-adapter", "handlers.gguf.adapter.stage:run", 1, toolchain=TOOLCHAIN,
             about="only the adapter, as a GGUF file for llama.cpp and Ollama, to be put over the GGUF file of its base",
-            needs=("pytorch-adapter",), model_types=TYPES,
+            needs=("pytorch-adapter",), text_only=True, model_types=TYPES,
             heavy=False, threads=1, memory_fixed=500 * MIB, disk_fixed=16 * MIB, disk_stored=0.2,
             limits=Limits("gguf-adapter", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=1.3),
             thresholds=EXACT, traits=frozenset({"cache", "padding"}),

@@ -19,7 +19,7 @@ def _variant(
     memory: float,
 ) -> Variant:  # fmt: skip
     return Variant(
-        name, f"handlers.mlx.stage:{entry}", 1, toolchain=TOOLCHAIN, about=about, needs=("pytorch",),
+        name, f"handlers.mlx.stage:{entry}", 1, toolchain=TOOLCHAIN, about=about, text_only=True, needs=("pytorch",),
         memory_fixed=700 * MIB, memory_fp32=0.02, disk_fp32=size, disk_fixed=32 * MIB,
         form_of="mlx" if level else None, level=level, fallback=fallback,
         limits=Limits("mlx", weights=True, cache=1e-3, padding=1e-3, noise_share=0.01, toolchain=TOOLCHAIN, memory_fp32=memory),

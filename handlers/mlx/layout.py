@@ -174,7 +174,7 @@ def _model(source: ModelFolder) -> tuple[Any, Json, list[Planned]]:
     """mlx-lm's model with lazy weights, its configuration, and where its weights are."""
     kind = source.config.get("model_type")
     task = task_of_config(source.config)
-    if task is None or task.kind != "causal":
+    if task is None or task.kind != "causal" or task.media:
         raise NotPossible(f"{library()} runs language models alone, and this one is for {task.name if task else 'another task'}")
     try:
         model_class, arguments = utils._get_classes(config=dict(source.config))

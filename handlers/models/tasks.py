@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.contract.models.configs import model_config
+from daemon.contract.models.media import Media, media_of
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 
@@ -19,7 +20,7 @@ Kind = Literal["causal", "seq2seq", "encoder"]
 
 @dataclass(frozen=True)
 class Task:
-    """One task; `name` is the one that model hubs use."""
+    """One task; `name` is the one that model hubs use, as far as that tells apart what ckptd runs in unlike ways."""
 
     name: str
     kind: Kind
@@ -28,6 +29,23 @@ class Task:
     """transformers' auto class that loads it."""
     endings: tuple[str, ...]
     """How the names of its architectures end."""
+    media: Media | None = None
+    """What it takes beside text, or instead of text: see `reads_text`."""
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a text alone is an input: of models of media only those that write on after a prompt."""
+        return self.media is None or self.kind == "causal"
+
+    @property
+    def engine(self) -> str:
+        """The name under which engines say that they run it."""
+        return self.kind if self.reads_text else f"media-{self.kind}"
+
+    @property
+    def hub_name(self) -> str:
+        """The task as model hubs name it."""
+        return _ON_HUBS.get(self.name, self.name)
 
 
 TASKS: tuple[Task, ...] = (
@@ -38,7 +56,17 @@ TASKS: tuple[Task, ...] = (
     Task("question-answering", "encoder", "AutoModelForQuestionAnswering", ("ForQuestionAnswering",)),
     Task("fill-mask", "encoder", "AutoModelForMaskedLM", ("ForMaskedLM", "WithLMHeadModel")),
     Task("feature-extraction", "encoder", "AutoModel", ("Model",)),
-)
+    Task("image-text-to-text", "causal", "AutoModelForImageTextToText", ("ForConditionalGeneration",), "image"),
+    Task("image-classification", "encoder", "AutoModelForImageClassification", ("ForImageClassification",), "image"),
+    Task("image-feature-extraction", "encoder", "AutoModel", ("Model",), "image"),
+    Task("audio-text-to-text", "causal", "AutoModelForMultimodalLM", ("ForConditionalGeneration",), "audio"),
+    Task("automatic-speech-recognition", "seq2seq", "AutoModelForSpeechSeq2Seq", ("ForConditionalGeneration",), "audio"),
+    Task("audio-ctc", "encoder", "AutoModelForCTC", ("ForCTC",), "audio"),
+    Task("audio-classification", "encoder", "AutoModelForAudioClassification",
+         ("ForAudioClassification", "ForSequenceClassification"), "audio"),
+    Task("audio-feature-extraction", "encoder", "AutoModel", ("Model",), "audio"),
+)  # fmt: skip
+_ON_HUBS = {"audio-ctc": "automatic-speech-recognition", "audio-feature-extraction": "feature-extraction"}
 BY_NAME = {task.name: task for task in TASKS}
 
 
@@ -47,17 +75,18 @@ def task_of_config(config: Json) -> Task | None:
 
     The longest ending wins: `XLMWithLMHeadModel` predicts masked tokens, `GPT2LMHeadModel` next ones.
     """
-    names = config.get("architectures")
+    names, media = config.get("architectures"), media_of(config)
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    fitting = [(len(ending), task) for task in TASKS for ending in task.endings if name.endswith(ending)]
-    if not fitting:
-        return None
-    task = max(fitting, key=lambda pair: pair[0])[1]
-    pair = bool(config.get("is_encoder_decoder"))
+    fitting = [(len(ending), task) for task in TASKS if task.media == media for ending in task.endings if name.endswith(ending)]
     # An image-to-text model is "for conditional generation" too, and a bare encoder-decoder has no head to decode with.
-    if (task.kind == "seq2seq") != pair and task.name in ("text2text-generation", "feature-extraction", "text-generation"):
-        return None
-    return task
+    pair = bool(config.get("is_encoder_decoder"))
+    fitting = [(length, task) for length, task in fitting if (task.kind == "seq2seq") == pair or not _decodes(task)]
+    return max(fitting, key=lambda option: option[0])[1] if fitting else None
+
+
+def _decodes(task: Task) -> bool:
+    """Whether it matters if there is an encoder beside a decoder."""
+    return task.kind != "encoder" or task.name.endswith("feature-extraction")
 
 
 def task_of(folder: Path, operation: str = "read the model's configuration") -> Task | None:

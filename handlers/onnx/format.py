@@ -56,7 +56,7 @@ FORMAT = Format(
         Variant(
             "onnx", "handlers.onnx.export.stage:run", 7,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
-            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8, kv_cache="onnx.cache",
+            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8, kv_cache="onnx.cache", text_only=True,
             not_types=(("deepseek_v2", COMPLEX), ("llama4_text", COMPLEX)),
             settings=(
                 "export.opset", "onnx.cache", "onnx.profile", "onnx.exporter", "onnx.external_data", "onnx.optimize",

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from handlers.pytorch.weights.difference import difference
-from handlers.validate.engines.pytorch.torch_causal import POOLER, TorchEngine, TorchModel, load_model
+from handlers.validate.engines.media.encoders import MediaEncoder
+from handlers.validate.engines.media.speech import TorchSpeech
+from handlers.validate.engines.pytorch.folder import POOLER, load_model
+from handlers.validate.engines.pytorch.torch_causal import TorchEngine, TorchModel
 from handlers.validate.engines.pytorch.torch_tasks import TorchEncoder, TorchSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 
@@ -48,3 +51,11 @@ class StoredSeq2Seq(_Stored, TorchSeq2Seq):
 
 class StoredEncoder(_Stored, TorchEncoder):
     """An encoder, with a head or without."""
+
+
+class StoredMediaEncoder(_Stored, MediaEncoder):
+    """An encoder of pictures or sounds."""
+
+
+class StoredSpeech(_Stored, TorchSpeech):
+    """An encoder of sounds with a decoder of text."""

@@ -42,6 +42,7 @@ FORMAT = Format(
     engines={
         "torch-stored": {
             "causal": f"{_ENGINE}:StoredEngine", "seq2seq": f"{_ENGINE}:StoredSeq2Seq", "encoder": f"{_ENGINE}:StoredEncoder",
+            "media-encoder": f"{_ENGINE}:StoredMediaEncoder", "media-seq2seq": f"{_ENGINE}:StoredSpeech",
         },
     },
     variants=(
@@ -130,5 +131,9 @@ FORMAT = Format(
         ),
         "encoder-decoders": "compared with base + adapter, including greedy decoding; not in pytorch-w8a8 and -w4a16",
         "encoders and heads": "compared with base + adapter; pytorch-w4a16 without error correction",
+        "models of pictures and sound": (
+            "compared with base + adapter on pictures and sounds that the model's own processor prepares: Qwen2.5-VL, Qwen3-VL, Gemma 3,"
+            " Idefics 3 (SmolVLM), LLaVA, Whisper, ViT, DINOv2, CLIP, Wav2Vec2; ViT and DINOv2 not in the quantized forms"
+        ),
     },
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -18,6 +19,7 @@ from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import units
 from handlers.report.content.places import local_paths, without_paths
 from handlers.report.model import Report
+from handlers.report.usage_media import example
 
 PROMPT = "def main():"
 QUESTION = "How are you?"
@@ -37,8 +39,9 @@ class Usage:
         self._places = local_paths(report)
         self._facts = {
             "prompt": _prompt(report), "task": task.name, "auto": task.auto,
+            "media": task.media, "reading": partial(example, task), "spoken": _said(report, "tokenizer_from") is not None,
             "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
-            "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": _question(report),
+            "chat": task.kind == "causal" and not task.media and _said(report, "chat_template") is True, "question": _question(report),
             "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
             "install": lambda *names: f"```shell\npip install {self.requirements(*names)}\n```", "requirements": self.requirements,
         }  # fmt: skip

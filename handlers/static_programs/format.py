@@ -32,7 +32,7 @@ FORMAT = Format(
             STAGE, "handlers.static_programs.stage:run", 1, needs=("merge",),
             about="the merged model as programs of fixed sizes, for the formats of phones and small devices",
             memory_fixed=1200 * MIB, memory_fp32=3.5, disk_fp32=1.1, disk_fixed=64 * MIB, settings=("static.context_length",),
-            kv_cache="always",
+            kv_cache="always", text_only=True,
             libraries=("torch", "transformers", "tokenizers", "sentencepiece"),
         ),
     ),

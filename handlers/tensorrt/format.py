@@ -93,7 +93,7 @@ FORMAT = Format(
         Variant(
             "tensorrt-llm", "handlers.tensorrt.llm.stage:run", 1,
             about="a checkpoint for the releases of TensorRT-LLM that build engines, of Llama, Qwen2 and Qwen3",
-            needs=("pytorch",), model_types=frozenset({"internlm3", "iquestcoder", "llama", "qwen2", "qwen3"}),
+            needs=("pytorch",), text_only=True, model_types=frozenset({"internlm3", "iquestcoder", "llama", "qwen2", "qwen3"}),
             memory_fixed=600 * MIB, disk_stored=1.3, disk_fixed=16 * MIB, libraries=("torch", "transformers"),
             limits=Limits("tensorrt-llm", weights=True, timed=False, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
             traits=frozenset({"cache", "padding", "tokenizer"}), usage=LLM, deploys="at its targets", also_for=frozenset({"nvidia"}),

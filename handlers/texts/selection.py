@@ -80,6 +80,12 @@ def comparison_texts(options: ValidateOptions, rendering: Rendering) -> Texts:
     return Texts(tuple(texts), ((choice.compared, len(texts)),), tuple(warnings))
 
 
+def made_up(pictures: bool, count: int) -> Texts:
+    """Return the names of so many pictures or sounds that the checks make, for models that read no text."""
+    name = "picture" if pictures else "sound"
+    return Texts(tuple(Text(f"{name}-{number}") for number in range(count)), ((f"made-up {name}s", count),))
+
+
 def calibration_texts(context: StageContext, count: int, folder: Path) -> Texts:
     """At most `count` texts to calibrate or measure with, none of which artifacts are compared on.
 

@@ -22,7 +22,7 @@ NO_GPU = "it ran in Python on a CPU, and not from C++; on a GPU it was neither t
 
 _variant = functools.partial(
     Variant, needs=("merge",), libraries=LIBRARIES, thresholds=EXACT, traits=TRAITS, usage=USAGE, library="pytorch",
-    kv_cache="always",
+    kv_cache="always", text_only=True,
     also_for=frozenset({"cpu-server"}),
 )  # fmt: skip
 

@@ -175,7 +175,7 @@ class _Model:
         """Raise WorkerFailed where nothing here can run it, Permanent where its configuration can't be read."""
         self.folder, self._threads = folder, threads
         self.subject: ValidatedTask = subject_of(folder)
-        if self.subject.kind not in engines()[engine]:
+        if self.subject.engine not in engines()[engine]:
             remedy = "leave it out; `ckptd formats` lists the variants that this machine can make"
             raise WorkerFailed(f"its engine {engine} does not run models for {self.subject.task}", remedy, code=FaultCode.ENGINE_MISSING)
         place = toolchain_of(context, toolchain)

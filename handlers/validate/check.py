@@ -48,11 +48,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reference = record.read_reference(Path(context.inputs["reference"]))
     output = StageOutput(figures=Checking(checked_on=record.processor()).written(), strategy=context.strategy)
     staging = Path(context.staging)
-    if reference.subject.kind not in engines().get(variant.limits.engine, {}):
+    if reference.subject.engine not in engines().get(variant.limits.engine, {}):
         able = ", ".join(engines().get(variant.limits.engine, {})) or "nothing"
         reason = (
-            f"no engine here can run {variant.name}: the model is of the kind {reference.subject.kind}, its engine {variant.limits.engine}"
-            f" takes {able}"
+            f"no engine here can run {variant.name}: the model is of the kind {reference.subject.engine}, its engine"
+            f" {variant.limits.engine} takes {able}"
         )
         remedy = f"test {variant.name} on its own platform before you use it"
         output.reusable = False  # another engine may come with another version of its package

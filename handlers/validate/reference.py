@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.faults.errors import Permanent, Retryable
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -19,9 +20,9 @@ from handlers.models.folder import ModelFolder
 from handlers.texts import distribution
 from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
-from handlers.texts.selection import Texts, choose_calibration, comparison_texts
+from handlers.texts.selection import Texts, choose_calibration, comparison_texts, made_up
 from handlers.validate import record
-from handlers.validate.checks import answers, scoring
+from handlers.validate.checks import answers, media, scoring
 from handlers.validate.checks.live import base_likelihood, rounded
 from handlers.validate.checks.live.base_texts import BaseTexts
 from handlers.validate.checks.live.reference import LiveModel, Reference, measure
@@ -31,7 +32,7 @@ from handlers.validate.engines.task_profile import ValidatedTask, live_labels, s
 from handlers.validate.files import expected
 from handlers.validate.folders import special_tokens
 from handlers.validate.miniature import proof
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import RETRY, EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 
 LEARNT = 256
@@ -43,8 +44,12 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     Raises Permanent or Retryable when the live model, or the prompts, can't be used.
     """
-    texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
-    reference = _measured(context, reporter, texts, _subject(context))
+    subject = _subject(context)
+    if subject.reads_text:
+        texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
+    else:
+        texts = made_up(subject.media == "image", context.work.validation.samples)
+    reference = _measured(context, reporter, texts, subject)
     record.write_reference(Path(context.staging), reference)
     described, unfit = _described(context, texts, reference)
     figures = ReferenceFigures(
@@ -65,7 +70,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
     """Give what the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
-    if not reference.readable:
+    if not reference.readable or not reference.subject.reads_text:
         return None, []
     options, files = context.work.validation, ModelFiles.of_job(context)
     mine = set(texts.plain)
@@ -108,6 +113,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             base_texts.store()
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
             said = answers.of_live(live, reference)
+            reference.media, reference.no_media = media.ask_live(live, subject, logits)
             scores = scoring.score(reference, said, lambda number: reference.samples[number].logits)
             bare = None
             if scores and reference.adapter:
@@ -127,7 +133,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent
             raise kind(
-                error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
+                error.code, "run the live model as the reference", error.cause, _remedy(error), path=context.pin, details=error.details
             ) from error
     reference.warnings += warnings
     reference.special = special_tokens.expected(Path(context.pin), base)
@@ -149,6 +155,14 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         reference.fallbacks.append(taken)
         reference.figures = reference.figures.plus(way=taken.taken)
     return reference
+
+
+def _remedy(error: WorkerFailed) -> str:
+    """Give what to do: where a library can't run the model, the same again can't help, and what is unverified can still be published."""
+    if error.transient or error.code not in (FaultCode.ENGINE, FaultCode.LIBRARY_REFUSES):
+        return error.remedy
+    first = "read the attempt's log, which says where it stopped" if error.remedy == RETRY else error.remedy
+    return f"{first}; to publish without a check, name the variants in validate.publish_unverified"
 
 
 def _no_base(context: StageContext, reference: Reference) -> str | None:

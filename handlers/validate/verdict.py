@@ -49,6 +49,13 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
             reasons.append(f"{growing}, {notes.POSITIONS}")
+    if (
+        figures.media is not None
+        and thresholds is not None
+        and (unseen := _distances(variant, CheckFigures(**figures.media.given), thresholds))
+    ):
+        reasons += [f"with pictures or sound, {text}" for _, text in unseen]
+        remedies.append(_remedy(variant, [key for key, _ in unseen]))
     unusable = any(finding.aspect == "length" for finding in examination.findings)
     if not unusable and (at_length := length_faults.faults(figures, own, thresholds, alone=not reasons)):
         reasons += at_length
@@ -72,6 +79,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
             variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(dict.fromkeys(remedies)), figures=written,
             of_precision=not foreign,
         )  # fmt: skip
+    if examination.unread is not None and (own.pytorch or own.engine == "torch"):
+        reason, remedy = examination.unread.cause, examination.unread.remedy
+        return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=written)
     if thresholds is None:
         reason = f"there are no thresholds for {variant}, so it is not known how far it may be from the live model"
         remedy = f"set validate.limits.{variant} (agreement, kl, error)"

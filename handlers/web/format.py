@@ -33,7 +33,8 @@ def _rounded(cache: float, noise_share: float) -> Limits:
 
 
 _variant = functools.partial(
-    Variant, version=1, model_types=TYPES, memory_fixed=400 * MIB, libraries=("onnx", "tokenizers", "sentencepiece"), traits=TRAITS,
+    Variant, version=1, text_only=True, model_types=TYPES,
+    memory_fixed=400 * MIB, libraries=("onnx", "tokenizers", "sentencepiece"), traits=TRAITS,
     usage=USAGE, library="transformers.js", deploys="at its targets", elsewhere=ELSEWHERE,
 )  # fmt: skip
 

@@ -13,7 +13,8 @@ from daemon.config import sources
 from daemon.config.sources import as_asked
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.plan import spec_of
+from daemon.contract.jobs.plan import plan, spec_of, variant_names
+from daemon.contract.values import Json
 from daemon.journal.rows import StageRow
 from daemon.running.rules.suitable import unsuited
 from tests.cli.test_bad_input import ckptd
@@ -64,6 +65,23 @@ def test_graphs_without_a_cache_can_be_made_of_a_model_that_keeps_states() -> No
     config = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}
     assert unsuited([spec_of("onnx"), spec_of("onnx-int8")], config, work, ("onnx", "onnx-int8")) == {}
     assert unsuited([spec_of("onnx")], config, Work.recovered("{}"), ("onnx",)).keys() == {"onnx"}
+
+
+@pytest.mark.parametrize(
+    ("config", "noun"),
+    [
+        ({"model_type": "llava", "vision_config": {}, "text_config": {"model_type": "llama"}}, "pictures"),
+        ({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}}, "pictures"),
+        ({"model_type": "vit", "image_size": 224}, "pictures"),
+        ({"model_type": "whisper", "num_mel_bins": 80, "is_encoder_decoder": True}, "sound"),
+    ],
+)
+def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made(config: Json, noun: str) -> None:
+    asked = variant_names()
+    refused = unsuited(plan(asked), config, Work.recovered("{}"), asked)
+    assert [name for name in asked if name not in refused] == [name for name in asked if name.startswith("pytorch")]
+    causes = {refused[name].cause for name in asked if name in refused}
+    assert causes == {f"it is made of models that read text alone, and this one, of the type '{config['model_type']}', reads {noun}"}
 
 
 def test_where_nothing_can_be_made_nothing_is_merged_and_the_report_says_why(make_desk: Callable[..., Desk]) -> None:

@@ -940,13 +940,19 @@ class FaultCode(StrEnum):
 
     To do: Give a prompt of at least one character, or a shorter one.
     """
+    PROCESSOR_NOT_LOADABLE = "processor-not-loadable"
+    """What prepares pictures or sound for the model is missing, or the installed packages can't load it.
+
+    To do: Install the package that the cause names into ckptd's environment (Pillow, torchvision), or give the base its processor's files.
+    To publish the model without a check with pictures or sound, name the variant in `validate.publish_unverified`.
+    """
     REFERENCE_NOT_FINITE = "reference-not-finite"
     """The live model's logits are NaN or infinite.
 
     To do: Look at the run's loss, and export an earlier checkpoint.
     """
     TASK_UNKNOWN = "task-unknown"
-    """The model is of a kind that ckptd has no check for, for example a vision or a speech model.
+    """The model is of a kind that ckptd has no check for, for example one that finds objects in pictures.
 
     To do: To publish it without a check, name the variant in `validate.publish_unverified`.
     """

@@ -28,7 +28,7 @@ Deploys = Literal["alone", "at its targets", "over its base", "not"]
 little; with its base, which lies elsewhere; not, since it is made to look into the model."""
 Target = Literal["cpu-server", "nvidia", "laptop", "ios", "android", "browser", "ollama", "edge"]
 """Where a model is put to use; `daemon.contract.formats.targets` says what each is."""
-Kind = Literal["causal", "seq2seq", "encoder"]
+Kind = Literal["causal", "seq2seq", "encoder", "media-encoder", "media-seq2seq"]
 """What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
 
@@ -184,8 +184,8 @@ class Format:
     section: str = ""
     """Name of that section."""
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
-    `handlers.validate.engines.registry`."""
+    """Engine → kind of model ("causal", "seq2seq", "encoder", and of what reads no text "media-encoder", "media-seq2seq") →
+    `module:class` that loads a folder of this format, see `handlers.validate.engines.registry`."""
     files: Mapping[str, FileKind] = field(default_factory=dict)
     """Pattern of names below a variant's folder → what such a file decides; of several that fit, the first counts, and one without a
     folder fits files at the top alone. A file that the checkpoint has and that fits one must be there, and say what the checkpoint's says.

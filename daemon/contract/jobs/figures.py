@@ -466,6 +466,9 @@ class CheckFigures(Likeness):
     """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    media: Likeness | None = None
+    """How near it is to the live model where it reads made-up pictures or sounds with a question; missing for models of text alone, and for
+    artifacts that are the language part alone."""
     rounded: Likeness | None = None
     """How near it is to the live model whose weights PEFT merged and that were rounded to the merge's 16 bits, `error_max` without the 2 %
     of the positions with the largest errors; missing but for mixtures of experts, where that rounding decides which expert a token

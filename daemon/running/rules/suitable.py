@@ -11,6 +11,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.options import Work
 from daemon.contract.models.caches import kept_besides
 from daemon.contract.models.configs import shown
+from daemon.contract.models.media import NOUNS, media_of
 from daemon.contract.values import Json
 
 
@@ -57,6 +58,8 @@ def _cause(spec: StageSpec, config: Json, work: Work) -> _Cause | None:
     nested = config.get("text_config")
     types = {kind for part in (config, nested) if isinstance(part, Mapping) and isinstance(kind := part.get("model_type"), str)}
     kind = shown(config.get("model_type"))
+    if spec.text_only and (media := media_of(config)):
+        return _Cause(f"it is made of models that read text alone, and this one, of the type {kind}, reads {NOUNS[media]}")
     if spec.model_types and types and spec.model_types.isdisjoint(types):
         return _Cause(f"it is made of models of the types {', '.join(sorted(spec.model_types))}, and this one is of the type {kind}")
     if why := next((why for name, why in spec.not_types if name in types), None):

@@ -87,7 +87,7 @@ def license_keys(license_: str | None, name: str | None, link: str | None) -> Js
 
 def _pipeline_tag(task: str | None, sentence: bool) -> str | None:
     """The task as hubs name it; a model of vectors for texts is there for their similarity."""
-    return "sentence-similarity" if sentence else task if task in TASKS else None
+    return "sentence-similarity" if sentence else TASKS[task].hub_name if task in TASKS else None
 
 
 def metadata(report: Report) -> str:
@@ -154,4 +154,4 @@ def _model_index(report: Report) -> Iterator[Json]:
         # `type` may be no repository of somebody else's: hubs make a link of it.
         data = {"type": "ckptd-check", "name": "the prompts of the export's check"}
         run = "-".join(PurePosixPath(report.checkpoint.run).parts) or "model"
-        yield {"name": run, "results": [{"task": {"type": report.task}, "dataset": data, "metrics": metrics}]}
+        yield {"name": run, "results": [{"task": {"type": _pipeline_tag(report.task, False)}, "dataset": data, "metrics": metrics}]}

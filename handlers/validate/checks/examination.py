@@ -20,7 +20,7 @@ from handlers.validate import findings
 from handlers.validate.arithmetic import growth
 from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, in_deviations, largest_error
 from handlers.validate.arithmetic.fine_tuning import FineTuning
-from handlers.validate.checks import stock_generation, wide, worst
+from handlers.validate.checks import media, stock_generation, wide, worst
 from handlers.validate.checks.live import rounded
 from handlers.validate.checks.live.foresight import GROUP, Progress, of_examination
 from handlers.validate.checks.live.reference import (
@@ -32,6 +32,7 @@ from handlers.validate.checks.live.reference import (
     teacher_forced,
 )
 from handlers.validate.checks.live.samples import SHOWN, Sample
+from handlers.validate.checks.media import Unread
 from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.registry import EXACT
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
@@ -77,6 +78,8 @@ class Examination(Compared):
     """What was found out about one artifact."""
 
     prompts: list[PromptFigures] = field(default_factory=list)
+    unread: Unread | None = None
+    """Why nobody knows what it makes of pictures or sounds, where it should read them."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 
@@ -150,6 +153,9 @@ def examine(
     beside_live = not any(sample.rounded for sample in reference.samples)
     if told_rare := rare.finding(worker, odd, subject, outputs, merged.logits if merged else None, beside_live=beside_live):
         result.findings.append(told_rare)
+    seen, unreadable = media.compare(worker, subject, reference.media, outputs, reference.logit_std)
+    result.findings += [unreadable] if unreadable else []
+    result.unread = reference.no_media
     padding = _padding_figures(worker, reference)
     if batched and (told_batch := _batch_finding(worker, reference, result, padding.padding_error_max_absolute or 0.0)):
         result.findings.append(told_batch)
@@ -166,6 +172,8 @@ def examine(
         sample=samples[0] if samples else None,
         samples=samples,
     )
+    if seen is not None:
+        result.figures = result.figures.plus(media=seen)
     if tied is not None:
         result.figures = result.figures.plus(rounded=tied.figures())
     if (worst_sample := worst.find(worker, reference, rows, outputs)) is not None:

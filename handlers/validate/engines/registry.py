@@ -155,11 +155,15 @@ _OURS: dict[str, dict[str, str]] = {
         "causal": "handlers.validate.engines.pytorch.live:LiveEngine",
         "seq2seq": "handlers.validate.engines.pytorch.live:LiveSeq2Seq",
         "encoder": "handlers.validate.engines.pytorch.live:LiveEncoder",
+        "media-encoder": "handlers.validate.engines.pytorch.live:LiveMediaEncoder",
+        "media-seq2seq": "handlers.validate.engines.pytorch.live:LiveMediaSeq2Seq",
     },
     "torch": {
         "causal": "handlers.validate.engines.pytorch.torch_causal:TorchEngine",
         "seq2seq": "handlers.validate.engines.pytorch.torch_tasks:TorchSeq2Seq",
         "encoder": "handlers.validate.engines.pytorch.torch_tasks:TorchEncoder",
+        "media-encoder": "handlers.validate.engines.media.encoders:MediaEncoder",
+        "media-seq2seq": "handlers.validate.engines.media.speech:TorchSpeech",
     },
     "live-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseLive"},
     "torch-layerwise": {"causal": "handlers.validate.engines.pytorch.layerwise:LayerwiseTorch"},
@@ -174,7 +178,7 @@ EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 
 
 def engines() -> dict[str, dict[str, str]]:
-    """Give engine → kind of model → `module:class`."""
+    """Give engine → `Task.engine` → `module:class`."""
     return {**catalog().engines, **_OURS}
 
 
@@ -219,4 +223,4 @@ def load(spec: EngineSpec) -> Any:
 
 def engine_class(spec: EngineSpec) -> Any:
     """Give the class that loads `spec`; imports its libraries."""
-    return pkgutil.resolve_name(engines()[spec.engine][BY_NAME[spec.task].kind])
+    return pkgutil.resolve_name(engines()[spec.engine][BY_NAME[spec.task].engine])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from daemon.contract.models.media import Media
 from daemon.contract.values import Json
 from handlers.models import sentence
 from handlers.models.files import read_json
@@ -47,9 +48,24 @@ class ValidatedTask:
         return BY_NAME[self.task].kind
 
     @property
+    def engine(self) -> str:
+        """What an engine must say that it runs."""
+        return BY_NAME[self.task].engine
+
+    @property
+    def media(self) -> Media | None:
+        """What it reads beside text, or instead of it."""
+        return BY_NAME[self.task].media
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether texts are what it is asked."""
+        return BY_NAME[self.task].reads_text
+
+    @property
     def one_answer(self) -> bool:
         """A text gets one answer, not one at each token."""
-        return self.sentence or self.task in ("text-classification", "question-answering")
+        return self.sentence or self.task in ("text-classification", "question-answering", "image-classification", "audio-classification")
 
 
 LANGUAGE_MODEL = ValidatedTask()
@@ -70,9 +86,9 @@ def subject_of(folder: Path) -> ValidatedTask:
 
 
 def _head(task: str, config: Json) -> Head:
-    if task == "feature-extraction":
+    if task.endswith("feature-extraction"):
         return "vector"
-    if task != "text-classification":
+    if task not in ("text-classification", "image-classification", "audio-classification"):
         return "choice"
     problem = config.get("problem_type")
     if problem == "multi_label_classification":

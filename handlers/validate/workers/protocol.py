@@ -186,6 +186,15 @@ class Generated(Frozen):
     """Settings of generation that the runtime does not know, by the names of transformers."""
 
 
+class Reading(Frozen):
+    """What a language model made of a picture or a sound."""
+
+    rows: int
+    """Rows that were written; 0 for an engine that reads text alone."""
+    tokens: list[int] = Field(default_factory=list)
+    """What the model's own `generate` writes after the prompt, greedily."""
+
+
 class Failure(Frozen):
     """Why a request could not be answered."""
 
@@ -416,6 +425,23 @@ class Continue(Request[Decoding]):
         return len(self.ids) + self.tokens
 
 
+class Read(Request[Reading]):
+    """Let a language model read a made-up picture or sound, prepared by the processor in its folder, with a question about it.
+
+    The logits of evenly spaced positions of the prompt go into the .npy file `out`, (rows, V) float32.
+    """
+
+    command = "read"
+
+    number: int
+    """Of the picture or sound."""
+    tokens: int
+    """Most tokens that are written after it."""
+    out: str
+    bare: bool = False
+    """Without the adapter."""
+
+
 class PaddedBatch(Frozen):
     """The rows of a batch of unlike lengths."""
 
@@ -514,7 +540,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
         Load, Rebase, CanRebase, Round, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, LongPass, Greedy, Continue, Padding,
-        CompareWeights, CompareWrapper, Time, Ahead, AskStats, Transcribe, ReadFiles, Generate,
+        CompareWeights, CompareWrapper, Time, Ahead, AskStats, Transcribe, Read, ReadFiles, Generate,
     )
 }  # fmt: skip
 """Command → its request."""

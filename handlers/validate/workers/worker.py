@@ -127,6 +127,17 @@ class Commands:
     def continue_text(self, request: protocol.Continue) -> protocol.Decoding:
         return protocol.Decoding(tokens=self._driver.sampled(request.ids, request.tokens, request.seed))
 
+    def read(self, request: protocol.Read) -> protocol.Reading:
+        import numpy as np
+
+        function = getattr(self._engine, "read", None)
+        if function is None or self._spec.engine.endswith(self._engines.LAYERWISE):
+            return protocol.Reading(rows=0)
+        with self._adapter(request.bare):
+            answer = function(request.number, request.tokens)
+        np.save(request.out, answer.logits)
+        return protocol.Reading(rows=len(answer.logits), tokens=answer.tokens)
+
     def _adapter(self, bare: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, the adapter is left out where `bare`."""
         without: contextlib.AbstractContextManager[None] = self._engine.without_adapter() if bare else contextlib.nullcontext()

@@ -25,6 +25,7 @@ from handlers.validate.checks.live.base_texts import BaseTexts
 from handlers.validate.checks.live.foresight import GROUP, Progress, of_reference
 from handlers.validate.checks.live.samples import SHOWN, Sample
 from handlers.validate.checks.live.texts import hidden, pieces, question, rows_that_count
+from handlers.validate.checks.media import MediaSample, Unread
 from handlers.validate.engines.arrays import same_start
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.length import measuring as length
@@ -88,6 +89,10 @@ class Reference:
     """Why there is none, as a clause."""
     rare: LongText | None = None
     """Rare tokens; None where none can be read."""
+    media: tuple[MediaSample, ...] = ()
+    """What it makes of pictures or sounds; nothing for models of text alone."""
+    no_media: Unread | None = None
+    """Why it made nothing of them, where it should."""
     files: Path | None = None
     """Folder of what `files.expected.write` gives; None where nothing is compared with it."""
     numbers: list[int] | None = None
@@ -157,8 +162,10 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     asked = _Asked(
         live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))), model.base_texts
     )
-    long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable, seed=model.seed)
-    odd = rare.make(live, about, subject, readable=readable)
+    long: LongText | str = "it reads no text"
+    if subject.reads_text:
+        long = long_text.make(live, about, subject, rows, options.long_tokens, model.parameters, readable=readable, seed=model.seed)
+    odd = rare.make(live, about, subject, readable=readable) if subject.reads_text else None
     beside = [long.asked(folder / length.FILE, long.pieces)] if isinstance(long, LongText) else []
     beside += [odd.asked(folder / rare.FILE, odd.pieces)] if odd is not None else []
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
@@ -236,6 +243,8 @@ def _encode(
     live: EngineWorker, subject: ValidatedTask, texts: list[str], vocabulary: int | None, fallbacks: list[Fallback]
 ) -> tuple[list[Encoded], bool]:
     """Give texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
+    if not subject.reads_text:
+        return [Encoded(text, ids) for text, ids in zip(texts, live.ask(Encode(texts=texts)).ids, strict=True)], _speaks(live)
     firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
     try:
         answer = live.ask(Encode(texts=texts, firsts=firsts))
@@ -258,6 +267,15 @@ def _encode(
             "the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code=FaultCode.PROMPTS_EMPTY
         )
     return rows, True
+
+
+def _speaks(live: EngineWorker) -> bool:
+    """Tell whether a model that reads no text has a tokenizer all the same, for its answers."""
+    try:
+        live.ask(ListSpecialTokens())
+    except WorkerRefused:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -365,6 +383,8 @@ def padding_error(worker: EngineWorker, samples: Iterable[Sample], side: str) ->
 
 def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
     """Give the sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
+    if not subject.reads_text:
+        return []  # pictures and sounds are filled up by their processors
     if subject.kind == "causal":
         return ["left"]
     sides = []

@@ -106,7 +106,10 @@ def _of_layer(name: str, parameter: str) -> bool:
 
 def _layers(model: Any) -> list[Any]:
     """Give input embedding and head, None for one that the model has not."""
-    return [model.get_input_embeddings(), model.get_output_embeddings()]
+    try:
+        return [model.get_input_embeddings(), model.get_output_embeddings()]
+    except NotImplementedError:  # a model of pictures or sound, which transformers knows no embedding of
+        return []
 
 
 def _name(model: Any, layer: Any) -> str:

@@ -26,7 +26,10 @@ from daemon.contract.faults.fault_codes import FaultCode
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines.adapters import loading, packed_base, vocabulary
 from handlers.validate.engines.arrays import largest_difference
-from handlers.validate.engines.pytorch.torch_causal import POOLER, TorchEngine, TorchModel, load_model
+from handlers.validate.engines.media.encoders import MediaEncoder
+from handlers.validate.engines.media.speech import TorchSpeech
+from handlers.validate.engines.pytorch.folder import POOLER, load_model
+from handlers.validate.engines.pytorch.torch_causal import TorchEngine, TorchModel
 from handlers.validate.engines.pytorch.torch_tasks import TorchEncoder, TorchSeq2Seq
 from handlers.validate.engines.registry import EngineSpec
 
@@ -145,6 +148,14 @@ class LiveEncoder(Adapted, TorchEncoder):
         row, segments = np.array([ids], np.int64), np.array([types], np.int64)
         wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
         return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
+
+
+class LiveMediaEncoder(Adapted, MediaEncoder):
+    """An encoder of pictures or sounds."""
+
+
+class LiveMediaSeq2Seq(Adapted, TorchSpeech):
+    """An encoder of sounds with a decoder of text."""
 
 
 def _factors(model: Any) -> set[int]:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import inspect
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,12 @@ from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
-from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
+from handlers.validate.engines.media.reading import ReadsMedia
+from handlers.validate.engines.pytorch.folder import POOLER, load_model
 from handlers.validate.engines.reach import reach_of
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
-
-POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-"""Weights of a bare encoder that vectors of tokens, and so of texts, don't depend on: a base that was saved with a head has none."""
-
 
 WHOLE_TOKENIZER = "give the folder all files of its tokenizer, as its author published them"
 _LAST = "logits_to_keep"
@@ -48,6 +45,8 @@ class TorchModel:
 
     adapted = False
     """There is an adapter that can be switched off."""
+    _tokenizer_folders: list[Path]
+    """Those whose first one with a tokenizer, or with a processor, counts."""
     _bare = False
     _values = "original"
     _usual = False
@@ -62,6 +61,7 @@ class TorchModel:
 
     def __init__(self, spec: EngineSpec) -> None:
         torch.set_num_threads(spec.threads)
+        self._task = spec.task
         self._tokenizer: Any = None
         self._tokenizer_folders = [Path(spec.folder)]
         self._model = self._load(spec)
@@ -192,7 +192,7 @@ class TorchModel:
         return self._tokenizer
 
 
-class TorchEngine(TorchModel):
+class TorchEngine(ReadsMedia, TorchModel):
     """A language model."""
 
     batches = True
@@ -263,35 +263,3 @@ class TorchEngine(TorchModel):
         with self._products():
             output = self._model(**inputs)
         return output.logits.float().numpy(), getattr(output, self._cache_name, None)
-
-
-def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.dtype | str = torch.float32, **settings: Any) -> Any:
-    """Give the model of a transformers folder, as its task's class; Permanent when it has no such class, and when weights would be made up,
-    but for those `made` later.
-
-    `dtype` is what it computes in, "auto" for what its configuration says; `settings` are keys of its configuration to change.
-    """
-    loader: Any = getattr(transformers, BY_NAME[task].auto)
-    try:
-        with foreign.reading("load the model", folder, reader="transformers"):
-            loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
-    except Permanent as error:
-        if "Unrecognized configuration class" not in str(error.__cause__):
-            raise
-        config = json.loads((folder / "config.json").read_bytes())
-        named = (config.get("architectures") or [config.get("model_type")])[0]
-        raise Permanent(
-            FaultCode.TASK_UNKNOWN, "load the model", f"it is a {named}, and ckptd has no check for models of this kind",
-            "to publish it without a check, name the variant in validate.publish_unverified", path=folder,
-        ) from error  # fmt: skip
-    model, info = loaded
-    lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
-    if lost:
-        some = f"{len(lost)} weights are" if len(lost) != 1 else "1 weight is"
-        cause = f"{some} missing from its files or of another shape, for example {lost[0]}"
-        raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
-    if dtype == torch.float32:
-        for weight in model.parameters():  # of a packed model transformers leaves norms and embeddings in the stored dtype
-            if type(weight) is torch.nn.Parameter and weight.dtype in (torch.float16, torch.bfloat16):
-                weight.data = weight.data.float()
-    return model

@@ -19,10 +19,10 @@ from handlers.validate.engines.registry import EngineSpec
 
 @dataclass(frozen=True)
 class _State:
-    """A source's encoding (B, S, H), its mask (B, S), and the decoder's cache."""
+    """A source's encoding (B, S, H), its mask (B, S), None where all of it counts, and the decoder's cache."""
 
     memory: torch.Tensor
-    mask: torch.Tensor
+    mask: torch.Tensor | None
     cache: Any = None
 
 
@@ -43,8 +43,11 @@ class TorchSeq2Seq(TorchModel):
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
         mask = torch.from_numpy(attention_mask)
         with self._products():
-            output = self._plain().get_encoder()(input_ids=torch.from_numpy(input_ids), attention_mask=mask)
-        return _State(output.last_hidden_state, mask)
+            return _State(*self._encoded(input_ids, mask))
+
+    def _encoded(self, input_ids: np.ndarray, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Give the encoding of sources, and the mask over it."""
+        return self._plain().get_encoder()(input_ids=torch.from_numpy(input_ids), attention_mask=mask).last_hidden_state, mask
 
     @torch.inference_mode()
     def step(self, tokens: np.ndarray, state: _State, way: str) -> tuple[np.ndarray, _State]:
