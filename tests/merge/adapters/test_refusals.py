@@ -139,6 +139,12 @@ def test_layers_left_out_on_purpose_are_no_error(pico_base: Path, tmp_path: Path
     assert merge_adapter(adapter, pico_base, output).figures.changed_modules == 7
 
 
+def test_a_parameter_that_the_model_does_not_have_is_no_error(adapter: Path, pico_base: Path, output: Path) -> None:
+    helpers.edit_config(adapter, target_parameters=["gate.weight"])  # as PEFT writes it for "all-linear", whatever the router's name is
+    merge_adapter(adapter, pico_base, output)
+    assert helpers.stored(output).keys() == helpers.stored(pico_base).keys()
+
+
 @pytest.mark.parametrize("which", ["adapter", "base"])
 def test_truncated_safetensors_are_refused_with_both_sizes(
     adapter: Path, pico_base: Path, tmp_path: Path, output: Path, which: str
