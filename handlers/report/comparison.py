@@ -23,7 +23,7 @@ MOST = 200
 LEAST = 0.01
 """Divergence at a position, in nats, below which the same choice is not worth a look."""
 _FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.model_fields)
-_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
+_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval", "rounding_share")
 
 
 def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
@@ -118,6 +118,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Compared], Cell | None]], ...] = (
     (to_translate("Mean cosine"), _plain("cosine_mean", "{:.4f}".format)),
     (to_translate("Rank correlation"), _plain("rank_correlation", "{:.4f}".format)),
     (to_translate("Fine-tuning in it"), _plain("fine_tuning")),
+    (to_translate("Lost to rounding"), _plain("rounding_share", units.percent)),
 )  # fmt: skip
 
 COLUMNS = frozenset(title for title, _ in _COLUMNS)
