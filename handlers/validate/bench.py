@@ -119,13 +119,15 @@ class _Bench:
     def _series(self, unit: Unit, name: str, model: _Model, pytorch: _Model | None, left: float) -> None:
         """Measure all points of one model; what is found is kept, also where its process ends."""
         points = [self._point(model, batch, length) for length in self._request.lengths for batch in self._request.batches]
+        self._keep(kind=model.subject.kind, task=model.subject.task)
         kept = time.monotonic()
 
         def said(share: float, what: str) -> None:
             nonlocal kept
             self._say(share, unit.variant, what)
             if time.monotonic() - kept >= KEEP_SECONDS:
-                self._keep(partial=_so_far(unit, points, model.started()))
+                start = model.started()
+                self._keep(partial=_so_far(unit, points, start), versions={**self._measured.versions, **model.versions})
                 kept = time.monotonic()
 
         series = Series(points, self._request.rounds, time.monotonic() + left / self._left, said)
@@ -142,7 +144,6 @@ class _Bench:
             self._keep(versions={**self._measured.versions, **model.versions})
         if series.left_out:
             self._cut(f"{name}: {series.left_out}.")
-        self._keep(kind=model.subject.kind, task=model.subject.task)
         self._done(unit, _so_far(unit, points, start, fault))
 
     def _done(self, unit: Unit, measured: Measured) -> None:
