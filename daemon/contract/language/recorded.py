@@ -129,16 +129,16 @@ class Work:
     def _fault(self, text: str, depth: int) -> str:
         """A sentence of `Fault.sentence`: the path is what stands in brackets behind an operation, before the first colon behind one."""
         head, fix, remedy = text.removeprefix("Could not ").rpartition(_FIX) if _FIX in text else (text[len("Could not ") :], "", "")
-        places = [place for place, _ in joints_of(head, ": ")][:_MOST_PIECES]
+        places = [place for place, _ in joints_of(head, ": ")][:_MOST_PIECES] or [len(head)]
         for place in places:
             operation, bracket, path = head[:place].partition(" (")
-            if self._operation(head[:place], depth) is not None:
+            if path.endswith(")") and self._operation(operation, depth):
+                break
+            if self._operation(head[:place], depth):
                 operation, bracket, path = head[:place], "", ""
-            elif not path.endswith(")") or self._operation(operation, depth) is None:
-                continue
-            break
+                break
         else:
-            place = places[0] if places else len(head)
+            place = places[0]
             operation, bracket, path = head[:place], "", ""
         parts = {"cause": head[place + 2 :], "remedy": remedy}
         end = "" if parts["cause"].endswith(":") else "."
@@ -149,7 +149,10 @@ class Work:
         return said if end else said.removesuffix("。")
 
     def _operation(self, text: str, depth: int) -> str | None:
-        return templates().words.get(("operation", text)) or self.translation(text, depth)
+        """What was done, where it is one of the templates itself, and not only made of parts that are."""
+        word = templates().words.get(("operation", text))
+        match = None if word or text in templates().exact else match_of(text)
+        return word or (self.translation(text, depth) if not match or not match[0].is_weak() else None)
 
     def _clause(self, text: str, depth: int) -> str:
         known = self.translation(text, depth)

@@ -88,11 +88,12 @@ def _read() -> Iterator[tuple[str, str]]:
 
 
 def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
-    """What a long sentence has of a text with several alternatives: the first of them."""
+    """What a long sentence has of a text with several alternatives: the first of them, where they have enough words to be known by."""
     ends = [place for place, _ in joints_of(english, "; ")]
     ends_there = [match.start() for match in re.finditer("；", chinese)]
     if len(ends) == len(ends_there):
-        yield from ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True) if " " in english[:end])
+        firsts = ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True))
+        yield from ((first, said) for first, said in firsts if not _parsed(first, said).is_weak())
 
 
 def _parsed(english: str, chinese: str) -> Template:
