@@ -32,6 +32,7 @@ from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.language.catalog import use_language
 from handlers.child import foreign, process, warm
 from handlers.child.outside import Outside
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
@@ -250,7 +251,8 @@ def main(job_file: str) -> int:
     reporter = Reporter(process.take_standard_output(), stop)
     reporter.start_heartbeat()
     started = time.monotonic()
-    result = _attempt(context, reporter, stop)
+    with use_language("en"):  # what is recorded, whatever the locale; a page says its own
+        result = _attempt(context, reporter, stop)
     result = result.model_copy(
         update={
             "attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3),

@@ -17,7 +17,7 @@ from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import speak_english, translated_text
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source
@@ -36,7 +36,16 @@ ConfigOption = Annotated[
         help="Configuration file. Default: $CKPTD_CONFIG, then ~/.config/ckptd/config.toml, then /etc/ckptd/config.toml.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _in_english(wanted: bool) -> bool:
+    """Whether JSON is wanted, which is English in every locale, as what it is made of; so are errors of such a command."""
+    if wanted:
+        speak_english()
+    return wanted
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", callback=_in_english, is_eager=True)]
 
 
 def own_config() -> Path:

@@ -16,8 +16,7 @@ from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
-from daemon.contract.language.catalog import to_translate, translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -36,8 +36,7 @@ from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, stage_names, with_fallbacks
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal

@@ -43,8 +43,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import speak_english, to_translate, translated, translated_plural, translated_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -145,6 +144,7 @@ def run(config: ConfigOption = None) -> None:
         paths = prepare(settings.state_directory, settings.output.directory)
         logs.set_up(settings.log, paths.log)
         logs.say_closed(paths.closed)
+        speak_english()  # log, journal and notifications; a report has its own language
         with announced(configuration_of(config), settings.state_directory):
             serve(settings, reload=configuration.read, source=configuration.source)
     except UsageError as error:
@@ -265,7 +265,7 @@ def status(
     from daemon.operating.monitoring.status import snapshot
 
     if watch and json_:
-        raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "use only one of the two")
+        raise UsageError(FaultCode.BAD_OPTION, "watch", "people use --watch, and programs --json", "use only one of the two")
     chosen, others = configuration_of(config), running()
     if chosen is None and len(others) > 1 and not exit_code:
         _print_daemons(others, json_=json_)

@@ -21,8 +21,7 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_plural, translated_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -84,10 +83,10 @@ def verify_command(
 def _refuse_contradiction(path: Path | None, *, exports: bool, journal: bool, deep: bool) -> None:
     """Raise UsageError for options of which each leaves nothing of the other."""
     if journal and (exports or path is not None):
-        both = "--exports and --journal are both given" if exports else "--journal looks at no folder of exports, and a path is given"
+        both = "both --exports and --journal are given" if exports else "a path is given, and --journal looks at no folder of exports"
         raise UsageError(FaultCode.BAD_OPTION, "verify", both, "give one of them; without both, everything is checked")
     if deep and (exports or path is not None):
-        cause = "--deep reads pins and finished outputs, and only exports are asked for"
+        cause = "only exports are asked for, and --deep reads pins and finished outputs"
         raise UsageError(FaultCode.BAD_OPTION, "verify", cause, "leave it out: the files of exports are always read")
 
 

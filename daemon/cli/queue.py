@@ -19,8 +19,7 @@ from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import printable
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.journal.states import told_state
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from daemon.cli.groups import place
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action

@@ -14,8 +14,7 @@ from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_jso
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
 from daemon.cli.views.markup import say, say_error
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings

@@ -39,6 +39,7 @@ from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved
+from daemon.contract.language.catalog import Language, language_of
 
 PLACEHOLDERS = {
     "run": "run", "step": 1, "identity": "0123456789ab", "date": "2026-01-31", "model_name": "model", "epoch": "0.5", "metric": "1.234",
@@ -348,6 +349,17 @@ class LogSettings(Section):
         return value.lower() if isinstance(value, str) and value.lower() in ("debug", "info", "warning", "error") else value
 
 
+class ReportSettings(Section):
+    """`[report]`: how an export's report is written."""
+
+    language: Literal["auto", "en", "zh_CN"] = "auto"
+
+    @property
+    def spoken(self) -> Language:
+        """The language of the pages: "auto" is that of this process's locale."""
+        return language_of(os.environ) if self.language == "auto" else self.language
+
+
 class MetricsSettings(Section):
     """`[metrics]`: figures for a monitoring system."""
 
@@ -379,6 +391,7 @@ with warnings.catch_warnings():
         schedule: ScheduleSettings = ScheduleSettings()
         notify: NotifySettings = NotifySettings()
         retention: RetentionSettings = RetentionSettings()
+        report: ReportSettings = ReportSettings()
         log: LogSettings = LogSettings()
         metrics: MetricsSettings = MetricsSettings()
         _older: tuple[str, ...] = PrivateAttr(default=())

@@ -189,7 +189,7 @@ class Starter:
         if not self._gate.offer(self._toolchains, self._paths.cache) and spec.toolchain:
             return False
         limits = self._settings.limits
-        grant = Grant(threads, size, need, self._access(job, spec), self._run(job, spec))
+        grant = Grant(threads, size, need, self._access(job, spec), self._run(job, spec), self._settings.report.spoken)
         if self._children.getting_ready(stage, grant, limits):
             self._waits.add(job.id, loading(spec), LOADING_LOOK_SECONDS)
             return False

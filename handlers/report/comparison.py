@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.contract.advice.which import beside_live
+from daemon.contract.advice.which import beside_live, joined
 from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
+from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.lists import clauses
 from handlers.report import units
 from handlers.report.model import Artifact, Compared, Comparison, Report
 from handlers.report.samples import visible
@@ -61,24 +63,23 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    figures: frozenset[str]
+    """The columns, as `_COLUMNS` names them."""
 
 
 def table(comparison: Comparison) -> Table:
     """Rows of cells, one for each column that any row has a figure for."""
     shown = [(title, [show(row) for row in comparison.rows]) for title, show in _COLUMNS]
     columns = [(title, cells) for title, cells in shown if any(cells)]
-    names = {"base": "base, without fine-tuning", "live": "live model, fine-tuned"}
+    names = {"base": translated("base, without fine-tuning"), "live": translated("live model, fine-tuned")}
     return Table(
-        columns=tuple(title for title, _ in columns),
+        columns=tuple(translated(title) for title, _ in columns),
+        figures=frozenset(title for title, _ in columns),
         rows=tuple(
             (names.get(row.name, row.name), tuple(cells[number] or Cell(units.NOTHING) for _, cells in columns))
             for number, row in enumerate(comparison.rows)
         ),
     )
-
-
-def _span(interval: tuple[float, float] | None, show: Callable[[float], str] = units.number) -> str:
-    return f"{show(interval[0])} to {show(interval[1])}" if interval else ""
 
 
 def _perplexity(row: Compared) -> Cell | None:
@@ -88,14 +89,16 @@ def _perplexity(row: Compared) -> Cell | None:
         return Cell(units.number(row.perplexity))
     if row.perplexity_ratio_interval is None:
         return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×")
-    standing = "" if row.name == "base" else f", {beside_live(row.perplexity_ratio_interval)}"
-    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} × ({_span(row.perplexity_ratio_interval)}){standing}")
+    ratio = translated("{ratio} × ({interval})")
+    ratio = ratio.format(ratio=units.number(row.perplexity_ratio), interval=units.span(row.perplexity_ratio_interval))
+    standing = [] if row.name == "base" else [beside_live(row.perplexity_ratio_interval)]
+    return Cell(units.number(row.perplexity), clauses([ratio, *standing]))
 
 
 def _greedy(row: Compared) -> Cell | None:
     if row.greedy_same_median is None:
         return None
-    return Cell(units.number(row.greedy_same_median), f"of {units.number(row.greedy_tokens_median)}")
+    return Cell(units.number(row.greedy_same_median), translated("of {count}").format(count=units.number(row.greedy_tokens_median)))
 
 
 def _plain(key: str, show: Callable[[float], str] = units.number) -> Callable[[Compared], Cell | None]:
@@ -103,24 +106,27 @@ def _plain(key: str, show: Callable[[float], str] = units.number) -> Callable[[C
 
     def cell(row: Compared) -> Cell | None:
         value = getattr(row, key)
-        return None if value is None else Cell(show(value), _span(getattr(row, f"{key}_interval", None), show))
+        interval = getattr(row, f"{key}_interval", None)
+        return None if value is None else Cell(show(value), units.span(interval, show) if interval else "")
 
     return cell
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Compared], Cell | None]], ...] = (
-    ("Perplexity", _perplexity), ("KL, nats", _plain("kl")), ("Agreement", _plain("agreement", units.percent)),
-    ("Same greedy tokens", _greedy), ("Mean cosine", _plain("cosine_mean", "{:.4f}".format)),
-    ("Rank correlation", _plain("rank_correlation", "{:.4f}".format)), ("Fine-tuning in it", _plain("fine_tuning")),
+    (to_translate("Perplexity"), _perplexity), (to_translate("KL, nats"), _plain("kl")),
+    (to_translate("Agreement"), _plain("agreement", units.percent)), (to_translate("Same greedy tokens"), _greedy),
+    (to_translate("Mean cosine"), _plain("cosine_mean", "{:.4f}".format)),
+    (to_translate("Rank correlation"), _plain("rank_correlation", "{:.4f}".format)),
+    (to_translate("Fine-tuning in it"), _plain("fine_tuning")),
 )  # fmt: skip
 
 FEW_TEXTS = 100
 """Below so many texts, a score says little: of 100, the standard error of an accuracy of 0.8 is 0.04."""
 _SCORES = (
-    ("Texts", "texts"), ("Accuracy", "accuracy"), ("Macro F1", "macro_f1"), ("Exact match", "exact_match"), ("chrF", "chrf"),
-    ("BLEU", "bleu"),
+    (to_translate("Texts"), "texts"), (to_translate("Accuracy"), "accuracy"), (to_translate("Macro F1"), "macro_f1"),
+    (to_translate("Exact match"), "exact_match"), ("chrF", "chrf"), ("BLEU", "bleu"),
 )  # fmt: skip
-_ANSWERS = ("Answers: agreement", "Answers: KL")
+_ANSWERS = (to_translate("Answers: agreement"), to_translate("Answers: KL"))
 
 
 @dataclass(frozen=True)
@@ -151,13 +157,18 @@ def _parting(artifacts: list[Artifact]) -> Parting:
     worst = artifacts[0].measured.worst
     assert worst is not None
     divergences = [artifact.measured.worst.position_kl for artifact in artifacts if artifact.measured.worst]
-    nats = " and ".join(dict.fromkeys(units.number(value) for value in divergences))
+    nats = joined(list(dict.fromkeys(units.number(value) for value in divergences)))
     one_answer = worst.before is None  # of a whole text, which then stands below
-    place = f"KL {nats} nats" if one_answer else f"prompt {worst.number}, position {worst.position + 1}: KL {nats} nats"
-    same = ", the same choice with another probability" if worst.live == worst.artifact else ""
+    if one_answer:
+        place = translated("KL {nats} nats").format(nats=nats)
+    else:
+        place = translated("prompt {number}, position {position}: KL {nats} nats")
+        place = place.format(number=worst.number, position=worst.position + 1, nats=nats)
+    same = [translated("the same choice with another probability")] if worst.live == worst.artifact else []
     before = f"{worst.prompt} → " if one_answer else worst.before or ""
     return Parting(
-        names=tuple(artifact.variant for artifact in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
+        names=tuple(artifact.variant for artifact in artifacts), where=clauses([place, *same]),
+        before=before[-MOST:], live=visible(worst.live or ""),
         artifact=visible(worst.artifact or ""),
     )  # fmt: skip
 
@@ -178,13 +189,13 @@ def scores(report: Report) -> ScoreTable | None:
     for name, figures, marked in report.scored:
         values = {title: units.number(getattr(figures, key)) for title, key in _SCORES if figures and getattr(figures, key) is not None}
         if marked and marked.agreement is not None:
-            values["Answers: agreement"] = units.percent(marked.agreement)
+            values[_ANSWERS[0]] = units.percent(marked.agreement)
         if marked and marked.kl is not None:
-            values["Answers: KL"] = units.number(marked.kl)
+            values[_ANSWERS[1]] = units.number(marked.kl)
         scored.append((name, values))
     columns = [title for title in (*(title for title, _ in _SCORES), *_ANSWERS) if any(title in values for _, values in scored)]
     if not columns:
         return None
     texts = max((figures.texts or 0 for _, figures, _ in report.scored if figures), default=0)
     rows = tuple((name, tuple(values.get(title, "–") for title in columns)) for name, values in scored)
-    return ScoreTable(tuple(columns), rows, texts if texts < FEW_TEXTS else 0)
+    return ScoreTable(tuple(map(translated, columns)), rows, texts if texts < FEW_TEXTS else 0)

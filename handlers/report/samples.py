@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from daemon.contract.jobs.figures import ReferenceFigures
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.lists import names
 from handlers.report.model import Artifact, Sample
 
 MOST_PROMPT = 600
@@ -20,7 +22,7 @@ MOST_TEXT = 1500
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 _BREAKS = re.compile(r"\n(?:[^\S\n]*\n){3,}")
 """Line breaks in a row that are counted."""
-ENDS = "(ends here)"
+ENDS = to_translate("(ends here)")
 MISSING = "(…)"
 
 
@@ -60,7 +62,9 @@ class Cell:
 def prompt_shown(prompt: str) -> str:
     """The end of a prompt; what goes before is counted."""
     left = len(prompt) - MOST_PROMPT
-    return prompt if left <= 0 else f"({left:,} characters before this) …{prompt[left:]}"
+    if left <= 0:
+        return prompt
+    return translated("({count:,} characters before this) …{text}").format(count=left, text=prompt[left:])
 
 
 def cells(sample: Sample) -> tuple[Cell, ...]:
@@ -70,28 +74,36 @@ def cells(sample: Sample) -> tuple[Cell, ...]:
     for variant, text in sample.artifacts.items():
         if text is not None:
             groups.setdefault(text, []).append(variant)
-    shown = [] if sample.base is None else [_cell("base, without fine-tuning", live, sample.base)]
+    shown = [] if sample.base is None else [_cell(translated("base, without fine-tuning"), live, sample.base)]
     same = groups.pop(live, [])
-    shown.append(Cell("live model, fine-tuned", f"the same: {', '.join(same)}" if same else "", ((_cut(live), False),)))
-    return (*shown, *(_cell(", ".join(names), live, text) for text, names in groups.items()))
+    note = translated("the same: {variants}").format(variants=names(same)) if same else ""
+    shown.append(Cell(translated("live model, fine-tuned"), note, ((_cut(live), False),)))
+    return (*shown, *(_cell(names(those), live, text) for text, those in groups.items()))
 
 
 def _cell(title: str, live: str, text: str) -> Cell:
-    note = "the same as the live model" if text == live else "differs where marked"
+    note = translated("the same as the live model") if text == live else translated("differs where marked")
     return Cell(title, note, parts(_cut(live), _cut(text)))
 
 
 def visible(text: str) -> str:
     """The text with what can't be seen told: one that is blank, and many line breaks in a row, which would be a tall empty box."""
     if text and not text.strip():
-        breaks = text.count("\n")
-        return f"({breaks} line break{'s' if breaks > 1 else ''})" if breaks else f"({len(text)} space{'s' if len(text) > 1 else ''})"
-    return _BREAKS.sub(lambda match: f"\n({match[0].count(chr(10))} line breaks)" + "\n" * (match.end() < len(text)), text)
+        if breaks := text.count("\n"):
+            return _breaks(breaks)
+        return translated_plural("({count} space)", "({count} spaces)", len(text)).format(count=len(text))
+    return _BREAKS.sub(lambda match: f"\n{_breaks(match[0].count(chr(10)))}" + "\n" * (match.end() < len(text)), text)
+
+
+def _breaks(count: int) -> str:
+    return translated_plural("({count} line break)", "({count} line breaks)", count).format(count=count)
 
 
 def _cut(text: str) -> str:
     text = visible(text)
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} … ({len(text) - MOST_TEXT:,} more characters)"
+    if len(text) <= MOST_TEXT:
+        return text
+    return translated("{text} … ({count:,} more characters)").format(text=text[:MOST_TEXT], count=len(text) - MOST_TEXT)
 
 
 def parts(live: str, text: str) -> tuple[tuple[str, bool], ...]:
@@ -101,7 +113,7 @@ def parts(live: str, text: str) -> tuple[tuple[str, bool], ...]:
     for kind, _, _, start, end in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         piece = "".join(theirs[start:end])
         if kind == "delete":
-            piece = ENDS if end == len(theirs) else MISSING
+            piece = translated(ENDS) if end == len(theirs) else MISSING
         if pieces and pieces[-1][1] == (kind != "equal"):
             piece = pieces.pop()[0] + piece
         pieces.append((piece, kind != "equal"))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
+
+from daemon.contract.language.catalog import translated
 
 NOTHING = "–"
 
@@ -50,7 +53,7 @@ def number(value: Any) -> str:
     if not is_number(value):
         return NOTHING
     if isinstance(value, float) and math.isinf(value):
-        return "infinite"
+        return translated("infinite")
     if isinstance(value, int) or (abs(value) >= 1000 and float(value).is_integer()):
         return f"{int(value):,}"
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
@@ -83,9 +86,9 @@ def moment(value: Any) -> str:
     return f"{(read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def count(amount: int, noun: str) -> str:
-    """ "1 artifact", "2 artifacts"."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+def span(ends: tuple[float, float], show: Callable[[float], str] = number) -> str:
+    """An interval as "0.98 to 1.04"."""
+    return translated("{low} to {high}").format(low=show(ends[0]), high=show(ends[1]))
 
 
 def shown(value: Any) -> str:
@@ -93,7 +96,7 @@ def shown(value: Any) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return translated("yes") if value else translated("no")
     if is_number(value):
         return number(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

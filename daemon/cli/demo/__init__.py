@@ -29,8 +29,7 @@ from daemon.cli.views.markup import escape, escape_lines
 from daemon.contract.faults.errors import CkptdError, Permanent, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.operating.monitoring.status import snapshot
 
 ASKED = ExportOptions().variants

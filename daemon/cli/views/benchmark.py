@@ -11,8 +11,7 @@ from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 

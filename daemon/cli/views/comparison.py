@@ -10,8 +10,7 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.contract.language.catalog import to_translate, translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human
@@ -74,7 +73,7 @@ def print_comparison(value: Comparison) -> None:
 def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     """The lines, none wider than `width`."""
     a, b = value.a, value.b
-    lines = hanging("A", f"{a.label}: {a.folder}", width, style="bold") + hanging("B", f"{b.label}: {b.folder}", width, style="bold")
+    lines = hanging("A", f"{_label(a)}: {a.folder}", width, style="bold") + hanging("B", f"{_label(b)}: {b.folder}", width, style="bold")
     for note in value.notes:
         lines += hanging("note", translated_text(note), width, style="yellow")
     rows = list(_rows(_OF_EXPORT, a, b))
@@ -92,6 +91,12 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
                 width,
             )
     return lines + _texts(a, b, width)
+
+
+def _label(export: ComparedExport) -> str:
+    """What people call an export."""
+    step = translated("final") if export.ending else translated("step {step}").format(step=export.step) if export.step is not None else ""
+    return f"{export.run or '?'} {step}".strip()
 
 
 def _rows(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.conversion import Conversion
-from daemon.contract.language.catalog import translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_plural, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 

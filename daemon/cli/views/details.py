@@ -14,8 +14,7 @@ from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
-from daemon.contract.language.catalog import to_translate, translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
 

@@ -108,7 +108,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
 
 def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[Text]:
     stacks = [
-        wrap(" ".join(middle(word, room) for word in cell.text.split(" ")), room) if column.how == "words" else [middle(cell.text, room)]
+        wrap(" ".join(_shortened(word, room) for word in cell.text.split(" ")), room)
+        if column.how == "words"
+        else [middle(cell.text, room)]
         for cell, column, room in zip(cells, columns, taken, strict=True)
     ]
     lines = []
@@ -121,6 +123,11 @@ def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int])
         line.rstrip()
         lines.append(line)
     return lines
+
+
+def _shortened(word: str, room: int) -> str:
+    """A word that fits; Chinese, which is broken between its characters, as it is."""
+    return middle(word, room) if word.isascii() else word
 
 
 def duration(seconds: float) -> str:

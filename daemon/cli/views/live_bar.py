@@ -6,7 +6,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from daemon.cli.views.markup import put, terminal
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated_text
 
 
 class LiveBar:

@@ -9,8 +9,7 @@ from rich.cells import cell_len
 
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
-from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -35,7 +34,7 @@ def print_check(value: Diagnosis, *, everything: bool = False) -> None:
     room = 19 if everything else 2 + max(cell_len(translated(key)) for key in MATTERS)
     for key, fact in value.facts.items():
         if everything or key in MATTERS:
-            put_field(console, key, translated_text(str(fact)), room)
+            put_field(console, key, _fact(key, str(fact)), room)
     for problem in value.problems:
         _put_finding(console, to_translate("wrong"), "red", problem)
     for warning in value.warnings:
@@ -47,6 +46,20 @@ def print_check(value: Diagnosis, *, everything: bool = False) -> None:
         )  # fmt: skip
         verdict = with_notes.format(count=len(value.warnings)) if value.warnings else translated("The configuration is valid.")
         put(console, f"[green]{verdict}[/green]")
+
+
+def _fact(key: str, text: str) -> str:
+    """A fact, whose English a program may read, in the reader's language."""
+    if language() == "en":
+        return text
+    if key in ("output", "state"):
+        folder, _, size = text.removesuffix(" free)").rpartition(" (")
+        return translated("{folder} ({size} free)").format(folder=folder, size=size)
+    if key == "toolchains":
+        line = translated("{name} is not installed")
+        parts = [part.partition(" is not installed") for part in text.split("; ")]
+        return "; ".join(line.format(name=name) + cure if cut else name for name, cut, cure in parts)
+    return translated(text) if text == "none" else translated_text(text)
 
 
 def _put_finding(console: Console, label: str, style: str, text: str) -> None:

@@ -9,8 +9,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.jobs.run_figures import METRICS, figure
-from daemon.contract.language.catalog import translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import translated, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
 from daemon.system.box import human

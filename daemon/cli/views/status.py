@@ -21,8 +21,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
-from daemon.contract.language.catalog import language, to_translate, translated, translated_plural
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about

@@ -18,8 +18,7 @@ from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
-from daemon.contract.language.catalog import to_translate, translated
-from daemon.contract.language.recorded import translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.contract.values import Json
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving

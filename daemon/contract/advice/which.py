@@ -18,13 +18,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from daemon.contract.advice.merits import in_words
 from daemon.contract.advice.paired import Difference, can_be_paired, difference
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import METRICS, figure, is_measured, passed
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.lists import clauses, names
 
-MORE = "`validate.data` gives more"
-"""What to do where the texts show no difference."""
+METRIC_NAMES = {
+    "perplexity": to_translate("perplexity"), "accuracy": to_translate("accuracy"), "macro_f1": to_translate("macro f1"),
+    "exact_match": to_translate("exact match"), "chrf": "chrf",
+}  # fmt: skip
 _NEEDED = 0.5
 """Share of the exports in which a variant must have passed to be compared by, where none is named."""
 
@@ -73,8 +78,8 @@ def standing(points: Sequence[StepPoint], trainers_best: int | None = None, vari
     measured = [point for point in there if is_measured(point)]
     if not measured:
         return Unranked(
-            "only the divergence from the live model was measured, which says nothing about the checkpoint itself" if there
-            else "no export of the run is there"
+            translated("only the divergence from the live model was measured, which says nothing about the checkpoint itself") if there
+            else translated("no export of the run is there")
         )  # fmt: skip
     newest = max(measured, key=_made)
     group = [point for point in measured if point.comparison == newest.comparison] if newest.comparison else [newest]
@@ -87,7 +92,9 @@ def standing(points: Sequence[StepPoint], trainers_best: int | None = None, vari
                 by_variant.setdefault(name, []).append(point)
     chosen = variant or _smallest(by_variant, len(group))
     if chosen not in by_variant:
-        return Unranked(f"{variant or 'no variant'} did not pass in any export whose figures can be compared")
+        if not variant:
+            return Unranked(translated("no variant passed in enough of the exports whose figures can be compared"))
+        return Unranked(translated("{variant} did not pass in any export whose figures can be compared").format(variant=variant))
     return _compared(by_variant[chosen], chosen, metric, trainers_best)
 
 
@@ -98,8 +105,9 @@ def _compared(points: Sequence[StepPoint], variant: str, metric: str, trainers_b
     newest = max(points, key=_made)
     if len(points) > 1 and not by_text[newest.export]:
         return Unranked(
-            "the exports can't be compared, since the newest report has no figures for each text", tuple(ordered), variant, metric
-        )
+            translated("the exports can't be compared, since the newest report has no figures for each text"),
+            tuple(ordered), variant, metric,
+        )  # fmt: skip
     ordered = [point for point in ordered if point is newest or can_be_paired(by_text[newest.export], by_text[point.export])]
     leader, many = ordered[0], len(ordered) - 1
     apart = {
@@ -134,72 +142,108 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
     """Which checkpoint to deploy, and which of its artifacts, in two sentences: what the figures say, then what to deploy."""
     ranking = standing(points, trainers_best, variant)
     trainers = next((point for point in points if point.step == trainers_best and not point.ending), None)
-    loss = f" (loss {figure(trainers.loss)})" if trainers and trainers.loss is not None else ""
-    named = f"The trainer's best is step {trainers_best}{loss}" if trainers_best is not None else "The trainer names no best step"
+    if trainers_best is None:
+        named = translated("The trainer names no best step")
+    elif trainers and trainers.loss is not None:
+        named = translated("The trainer's best is step {step} (loss {loss})").format(step=trainers_best, loss=figure(trainers.loss))
+    else:
+        named = translated("The trainer's best is step {step}").format(step=trainers_best)
     if isinstance(ranking, Unranked):
-        return f"{named}; which checkpoint is the best after quantization can't be said: {ranking.why}."
-    return f"{named}; {_ground(ranking, trainers)}. {_deploy(ranking, trainers)}"
+        why = translated("{named}; which checkpoint is the best after quantization can't be said: {why}.")
+        return why.format(named=named, why=ranking.why)
+    ground = translated("{named}; {ground}. {deploy}")
+    return ground.format(named=named, ground=_ground(ranking, trainers), deploy=_deploy(ranking, trainers))
 
 
 def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
-    about, leader = f"{ranking.metric.replace('_', ' ')} of {ranking.variant}", ranking.leader
-    value = figure(ranking.value(leader))
+    metric, leader = translated(METRIC_NAMES[ranking.metric]), ranking.leader
+    value, about = figure(ranking.value(leader)), {"metric": metric, "variant": ranking.variant}
     if len(ranking.ranked) == 1:
-        return f"only {leader.label} has figures that can be compared: {about} {value}"
+        only = translated("only {step} has figures that can be compared: {metric} of {variant} {value}")
+        return only.format(step=label(leader), value=value, **about)
     equal = ranking.equal
     if len(equal) > 1:
         weakest = min((ranking.apart[point.export] for point in equal if point is not leader), key=lambda between: between.weight)
-        many = f"the {len(equal)} exports" if len(equal) == len(ranking.ranked) else joined([point.label for point in equal])
-        ground = f"{about}: {no_difference(weakest, ranking.metric, f'between {many}')}"
+        every = translated("between the {count} exports").format(count=len(equal))
+        where = every if len(equal) == len(ranking.ranked) else translated("between {steps}").format(steps=joined(list(map(label, equal))))
+        ground = translated("{metric} of {variant}: {difference}").format(difference=no_difference(weakest, ranking.metric, where), **about)
     else:
-        ground = f"by the {about}, {leader.label} is the best of {len(ranking.ranked)} exports"
+        best = translated("by the {metric} of {variant}, {step} is the best of {count} exports")
+        ground = best.format(step=label(leader), count=len(ranking.ranked), **about)
     worse = [point for point in ranking.ranked if point not in equal]
     other = trainers if trainers in worse else min(worse, key=lambda point: ranking.ranked.index(point), default=None)
     if other is None:
         return ground
+    against = (
+        translated("{ground}; {value} against {other} of {step} ({difference})") if len(equal) > 1
+        else translated("{ground}: {value} against {other} of {step} ({difference})")
+    )  # fmt: skip
     between = difference_said(ranking.metric, ranking.apart[other.export])
-    return f"{ground}{';' if len(equal) > 1 else ':'} {value} against {figure(ranking.value(other))} of {other.label} ({between})"
+    return against.format(ground=ground, value=value, other=figure(ranking.value(other)), step=label(other), difference=between)
 
 
 def _deploy(ranking: Standing, trainers: StepPoint | None) -> str:
     pick, chosen = ranking.pick, len(ranking.equal) == 1 or ranking.pick is trainers
-    start = f"Deploy {pick.label}" if chosen else f"Any of these can be deployed, for example the first, {pick.label}"
-    return f"{start}, {pick.recommended.rstrip('.')}." if pick.recommended else f"{start}; its report recommends none of its artifacts."
+    any_ = translated("Any of these can be deployed, for example the first, {step}")
+    start = (translated("Deploy {step}") if chosen else any_).format(step=label(pick))
+    if not pick.recommended:
+        return translated("{start}; its report recommends none of its artifacts.").format(start=start)
+    return translated("{start}, {artifact}.").format(start=start, artifact=in_words(pick.recommended.rstrip(".")))
+
+
+def label(point: StepPoint) -> str:
+    """What people call an export of the run."""
+    if point.ending:
+        return translated("the end (after step {step})").format(step=point.step)
+    return translated("step {step}").format(step=point.step)
 
 
 def no_difference(between: Difference, metric: str, where: str = "") -> str:
-    """The words where no difference may be called one."""
-    return f"no difference{f' {where}' if where else ''} seen with {weight_said(between, metric)}; {MORE}"
+    """The words where no difference may be called one; `where` is "between …" in the reader's language."""
+    ground = weight_said(between, metric)
+    if where:
+        return translated("no difference {where} seen with {ground}; `validate.data` gives more").format(where=where, ground=ground)
+    return translated("no difference seen with {ground}; `validate.data` gives more").format(ground=ground)
 
 
 def weight_said(between: Difference, metric: str) -> str:
     """How much a difference rests on: "53 tokens of 6 texts", "6 texts"."""
-    texts = f"{between.texts:,} {'text' if between.texts == 1 else 'texts'}"
-    return f"{between.weight:,.0f} tokens of {texts}" if metric == "perplexity" else texts
+    texts = translated_plural("{count:,} text", "{count:,} texts", between.texts).format(count=between.texts)
+    if metric != "perplexity":
+        return texts
+    return translated("{tokens:,.0f} tokens of {texts}").format(tokens=between.weight, texts=texts)
 
 
 def difference_said(metric: str, between: Difference) -> str:
     """A difference with its interval and its ground: "1.04 ×, 1.01 to 1.06, 1,234 tokens of 12 texts"."""
-    return f"{size_said(metric, between)}, {weight_said(between, metric)}"
+    return clauses((size_said(metric, between), weight_said(between, metric)))
 
 
 def size_said(metric: str, between: Difference) -> str:
     """The difference and its interval: of perplexities the ratio, of shares percentage points."""
     if metric == "perplexity":
-        ratio = between.ratio
-        return f"{ratio[0]:.3g} ×, {ratio[1]:.3g} to {ratio[2]:.3g}" if ratio else "no interval"
+        return _ratio_said(between.ratio) if between.ratio else translated("no interval")
     share = 100 if metric in ("accuracy", "exact_match") else 1
-    unit = " points" if share == 100 else ""
+    unit = translated(" points") if share == 100 else ""
+    value = f"{share * between.value:+.3g}{unit}"
     if between.low is None or between.high is None:
-        return f"{share * between.value:+.3g}{unit}, no interval"
-    return f"{share * between.value:+.3g}{unit}, {share * between.low:+.3g} to {share * between.high:+.3g}"
+        return translated("{value}, no interval").format(value=value)
+    low, high = (f"{share * end:+.3g}" for end in (between.low, between.high))
+    return translated("{value}, {low} to {high}").format(value=value, low=low, high=high)
+
+
+def _ratio_said(ratio: tuple[float, float, float]) -> str:
+    value, low, high = (f"{number:.3g}" for number in ratio)
+    return translated("{value}, {low} to {high}").format(value=f"{value} ×", low=low, high=high)
 
 
 def beside_live(ratio: tuple[float, float] | None) -> str:
     """How an artifact's perplexity stands to its live model's, by the interval of their ratio; "" where there is none."""
     if ratio is None:
         return ""
-    return "lower than live" if ratio[1] < 1 else "higher than live" if ratio[0] > 1 else "as good as live"
+    if ratio[1] < 1:
+        return translated("lower than live")
+    return translated("higher than live") if ratio[0] > 1 else translated("as good as live")
 
 
 def ranges_apart(first: tuple[float, float] | None, second: tuple[float, float] | None) -> bool | None:
@@ -209,6 +253,8 @@ def ranges_apart(first: tuple[float, float] | None, second: tuple[float, float] 
     return first[1] < second[0] or second[1] < first[0]
 
 
-def joined(names: Sequence[str]) -> str:
+def joined(parts: Sequence[str]) -> str:
     """ "a, b and c"."""
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    if len(parts) < 2:
+        return parts[0]
+    return translated("{names} and {last}").format(names=names(parts[:-1]), last=parts[-1])

@@ -20,6 +20,7 @@ from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.benchmark import BenchRequest
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.points import RunFigures
+from daemon.contract.language.catalog import Language
 from daemon.contract.values import Frozen, Json, digest_of
 
 CONTRACT_VERSION = 1
@@ -265,6 +266,8 @@ class StageContext(Frozen):
     key: str | None = None
     """Resume key: digest of all that determines the stage's output."""
     limits: ChildLimits = ChildLimits()
+    language: Language = "en"
+    """Of the pages for people; what programs read, and what is recorded, is English in every language."""
     formats: tuple[FormatEntry, ...] = ()
     """The formats that the daemon knows: a child, perhaps in another Python, takes the same ones."""
     facts: JobFacts | None = None

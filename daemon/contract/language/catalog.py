@@ -35,6 +35,15 @@ def translated_plural(singular: str, plural: str, count: int) -> str:
     return _catalogue().ngettext(singular, plural, count)
 
 
+def translated_text(text: str) -> str:
+    """What is stored or given in English, in the reader's language: recorded sentences are known by their templates."""
+    if language() == "en":
+        return text
+    from daemon.contract.language import recorded
+
+    return recorded.translated_text(text)
+
+
 def to_translate(message: str) -> str:
     """The sentence as it is: marks one that is stored, or stands in a table, for the catalogue. Who shows it calls `translated`."""
     return message
@@ -46,6 +55,12 @@ def language() -> Language:
     if _chosen is None:
         _chosen = language_of(os.environ)
     return _chosen
+
+
+def speak_english() -> None:
+    """Let this process speak English to its end: it answers a program."""
+    global _chosen
+    _chosen = "en"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ LEAST_WIDTH = 60
 """Columns that every output is made for; a narrower terminal breaks the lines itself."""
 _AFTER = re.compile(r"(?<=[/;,])")
 _CHINESE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef"
-_OPENS, _CLOSES = r"（《“‘【(\[", "，。；：、！？）》”’…】"
+_OPENS, _CLOSES = r"（《“‘【(\[", r"，。；：、！？）》”’…】,.;:!?)\]"
 _PAUSES = re.compile(r"(?<=[，。；：、])")
 _BETWEEN = re.compile(rf"(?<![{_OPENS}])(?![{_CLOSES}])(?:(?<=[{_CHINESE}])|(?=[{_CHINESE}]))")
 """Where Chinese, which has no blanks, may be broken: beside a character of it, not before what closes, nor after what opens."""

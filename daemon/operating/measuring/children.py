@@ -168,7 +168,7 @@ class Children:
             job=STAGE, stage=stage, entry=entry, attempt=self._number, inputs=inputs, pin=export, work=self._settings.work, bench=request,
             checkpoint=CheckpointRef(root="", run=self._export.text("run") or "", step=0, path=export, layout="", digest="", method=""),
             staging=str(folder / "staging"), result=str(folder / RESULT_FILE), temporary=str(folder / "tmp"), cache=str(cache),
-            formats=catalog().entries,
+            formats=catalog().entries, language=self._settings.report.spoken,
             limits=ChildLimits(
                 threads=self._limits.effective_threads, nice=NICE[self._limits.priority], idle=self._limits.priority == "idle",
                 device=self._limits.device if request else "cpu",

@@ -28,6 +28,7 @@ from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.points import RunFigures
+from daemon.contract.language.catalog import Language
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow, JobRow
@@ -175,6 +176,8 @@ class Grant:
     """What the report says of who may read the export."""
     run: RunFigures | None = None
     """What the report is told of the run's other exports."""
+    language: Language = "en"
+    """Of its page."""
 
 
 class Children:
@@ -232,7 +235,7 @@ class Children:
         if spec.name == "report":
             facts = self._journal.attempts.facts(job, ready.stages)
             facts = facts.model_copy(update={"run": grant.run, "access": grant.access})
-            context = context.model_copy(update={"facts": facts})
+            context = context.model_copy(update={"facts": facts, "language": grant.language})
         row = self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key))
         if row is None:
             return None, None

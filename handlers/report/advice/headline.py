@@ -11,21 +11,31 @@ The smallest, if it is more than 5 % smaller, and the nearest, if it is nearer, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from daemon.contract.advice.merits import recommended as with_merits
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import is_published
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.lists import names, sentences
 from handlers.report.advice import ranking, targets
 from handlers.report.model import Artifact, Choice, Preference, Recommendation, Replaced, Report, RunSoFar
 from handlers.report.usage import Usage
 
-RULE = (
-    "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it{}, take the one of"
-    " them whose outputs are closest to the live model's, and where no difference is seen, the smallest. An artifact that failed, or was"
-    " not checked, is never recommended."
-)
+RULES: dict[Preference, str] = {
+    "fastest": to_translate(
+        "The rule: of the artifacts that passed their check, take the fastest one; if others are within 10 % of it, or may be as fast,"
+        " since speeds varied, take the one of them whose outputs are closest to the live model's, and where no difference is seen, the"
+        " smallest. An artifact that failed, or was not checked, is never recommended."
+    ),
+    "smallest": to_translate(
+        "The rule: of the artifacts that passed their check, take the smallest one; if others are within 10 % of it, take the one of them"
+        " whose outputs are closest to the live model's, and where no difference is seen, the smallest. An artifact that failed, or was not"
+        " checked, is never recommended."
+    ),
+}
 
 
 def verdict_line(
@@ -37,8 +47,12 @@ def verdict_line(
 ) -> str:
     """The status in one line: how many artifacts passed, which did not, what took their place, and the first thing that failed."""
     if status == "failed":
-        why = f"the stage {faults[0][0]} failed: {faults[0][1].cause}" if faults else "; ".join(_short(check) for check in checks)
-        return f"Failed: nothing was published. Reason: {(why or 'no variant was asked for').rstrip('.')}."
+        why = sentences(_short(check) for check in checks)
+        if faults:
+            stage, fault = faults[0]
+            why = translated("the stage {stage} failed: {cause}").format(stage=stage, cause=fault.cause)
+        why = (why or translated("no variant was asked for")).rstrip(".")
+        return translated("Failed: nothing was published. Reason: {why}.").format(why=why)
     published = {check.variant for check in checks if is_published(check, rules)}
     return _counted(status, [(check.variant, check.verdict) for check in checks], published, stories)
 
@@ -46,7 +60,7 @@ def verdict_line(
 def title_line(report: Report) -> str:
     """The status in one line for the top of the page, which gives the causes below it."""
     if report.status == "failed":
-        return "Failed: nothing was published."
+        return translated("Failed: nothing was published.")
     published = {artifact.variant for artifact in report.published}
     return _counted(report.status, [(artifact.variant, artifact.verdict) for artifact in report.artifacts], published, report.replaced)
 
@@ -55,24 +69,42 @@ def _counted(status: Status, verdicts: Sequence[tuple[str, Verdict]], published:
     by_verdict = {verdict: [name for name, own in verdicts if own is verdict] for verdict in Verdict}
     passed, failed, unchecked = (by_verdict[verdict] for verdict in (Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED))
     if status == "succeeded":
-        many = f"all {len(passed)} artifacts" if len(passed) > 1 else "the artifact"
-        return f"Succeeded: {many} passed validation ({', '.join(passed)})."
+        many = translated_plural(
+            "Succeeded: the artifact passed validation ({variants}).", "Succeeded: all {count} artifacts passed validation ({variants}).",
+            len(passed),
+        )  # fmt: skip
+        return many.format(count=len(passed), variants=names(passed))
     instead = {story.asked: story.taken for story in stories if story.taken}
-    parts = [f"{len(passed)} of {len(verdicts)} artifacts passed"]
-    for names, what in (
-        ([name for name in failed if name not in published], "failed and {} not published"),
-        ([name for name in failed if name in published], "failed and {} published nevertheless"),
-        ([name for name in unchecked if name in published], "{} published unverified"),
-        ([name for name in unchecked if name not in published], "{} not published, because no check could run"),
-    ):
-        if names:
-            parts.append(f"{', '.join(names)} {what.format('is' if len(names) == 1 else 'are')}")
-    parts += [f"{taken} takes the place of {asked}" for asked, taken in instead.items()]
-    return f"Partial: {'; '.join(parts)}."
+    parts = [translated("{count} of {all} artifacts passed").format(count=len(passed), all=len(verdicts))]
+    parts += _not_passed(failed, unchecked, published)
+    parts += [translated("{taken} takes the place of {asked}").format(taken=taken, asked=asked) for asked, taken in instead.items()]
+    return translated("Partial: {parts}.").format(parts=sentences(parts))
+
+
+def _not_passed(failed: Sequence[str], unchecked: Sequence[str], published: Collection[str]) -> Iterator[str]:
+    """What became of those that did not pass, as clauses."""
+    if withheld := [name for name in failed if name not in published]:
+        words = translated_plural("{variants} failed and is not published", "{variants} failed and are not published", len(withheld))
+        yield words.format(variants=names(withheld))
+    if wrong := [name for name in failed if name in published]:
+        words = translated_plural(
+            "{variants} failed and is published nevertheless", "{variants} failed and are published nevertheless", len(wrong)
+        )
+        yield words.format(variants=names(wrong))
+    if unverified := [name for name in unchecked if name in published]:
+        words = translated_plural("{variants} is published unverified", "{variants} are published unverified", len(unverified))
+        yield words.format(variants=names(unverified))
+    if kept := [name for name in unchecked if name not in published]:
+        words = translated_plural(
+            "{variants} is not published, because no check could run", "{variants} are not published, because no check could run", len(kept)
+        )
+        yield words.format(variants=names(kept))
 
 
 def _short(check: ArtifactCheck) -> str:
-    return f"{check.variant}: {check.reasons[0]}" if check.reasons else f"{check.variant} {check.verdict}"
+    if check.reasons:
+        return translated("{variant}: {reason}").format(variant=check.variant, reason=check.reasons[0])
+    return f"{check.variant} {translated(check.verdict)}"
 
 
 def recommend(report: Report) -> Recommendation:
@@ -82,7 +114,7 @@ def recommend(report: Report) -> Recommendation:
         usable = usable or [artifact for artifact in report.artifacts if ranking.deploys(artifact) == other]
     if not usable:
         return Recommendation(
-            sentence="Nothing is recommended: no artifact that can be deployed passed a comparison with the live model.",
+            sentence=translated("Nothing is recommended: no artifact that can be deployed passed a comparison with the live model."),
             rule="",
             best=None,
             targets=targets.choices(report),
@@ -101,8 +133,8 @@ def recommend(report: Report) -> Recommendation:
             choices[artifact.variant] = _choice(preference, artifact, usage)
     first, *others = choices.values()
     return Recommendation(
-        sentence=f"Deploy {first.sentence}.",
-        rule=RULE.format(kind, ", or may be as fast, since speeds varied" if kind == "fastest" else ""),
+        sentence=translated("Deploy {artifact}.").format(artifact=first.sentence),
+        rule=translated(RULES[kind]),
         best=first,
         others=tuple(others),
         targets=targets.choices(report),
@@ -113,13 +145,13 @@ def of_run(recommended: Recommendation, run: RunSoFar | None, own: str) -> Recom
     """The same, said as what it is where the run's figures are better at another export than at this one, whose id is `own`."""
     if run is None or run.best is None or own in run.equal or recommended.best is None:
         return recommended
-    sentence = f"Of this export deploy {recommended.best.sentence}; of the run, another export is to be deployed: step {run.best_step}."
-    return recommended.model_copy(update={"sentence": sentence})
+    other = translated("Of this export deploy {artifact}; of the run, another export is to be deployed: step {step}.")
+    return recommended.model_copy(update={"sentence": other.format(artifact=recommended.best.sentence, step=run.best_step)})
 
 
 def _choice(preference: Preference, artifact: Artifact, usage: Usage) -> Choice:
     install, run, language = usage.blocks(artifact.variant)
     return Choice(
-        preference=preference, variant=artifact.variant, sentence=f"{artifact.variant}: {', '.join(ranking.merits(artifact))}",
+        preference=preference, variant=artifact.variant, sentence=with_merits(artifact.variant, ranking.merits(artifact)),
         install=install, run=run, language=language,
     )  # fmt: skip

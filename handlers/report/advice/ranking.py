@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from daemon.contract.advice import merits as words
 from daemon.contract.advice.paired import Difference, difference
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
+from daemon.contract.language.catalog import translated
 from handlers.report import units
 from handlers.report.model import Artifact
 
@@ -125,15 +127,18 @@ def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
     figures, merits = artifact.measured, list[str]()
     variant = find_variant(artifact.variant)
     if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
-        turns = " to ".join(units.number(factor) for factor in figures.speed_over_pytorch_range or ()) if uncertain(artifact) else ""
-        merits.append(f"{units.times(figures.speed_over_pytorch)} {f'({turns}) ' if turns else ''}as fast as PyTorch")
+        times, turns = units.times(figures.speed_over_pytorch), figures.speed_over_pytorch_range
+        if turns and uncertain(artifact):
+            merits.append(translated(words.AS_FAST_IN_TURNS).format(speed=times, turns=units.span(turns)))
+        else:
+            merits.append(translated(words.AS_FAST).format(speed=times))
     if figures.agreement is not None:
-        merits.append(f"{units.percent(figures.agreement)} agreement with the live model")
+        merits.append(translated(words.AGREES).format(share=units.percent(figures.agreement)))
     elif figures.error_max is not None:
-        merits.append(f"largest error {units.number(figures.error_max)} σ of the live model's outputs")
+        merits.append(translated(words.ERROR).format(error=units.number(figures.error_max)))
     if artifact.size_bytes is not None:
-        of_base = f" ({units.times(artifact.size_ratio)} the base's weights)" if artifact.size_ratio is not None else ""
-        merits.append(f"{units.size(artifact.size_bytes)}{of_base}")
+        size, ratio = units.size(artifact.size_bytes), artifact.size_ratio
+        merits.append(size if ratio is None else translated(words.SIZE_OF_BASE).format(size=size, ratio=units.times(ratio)))
     if variant is not None and variant.deploys == "over its base":
-        merits.append("needs its base model too")
+        merits.append(translated(words.NEEDS_BASE))
     return merits

@@ -11,6 +11,9 @@ from typing import Any
 from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, StageFacts
+from daemon.contract.language.catalog import translated
+from daemon.contract.language.lists import after_each_other, clauses, sentences
+from daemon.contract.language.recorded import translated_text
 from handlers.report import units
 from handlers.report.model import Replaced, StepDown
 
@@ -39,27 +42,39 @@ def _sentence(
 ) -> str:  # fmt: skip
     missed = [name for name in chain if name != taken and name in by_variant and by_variant[name].reasons]
     inexact = [name for name in missed if by_variant[name].of_precision]
-    why = "; ".join((f"{name}: " if len(inexact) > 1 else "") + by_variant[name].reasons[0].rstrip(".") for name in inexact)
-    lost = "".join(f" {name} was tried next: {by_variant[name].reasons[0].rstrip('.')}." for name in missed if name not in inexact)
-    start = f"{asked} was not exact enough ({why}).{lost}"
+    reasons = {name: translated_text(by_variant[name].reasons[0]).rstrip(".。") for name in missed}
+    of_form = translated("{variant}: {reason}")
+    why = sentences(
+        of_form.format(variant=name, reason=reasons[name]) if len(inexact) > 1 else reasons[name] for name in inexact
+    )  # fmt: skip
+    lost = translated("{variant} was tried next: {reason}.")
+    said = [
+        translated("{asked} was not exact enough ({why}).").format(asked=asked, why=why),
+        *(lost.format(variant=name, reason=reasons[name]) for name in missed if name not in inexact),
+    ]
     if taken is None:
-        return f"{start} Nothing takes its place{f': {stopped}' if stopped else ''}."
+        nothing = translated("Nothing takes its place: {why}.").format(why=translated_text(stopped)) if stopped else ""
+        return after_each_other([*said, nothing or translated("Nothing takes its place.")])
     stage = stages.get(taken)
-    merits = _merits(by_variant[taken], stage.result.size if stage and stage.result else None, base_bytes)
-    kept = _read_choice(stage.result.figures if stage and stage.result else {})
-    return f"{start} {taken} takes its place{f': {merits}' if merits else ''}.{f' {kept}' if kept else ''}"
+    if merits := _merits(by_variant[taken], stage.result.size if stage and stage.result else None, base_bytes):
+        said.append(translated("{taken} takes its place: {merits}.").format(taken=taken, merits=clauses(merits)))
+    else:
+        said.append(translated("{taken} takes its place.").format(taken=taken))
+    if kept := _read_choice(stage.result.figures if stage and stage.result else {}):
+        said.append(translated_text(kept))
+    return after_each_other(said)
 
 
-def _merits(check: ArtifactCheck, size: int | None, base_bytes: int | None) -> str:
+def _merits(check: ArtifactCheck, size: int | None, base_bytes: int | None) -> list[str]:
     figures = figures_of(check.figures, ArtifactFigures) or ArtifactFigures()
     parts = []
     if figures.kl is not None:
-        parts.append(f"divergence {units.number(figures.kl)} nats")
+        parts.append(translated("divergence {kl} nats").format(kl=units.number(figures.kl)))
     elif figures.agreement is not None:
-        parts.append(f"{units.percent(figures.agreement)} agreement")
+        parts.append(translated("{share} agreement").format(share=units.percent(figures.agreement)))
     if size and base_bytes:
-        parts.append(f"{units.times(round(size / base_bytes, 4))} the base's weights")
-    return ", ".join(parts)
+        parts.append(translated("{ratio} the base's weights").format(ratio=units.times(round(size / base_bytes, 4))))
+    return parts
 
 
 def _read_choice(figures: Mapping[str, Any]) -> str:

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daemon.contract.advice.which import weight_said
+from daemon.contract.advice.which import joined, weight_said
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.messages import Verdict
+from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.contract.language.lists import clauses, names, sentences
+from daemon.contract.language.recorded import translated_text
 from handlers.report.advice import ranking
 from handlers.report.model import Artifact, Report, TargetChoice
 
 BY_SPEED: frozenset[Target] = frozenset({"cpu-server"})
 """Targets where the fastest is taken, and not the smallest."""
-NO_GPU = "not run on a GPU here"
+NO_GPU = to_translate("not run on a GPU here")
 _SAME = 1e-6
 """Divergence, in nats, below which two artifacts count as equally near."""
 _MOST = 160
@@ -39,9 +42,9 @@ def rows(report: Report) -> tuple[tuple[str, str, str], ...]:
     """(targets, artifact, why) for a table: targets with the same answer share a row."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for choice in report.recommendation.targets:
-        why = choice.sentence[len(choice.variant) + 2 :] if choice.variant else choice.sentence
-        grouped.setdefault((choice.variant or "none", f"{why[:1].upper()}{why[1:]}"), []).append(choice.target)
-    return tuple((", ".join(names), variant, why) for (variant, why), names in grouped.items())
+        why = choice.sentence.removeprefix(choice.variant).lstrip(":： ") if choice.variant else choice.sentence
+        grouped.setdefault((choice.variant or translated("none"), f"{why[:1].upper()}{why[1:]}"), []).append(choice.target)
+    return tuple((names(places), variant, why) for (variant, why), places in grouped.items())
 
 
 def _asked(report: Report) -> list[str]:
@@ -51,8 +54,8 @@ def _asked(report: Report) -> list[str]:
 
 
 def _choice(target: Target, report: Report) -> TargetChoice:
-    names = {spec.name for spec in fitting(target, catalog())}
-    here = [artifact for artifact in report.artifacts if artifact.variant in names]
+    able = {spec.name for spec in fitting(target, catalog())}
+    here = [artifact for artifact in report.artifacts if artifact.variant in able]
     usable = [artifact for artifact in here if ranking.deploys(artifact) in ranking.USABLE]
     usable = [artifact for artifact in usable if artifact.variant in _first(target)] or usable
     fastest = ranking.fastest(usable) if target in BY_SPEED else None
@@ -74,49 +77,69 @@ def _first(target: Target) -> set[str]:
 
 
 def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
-    kind = "fastest" if by_speed else "smallest"
     first = (
         max(usable, key=lambda artifact: ranking.over_pytorch(artifact) or 0)
         if by_speed
         else min(usable, key=lambda artifact: artifact.size_bytes or 0)
     )
     if len(usable) == 1:
-        why = "the only one that fits and passed"
+        why = translated("the only one that fits and passed")
     elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
-        why = f"the {kind} of the {len(usable)} that fit and passed"
-    elif by_speed and (ranking.over_pytorch(best) or 0) < (1 - ranking.NEAR) * (ranking.over_pytorch(first) or 0):
-        why = f"perhaps as fast as {first.variant}, since their speeds varied while they were measured, and {_nearness(best, first)}"
+        most = (
+            translated("the fastest of the {count} that fit and passed") if by_speed
+            else translated("the smallest of the {count} that fit and passed")
+        )  # fmt: skip
+        why = most.format(count=len(usable))
     else:
-        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and {_nearness(best, first)}".replace("%", " %")
-    parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best, speed=target != 'nvidia'))}"]
+        why = _near(best, first, by_speed=by_speed).format(first=first.variant, nearness=_nearness(best, first))
+    reason = translated("{variant}: {why}: {merits}")
+    merits = clauses(ranking.merits(best, speed=target != "nvidia"))
+    parts = [reason.format(variant=best.variant, why=why, merits=merits)]
     if equal:
-        parts.append(f"by the figures, {_and(equal)} {'is' if len(equal) == 1 else 'are'} equal")
+        alike = translated_plural("by the figures, {variants} is equal", "by the figures, {variants} are equal", len(equal))
+        parts.append(alike.format(variants=joined(equal)))
     if target in BY_SPEED and not by_speed:
-        parts.append("no speed was measured")
+        parts.append(translated("no speed was measured"))
     if target == "nvidia":
-        parts.append(NO_GPU)
-    return f"{'; '.join(parts)}."
+        parts.append(translated(NO_GPU))
+    return translated("{sentence}.").format(sentence=sentences(parts))
+
+
+def _near(best: Artifact, first: Artifact, *, by_speed: bool) -> str:
+    """Why not the first one by its figure, as a template."""
+    if not by_speed:
+        return translated("within 10 % of the smallest ({first}), and {nearness}")
+    if (ranking.over_pytorch(best) or 0) < (1 - ranking.NEAR) * (ranking.over_pytorch(first) or 0):
+        return translated("perhaps as fast as {first}, since their speeds varied while they were measured, and {nearness}")
+    return translated("within 10 % of the fastest ({first}), and {nearness}")
 
 
 def _nothing(target: Target, here: Sequence[Artifact]) -> str:
     """Why there is none: what failed, or what is missing."""
     if missing := lacking([target], catalog()):
-        return f"{missing[target][:1].upper()}{missing[target][1:]}."
+        why = translated_text(missing[target])
+        return translated("{sentence}.").format(sentence=why[:1].upper() + why[1:])
     if not here:
-        names = ", ".join(spec.name for spec in made_for(target, catalog()))
-        return f"Nothing that fits was asked for; name {names} in export.variants."
+        variants = ", ".join(spec.name for spec in made_for(target, catalog()))
+        return translated("Nothing that fits was asked for; name {variants} in export.variants.").format(variants=variants)
     alike: dict[str, list[str]] = {}
     for artifact in here:
         alike.setdefault(_what_is_wrong(artifact), []).append(artifact.variant)
-    said = "; ".join(f"{_and(names)} {wrong}" for wrong, names in alike.items())
-    return f"Nothing that fits passed: {said}."
+    said = (translated("{variants} {what}").format(variants=joined(those), what=wrong) for wrong, those in alike.items())
+    return translated("Nothing that fits passed: {which}.").format(which=sentences(said))
 
 
 def _what_is_wrong(artifact: Artifact) -> str:
-    words = {Verdict.FAILED: "failed", Verdict.UNVERIFIED: "could not be checked", Verdict.PASSED: "passed, but nothing was compared"}
-    reason = " ".join(artifact.reasons[0].rstrip(".").split()) if artifact.reasons else ""
-    reason = reason.removeprefix("it could not be checked: ")
-    return f"{words[artifact.verdict]}{f' ({reason[:_MOST]})' if reason else ''}"
+    words = {
+        Verdict.FAILED: translated("failed"), Verdict.UNVERIFIED: translated("could not be checked"),
+        Verdict.PASSED: translated("passed, but nothing was compared"),
+    }  # fmt: skip
+    what = words[artifact.verdict]
+    if not artifact.reasons:
+        return what
+    reason = " ".join(artifact.reasons[0].rstrip(".。").split())
+    reason = reason.removeprefix("it could not be checked: ").removeprefix(f"{what}：")
+    return translated("{what} ({reason})").format(what=what, reason=reason[:_MOST])
 
 
 def _equal(artifact: Artifact, best: Artifact, *, by_speed: bool) -> bool:
@@ -132,16 +155,15 @@ def _equal(artifact: Artifact, best: Artifact, *, by_speed: bool) -> bool:
 def _nearness(best: Artifact, other: Artifact) -> str:
     """What speaks for the best one beside another that is about as fast, or as small."""
     if ranking.is_farther(other, best):
-        return "closer to the live model"
+        return translated("closer to the live model")
     between = ranking.apart(best, other)
-    ground = f" in {weight_said(between, 'kl')}" if between else ""
-    size = "smaller, and " if (best.size_bytes or 0) < (other.size_bytes or 0) else ""
-    return f"{size}no difference in closeness to the live model was seen{ground}"
+    same = translated("no difference in closeness to the live model was seen")
+    if between:
+        ground = weight_said(between, "kl")
+        same = translated("no difference in closeness to the live model was seen in {ground}").format(ground=ground)
+    is_smaller = (best.size_bytes or 0) < (other.size_bytes or 0)
+    return translated("smaller, and {nearness}").format(nearness=same) if is_smaller else same
 
 
 def _figure(artifact: Artifact, *, by_speed: bool) -> float | None:
     return ranking.over_pytorch(artifact) if by_speed else artifact.size_bytes
-
-
-def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

@@ -26,8 +26,21 @@ from daemon.contract.jobs.figures import (
     stage_figures,
     unreadable,
 )
-from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.contract.jobs.messages import (
+    ArtifactCheck,
+    AttemptFacts,
+    CheckpointRef,
+    Fallback,
+    JobFacts,
+    StageContext,
+    StageFacts,
+    Verdict,
+)
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.lists import names as list_names
+from daemon.contract.language.lists import sentences
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
@@ -49,8 +62,10 @@ _MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": Referen
 """Stage → its figures. Those of the checks are `Checking`; other stages' figures are for people alone."""
 
 
-_INSTEAD = "use {0}, which is published in its place; name it in export.variants to have it made at once, or relax the limits in\
- [validate.limits.{1}] if you accept the difference"
+_INSTEAD = to_translate(
+    "use {taken}, which is published in its place; name it in export.variants to have it made at once, or relax the limits in"
+    " [validate.limits.{asked}] if you accept the difference"
+)
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
@@ -65,7 +80,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
             "let the daemon start the report stage, which then gives it the journal's facts",
         )  # fmt: skip
     moment = now or datetime.now(UTC)
-    checks = verdicts.judge(facts)
+    checks = tuple(_spoken_check(check) for check in verdicts.judge(facts))
     status = verdicts.status_that_follows(facts)
     faults = _faults(facts, context.stage)
     merge, reference = (
@@ -105,7 +120,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         replaced=stories,
         not_verified=not_verified(facts, checks),
         warnings=_warnings(facts, reference.reference),
-        access=facts.access,
+        access=translated_text(facts.access) if facts.access else None,
     )
     notes: list[str] = []
     plain = clean(report.model_dump(warnings=False), notes)
@@ -195,15 +210,33 @@ def _stage(stage: StageFacts, context: StageContext) -> Stage:
         estimated_bytes=estimates[-1] if estimates else None,
         strategy=result.strategy if result else None,
         attempts=tuple(_attempt(attempt) for attempt in stage.attempts if attempt.ended or not own),
-        fallbacks=result.fallbacks if result else (),
-        warnings=result.warnings if result else (),
-        fault=verdicts.fault_of(stage),
+        fallbacks=tuple(map(_spoken_fallback, result.fallbacks)) if result else (),
+        warnings=tuple(map(translated_text, result.warnings)) if result else (),
+        fault=_spoken_fault(verdicts.fault_of(stage)),
         figures=result.figures if result else {},
     )
 
 
 def _attempt(attempt: AttemptFacts) -> Attempt:
-    return Attempt(seconds=_between(attempt.started, attempt.ended), **attempt.model_dump(exclude={"estimate"}))
+    known = attempt.model_copy(update={"fault": _spoken_fault(attempt.fault)})
+    return Attempt(seconds=_between(attempt.started, attempt.ended), **known.model_dump(exclude={"estimate"}))
+
+
+def _spoken_check(check: ArtifactCheck) -> ArtifactCheck:
+    """A check whose recorded sentences are in the reader's language; so of the next two."""
+    remedy = translated_text(check.remedy) if check.remedy else check.remedy
+    return check.model_copy(update={"reasons": tuple(map(translated_text, check.reasons)), "remedy": remedy})
+
+
+def _spoken_fault(fault: Fault | None) -> Fault | None:
+    if fault is None:
+        return None
+    said = {name: translated_text(getattr(fault, name)) for name in ("operation", "cause", "remedy")}
+    return fault.model_copy(update=said)
+
+
+def _spoken_fallback(fallback: Fallback) -> Fallback:
+    return Fallback(**{name: translated_text(text) for name, text in fallback.model_dump().items()})
 
 
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
@@ -223,7 +256,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         files=stage.result.files if made and stage and stage.result else (),
         size_bytes=size,
         size_ratio=round(size / base_bytes, 4) if size is not None and base_bytes else None,
-        needs=verdicts.needs(check),
+        needs=translated_text(needs) if (needs := verdicts.needs(check)) else None,
         limits=limits.model_dump() if limits else {},
         figures=check.figures,
     )
@@ -231,7 +264,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
 
 def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
     """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
-    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
+    faults = [(stage.name, fault) for stage in facts.stages if (fault := _spoken_fault(verdicts.fault_of(stage))) and stage.name != own]
     return [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
 
 
@@ -267,18 +300,21 @@ def _failures(
             continue
         if check.verdict is Verdict.UNVERIFIED and checked and verdicts.fault_of(checked):
             continue  # that stage's own entry says it
-        said = "was made and is not published" if wrong else "is missing"
-        reasons = "; ".join(reason.rstrip(".") for reason in check.reasons) or "validation gave no reason"
+        said = (
+            translated("The artifact {variant} was made and is not published: {reasons}.") if wrong
+            else translated("The artifact {variant} is missing: {reasons}.")
+        )  # fmt: skip
+        reasons = sentences(reason.rstrip(".。") for reason in check.reasons) or translated("validation gave no reason")
         source = checked.name if wrong and checked else check.variant
         code = FaultCode.ARTIFACT_REJECTED if wrong else FaultCode.ARTIFACT_MISSING
         entries.append(
             Failure(
                 source=source,
                 variant=check.variant,
-                sentence=f"The artifact {check.variant} {said}: {reasons}.",
-                remedy=_INSTEAD.format(instead[check.variant], check.variant)
+                sentence=said.format(variant=check.variant, reasons=reasons),
+                remedy=translated(_INSTEAD).format(taken=instead[check.variant], asked=check.variant)
                 if check.variant in instead
-                else check.remedy or verdicts.GENERAL_REMEDY,
+                else check.remedy or translated_text(verdicts.GENERAL_REMEDY),
                 code=code,
                 cause=reasons,
                 log=logs.get(source),
@@ -290,17 +326,19 @@ def _failures(
 
 def _what_failed(fault: Fault) -> str:
     """The fault's sentence without the remedy, which stands beside it."""
-    where = f" ({fault.path})" if fault.path else ""
-    return f"Could not {fault.operation}{where}: {fault.cause}."
+    if fault.path:
+        words = translated("Could not {operation} ({path}): {cause}.")
+        return words.format(operation=fault.operation, path=fault.path, cause=fault.cause)
+    return translated("Could not {operation}: {cause}.").format(operation=fault.operation, cause=fault.cause)
 
 
 def _warnings(facts: JobFacts, live: LiveFigures | None) -> tuple[Warned, ...]:
-    warnings = [Warned(source="job", text=text) for text in facts.warnings]
+    warnings = [Warned(source="job", text=translated_text(text)) for text in facts.warnings]
     adapter = live.adapter if live else None
     if blind := blindness(adapter, verdicts.asked_variants(facts), facts.work.validation.thresholds):
         warnings.append(Warned(source="reference", text=blind))
     for stage in facts.stages:
-        warnings += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
+        warnings += [Warned(source=stage.name, text=translated_text(text)) for text in (stage.result.warnings if stage.result else ())]
         warnings += [Warned(source=stage.name, text=text) for text in _damaged(stage)]
     return tuple(warnings)
 
@@ -313,9 +351,10 @@ def _damaged(stage: StageFacts) -> Iterator[str]:
     for check in stage.result.checks:
         names += [f"{check.variant}.{name}" for name in unreadable(check.figures, ArtifactFigures)]
     if names:
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        shown = ", ".join(name.strip(".") or "all" for name in names[:MOST_NAMES])
-        yield f"Figures that can't be read count as missing: {shown}{more}. Nothing else is affected."
+        shown = list_names(name.strip(".") or translated("all") for name in names[:MOST_NAMES])
+        if len(names) > MOST_NAMES:
+            shown = translated("{names} and {count} more").format(names=shown, count=len(names) - MOST_NAMES)
+        yield translated("Figures that can't be read count as missing: {names}. Nothing else is affected.").format(names=shown)
 
 
 def _worked(facts: JobFacts, now: datetime) -> float | None:

@@ -13,13 +13,17 @@ from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LongFigures,
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.verdicts import was_made
+from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.lists import clauses, sentences
+from daemon.contract.language.lists import names as list_names
+from daemon.contract.language.recorded import translated_text
 from handlers.report.model import NotVerified
 
-_LOGITS = (("agreement", "kl", "error_max"), "likeness to the live model")
-_GREEDY = (("greedy_identical",), "greedy decoding")
-_CACHE = (("cache_error_max_absolute",), "decoding with the KV cache")
-_PADDING = (("padding_error_max_absolute",), "padded batches")
-_SPEED = (("tokens_per_second",), "speed")
+_LOGITS = (("agreement", "kl", "error_max"), to_translate("likeness to the live model"))
+_GREEDY = (("greedy_identical",), to_translate("greedy decoding"))
+_CACHE = (("cache_error_max_absolute",), to_translate("decoding with the KV cache"))
+_PADDING = (("padding_error_max_absolute",), to_translate("padded batches"))
+_SPEED = (("tokens_per_second",), to_translate("speed"))
 
 
 def not_verified(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> tuple[NotVerified, ...]:
@@ -30,7 +34,8 @@ def not_verified(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> tuple[NotV
 
 def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
     if check.verdict is Verdict.UNVERIFIED:
-        yield NotVerified(what=f"{check.variant}: everything", why="; ".join(check.reasons) or "validation gave no reason")
+        why = sentences(check.reasons) or translated("validation gave no reason")
+        yield _gap(check.variant, translated("everything"), why)
         return
     figures = figures_of(check.figures, ArtifactFigures)
     variant = find_variant(check.variant)
@@ -40,26 +45,35 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         if figures and figures.has(*names):
             continue
         if what == "speed" and facts.work.validation.speed_tokens == 0:
-            why = "validate.speed_tokens is 0"
+            why = translated("validate.speed_tokens is 0")
         elif check.verdict is Verdict.FAILED:
-            why = "validation stopped at an earlier problem"
+            why = translated("validation stopped at an earlier problem")
         else:
-            why = "validation reports no figure for it"
-        yield NotVerified(what=f"{check.variant}: {what}", why=why)
+            why = translated("validation reports no figure for it")
+        yield _gap(check.variant, translated(what), why)
     if figures and figures.long is not None and check.verdict is not Verdict.FAILED:
         yield from _gaps_at_length(check.variant, figures.long)
     if variant and variant.elsewhere:
-        yield NotVerified(what=f"{check.variant}: other hardware", why=variant.elsewhere)
+        yield _gap(check.variant, translated("other hardware"), translated_text(variant.elsewhere))
 
 
 def _gaps_at_length(variant: str, long: LongFigures) -> Iterator[NotVerified]:
-    why = long.why or "validation gave no reason"
+    why = translated_text(long.why) if long.why else translated("validation gave no reason")
     if long.tokens is None:
-        yield NotVerified(what=f"{variant}: long texts", why=why)
+        yield _gap(variant, translated("long texts"), why)
         return
-    for edge, what in ((long.window, "its window"), (long.original, "the original length of its rotary positions")):
+    beyond = (
+        (long.window, translated("texts beyond its window of {count:,} tokens")),
+        (long.original, translated("texts beyond the original length of its rotary positions of {count:,} tokens")),
+    )
+    for edge, what in beyond:
         if edge and edge >= long.tokens:
-            yield NotVerified(what=f"{variant}: texts beyond {what} of {edge:,} tokens", why=why)
+            yield _gap(variant, what.format(count=edge), why)
+
+
+def _gap(variant: str, what: str, why: str) -> NotVerified:
+    """Pages read the variant from what stands before the colon."""
+    return NotVerified(what=f"{variant}: {what}", why=why)
 
 
 def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:
@@ -70,15 +84,15 @@ def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Map
     if not blind:
         return None
     parts = (
-        (adapter.kl, "divergence {:.3g} nats"),
-        (adapter.agreement, "agreement {:.3g}"),
-        (adapter.error_max, "largest error {:.3g} standard deviations"),
+        (adapter.kl, translated("divergence {value:.3g} nats")),
+        (adapter.agreement, translated("agreement {value:.3g}")),
+        (adapter.error_max, translated("largest error {value:.3g} standard deviations")),
     )
-    effect = ", ".join([text.format(value) for value, text in parts if value is not None][:2])
-    return (
-        f"The adapter changes the base's outputs so little ({effect}) that the base without the adapter would meet the"
-        f" thresholds of {', '.join(blind)} too: for these, a passed check does not prove that the merge is right."
-    )
+    effect = clauses([text.format(value=value) for value, text in parts if value is not None][:2])
+    return translated(
+        "The adapter changes the base's outputs so little ({effect}) that the base without the adapter would meet the thresholds of"
+        " {variants} too: for these, a passed check does not prove that the merge is right."
+    ).format(effect=effect, variants=list_names(blind))
 
 
 def _meets(adapter: Likeness, limits: Thresholds) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from handlers.report.model import Report
 
 _PATH = re.compile(r"""(?<![\w.:/~…])~?/(?:[^\s/:;,'"`()\[\]<>|]+/)+[^\s/:;,'"`()\[\]<>|]*""")
-_KEPT = frozenset({"samples", "sample", "worst", "install", "run"})
+KEPT = frozenset({"samples", "sample", "worst", "install", "run"})
 """What models read and write, and commands that run as they stand: shown letter by letter."""
 
 
@@ -43,5 +43,5 @@ def _cut(value: Any, places: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         return without_paths(value, places)
     if isinstance(value, dict):
-        return {_cut(key, places): item if key in _KEPT else _cut(item, places) for key, item in value.items()}
+        return {_cut(key, places): item if key in KEPT else _cut(item, places) for key, item in value.items()}
     return [_cut(item, places) for item in value] if isinstance(value, list | tuple) else value

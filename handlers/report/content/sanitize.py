@@ -10,6 +10,8 @@ import math
 import re
 from typing import Any
 
+from daemon.contract.language.catalog import translated
+
 # Lone surrogates (undecodable file names), control characters but tab and newline, and marks that reorder text.
 _UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
@@ -31,7 +33,7 @@ def clean(value: Any, notes: list[str], where: str = "") -> Any:
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        notes.append(f"{where} was {value}, which JSON cannot hold: stored as null")
+        notes.append(translated("{where} was {value}, which JSON cannot hold: stored as null").format(where=where, value=value))
         return None
     if isinstance(value, dict):
         return {visible(str(key)): clean(item, notes, _join(where, visible(str(key)))) for key, item in value.items()}

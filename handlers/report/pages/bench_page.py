@@ -12,6 +12,8 @@ from pathlib import Path
 
 from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.language.catalog import to_translate, translated, translated_plural, use_language
+from daemon.contract.language.lists import clauses
 from handlers.child.progress import Reporter, StageOutput
 from handlers.report import units
 from handlers.report.pages import charts
@@ -19,15 +21,18 @@ from handlers.report.pages.html import environment
 
 Place = tuple[int, int, int]
 """Threads, rows and tokens of a row."""
-_FIRST = {"causal": "Time to the first token", "seq2seq": "Time to the first token"}
-_RATE = {"encoder": "Tokens read per second"}
+_FIRST = {"causal": to_translate("Time to the first token"), "seq2seq": to_translate("Time to the first token")}
+_PASS, _DECODED = to_translate("Time of one pass"), to_translate("Tokens decoded per second")
+_RATE = {"encoder": to_translate("Tokens read per second")}
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Write the page into the staging folder. Raises ValidationError where the input is no measurement, OSError."""
     value = Bench.model_validate_json(Path(context.inputs[STAGE], PAGE_INPUT).read_bytes())
     reporter.progress(0.5, "drawing the page")
-    Path(context.staging, PAGE).write_text(render(value), encoding="utf-8")
+    with use_language(context.language):
+        page = render(value)
+    Path(context.staging, PAGE).write_text(page, encoding="utf-8")
     return StageOutput(reusable=False)
 
 
@@ -39,9 +44,9 @@ def render(value: Bench) -> str:
         .get_template("bench.html")
         .render(
             bench=value,
-            first=_FIRST.get(value.kind or "", "Time of one pass"),
-            short="One pass" if value.kind == "encoder" else "First token",
-            rate=_RATE.get(value.kind or "", "Tokens decoded per second"),
+            first=translated(_FIRST.get(value.kind or "", _PASS)),
+            short=translated("One pass") if value.kind == "encoder" else translated("First token"),
+            rate=translated(_RATE.get(value.kind or "", _DECODED)),
             many=len(value.threads) > 1,
             spread=spread,
             ratio=ratio,
@@ -76,8 +81,10 @@ def shown_places(value: Bench) -> list[Place]:
 def said(value: Bench, place: Place) -> str:
     """A place in words."""
     threads, batch, length = place
-    rows = f"{batch} rows of " if batch > 1 else ""
-    return f"{rows}{units.count(length, 'token')}, {units.count(threads, 'thread')}"
+    tokens = translated_plural("{count} token", "{count} tokens", length).format(count=length)
+    if batch > 1:
+        tokens = translated("{count} rows of {tokens}").format(count=batch, tokens=tokens)
+    return clauses([tokens, translated_plural("{count} thread", "{count} threads", threads).format(count=threads)])
 
 
 def _bars(value: Bench, place: Place, figure: str, say: Callable[[float], str]) -> tuple[charts.Bar, ...]:
@@ -95,7 +102,7 @@ def _bars(value: Bench, place: Place, figure: str, say: Callable[[float], str]) 
         charts.Bar(
             label=name, text=say(mine), width=charts.share(mine, largest), kind="measured",
             beside=None if other is None else charts.share(other, largest),
-            beside_text="" if other is None else f"PyTorch {say(other)}",
+            beside_text="" if other is None else translated("PyTorch {value}").format(value=say(other)),
         )
         for name, mine, other in rows
     )  # fmt: skip
@@ -110,7 +117,7 @@ def _start_bars(value: Bench, figure: Callable[..., float], say: Callable[[float
 
 def spread(value: Spread | None, say: Callable[[float], str] = units.duration) -> str:
     """The quartiles of a time, or of what else `say` writes, in words; "" where there are none."""
-    return "" if value is None or value.rounds < 2 else f"{say(value.low)} to {say(value.high)}"
+    return "" if value is None or value.rounds < 2 else units.span((value.low, value.high), say)
 
 
 def ratio(value: Spread | None) -> str:

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from daemon.contract.jobs.plan import check_of
+from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.lists import sentences
 from handlers.report import units
 from handlers.report.model import Report
 
-LIKENESS = "agreement, KL, error"
+LIKENESS = to_translate("agreement, KL, error")
 """The columns that the stage `reference` gives the measure for."""
-SPEED = "speed"
-EXPORT = "export"
+SPEED = to_translate("speed")
+EXPORT = to_translate("export")
 """All of it."""
 _COLUMNS = {"reference": LIKENESS, "speed": SPEED, "job": EXPORT}
 """Stage → what its warnings are about; those of an artifact's stage and of its check are about its row."""
@@ -43,10 +45,10 @@ def notes(report: Report) -> tuple[Note, ...]:
 
 def gaps(report: Report) -> dict[str, list[str]]:
     """What was not verified, by the reason; a failure that has an entry of its own is only named."""
-    entries = {"; ".join(artifact.reasons): artifact.failed_stage for artifact in report.artifacts if artifact.failed_stage}
+    entries = {sentences(artifact.reasons): artifact.failed_stage for artifact in report.artifacts if artifact.failed_stage}
     by_reason: dict[str, list[str]] = {}
     for gap in report.not_verified:
-        why = f"{entries[gap.why]} failed, see above" if gap.why in entries else gap.why
+        why = translated("{stage} failed, see above").format(stage=entries[gap.why]) if gap.why in entries else gap.why
         by_reason.setdefault(why, []).append(gap.what)
     return by_reason
 
@@ -71,7 +73,8 @@ def _warnings(report: Report) -> Iterator[tuple[str, str]]:
 
 def _fallbacks(report: Report) -> Iterator[tuple[str, str]]:
     for source, fallback in report.fallbacks:
-        yield _subject(report, source), f"{fallback.taken} instead of {fallback.wanted}: {fallback.reason}"
+        words = translated("{taken} instead of {wanted}: {reason}")
+        yield _subject(report, source), words.format(taken=fallback.taken, wanted=fallback.wanted, reason=fallback.reason)
 
 
 def _gaps(report: Report) -> Iterator[tuple[str, str]]:
@@ -80,7 +83,7 @@ def _gaps(report: Report) -> Iterator[tuple[str, str]]:
         for variant, _, part in (what.partition(": ") for what in gap):
             parts.setdefault(variant, []).append(part)
         for variant, names in parts.items():
-            yield variant, f"not verified: {'; '.join(names)}: {why}"
+            yield variant, translated("not verified: {parts}: {why}").format(parts=sentences(names), why=why)
 
 
 def _speeds(report: Report) -> Iterator[tuple[str, str]]:
@@ -93,11 +96,9 @@ def _speeds(report: Report) -> Iterator[tuple[str, str]]:
     for name, speed, factor in known:
         for other, lower, higher in known:
             if speed > lower and units.times(factor) != units.times(higher) and factor < higher:
-                yield (
-                    SPEED,
-                    (
-                        f"{name} has more tokens/s than {other} but a lower factor: each artifact was measured beside PyTorch in its own"
-                        f" turns, and PyTorch was faster in the turns of {name}. Compare artifacts by the factor."
-                    ),
+                words = translated(
+                    "{name} has more tokens/s than {other} but a lower factor: each artifact was measured beside PyTorch in its own turns,"
+                    " and PyTorch was faster in the turns of {name}. Compare artifacts by the factor."
                 )
+                yield SPEED, words.format(name=name, other=other)
                 return

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from daemon.contract.advice.which import METRIC_NAMES
 from daemon.contract.jobs.points import ArtifactPoint
+from daemon.contract.language.catalog import translated
+from daemon.contract.language.lists import clauses, sentences
 from handlers.report import units
 from handlers.report.model import Artifact, Attempt, Report, RunSoFar
 
@@ -124,14 +127,18 @@ def run_lines(report: Report) -> tuple[Lines, ...]:
         return ()
     charts = [
         _lines(
-            run, "Divergence by step", "KL divergence from the live model, nats per token", lambda artifact: artifact.kl, logarithmic=True
+            run, translated("Divergence by step"), translated("KL divergence from the live model, nats per token"),
+            lambda artifact: artifact.kl, logarithmic=True,
         )
-    ]
+    ]  # fmt: skip
     if metric := run.metric:
-        name = metric.replace("_", " ")
-        on = "on the texts of the comparison" if metric == "perplexity" else "by the data's labels"
-        about = f"of the artifact itself, {on}"
-        charts.append(_lines(run, f"{name[:1].upper()}{name[1:]} by step", about, lambda artifact: artifact.quality.get(metric)))
+        name = translated(METRIC_NAMES.get(metric, metric))
+        about = (
+            translated("of the artifact itself, on the texts of the comparison") if metric == "perplexity"
+            else translated("of the artifact itself, by the data's labels")
+        )  # fmt: skip
+        title = translated("{figure} by step").format(figure=f"{name[:1].upper()}{name[1:]}")
+        charts.append(_lines(run, title, about, lambda artifact: artifact.quality.get(metric)))
     return tuple(chart for chart in charts if chart is not None)
 
 
@@ -161,28 +168,37 @@ def _lines(
     for variant, pairs in rows.items():
         dots = tuple(
             (round(100 * (step - steps[0]) / across, 2), round(100 * (high - height(value)) / tall, 2),
-             f"{variant}, step {step}: {units.number(value)}")
+             translated("{variant}, step {step}: {value}").format(variant=variant, step=step, value=units.number(value)))
             for step, value in pairs
         )  # fmt: skip
         series.append(Series(variant, " ".join(f"{x},{y}" for x, y, _ in dots), dots))
-    changes = "; ".join(
-        f"{line.label} from {units.number(rows[line.label][0][1])} to {units.number(rows[line.label][-1][1])}" for line in series
-    )
-    return Lines(
-        title=title, about=f"{about}{', logarithmic' if by_decade else ''}", series=tuple(series), low=units.number(min(values)),
-        high=units.number(max(values)), first=f"step {units.number(steps[0])}", last=f"step {units.number(steps[-1])}",
-        text=f"{title}: {changes}",
+    change = translated("{variant} from {first} to {last}")
+    changes = sentences(
+        change.format(
+            variant=line.label, first=units.number(rows[line.label][0][1]), last=units.number(rows[line.label][-1][1])
+        ) for line in series
     )  # fmt: skip
+    return Lines(
+        title=title, about=clauses([about, translated("logarithmic")] if by_decade else [about]), series=tuple(series),
+        low=units.number(min(values)), high=units.number(max(values)), first=_step(steps[0]), last=_step(steps[-1]),
+        text=translated("{title}: {what}").format(title=title, what=changes),
+    )  # fmt: skip
+
+
+def _step(step: int) -> str:
+    return translated("step {step}").format(step=units.number(step))
 
 
 def size_bars(report: Report) -> tuple[Bar, ...]:
     """Bytes of the base's stored weights and of each artifact's files."""
     rows: list[tuple[str, int, str, str]] = []
     if report.base.size_bytes:
-        rows.append((f"base weights{f', {report.base.dtype}' if report.base.dtype else ''}", report.base.size_bytes, "reference", ""))
+        label = clauses(part for part in (translated("base weights"), report.base.dtype) if part)
+        rows.append((label, report.base.size_bytes, "reference", ""))
     for artifact in report.artifacts:
         if artifact.size_bytes is not None:
-            ratio = f" · {units.times(artifact.size_ratio)} base" if artifact.size_ratio is not None else ""
+            of_base = translated(" · {ratio} base")
+            ratio = of_base.format(ratio=units.times(artifact.size_ratio)) if artifact.size_ratio is not None else ""
             rows.append((artifact.variant, artifact.size_bytes, artifact.verdict.value, ratio))
     largest = max((row[1] for row in rows), default=0)
     return tuple(Bar(label, units.size(value) + more, share(value, largest), kind) for label, value, kind, more in rows)
@@ -203,7 +219,7 @@ def speed_bars(report: Report) -> tuple[Bar, ...]:
             width=share(own, largest),
             kind=artifact.verdict.value,
             beside=None if peer is None else share(peer, largest),
-            beside_text="" if peer is None else f"PyTorch {units.number(peer)} tokens/s",
+            beside_text="" if peer is None else translated("PyTorch {speed} tokens/s").format(speed=units.number(peer)),
         )
         for artifact, own, peer in rows
     )
@@ -237,9 +253,9 @@ def timeline(report: Report) -> Timeline | None:
     for stage in report.stages:
         spans = tuple(span for attempt in stage.attempts if (span := _span(attempt, begin, end, total)))
         if spans:
-            attempts = f" in {len(spans)} attempts" if len(spans) > 1 else ""
-            spent = sum(attempt.seconds or 0 for attempt in stage.attempts)
-            rows.append(TimelineRow(stage.name, f"{units.duration(spent)}{attempts}", spans))
+            spent = units.duration(sum(attempt.seconds or 0 for attempt in stage.attempts))
+            in_attempts = translated("{time} in {count} attempts").format(time=spent, count=len(spans))
+            rows.append(TimelineRow(stage.name, in_attempts if len(spans) > 1 else spent, spans))
     ticks = tuple((share * 100, units.duration(total * share) if share else "0") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
     return Timeline(tuple(rows), ticks)
 
@@ -258,9 +274,11 @@ def loss_curve(report: Report) -> Curve | None:
         points=" ".join(f"{x},{y}" for x, y in placed),
         low=units.number(low),
         high=units.number(high),
-        first=f"step {units.number(int(steps[0]))}",
-        last=f"step {units.number(int(steps[-1]))}",
-        text=f"Training loss from {units.number(losses[0])} to {units.number(losses[-1])} over {len(points)} logged points",
+        first=_step(int(steps[0])),
+        last=_step(int(steps[-1])),
+        text=translated("Training loss from {first} to {last} over {count} logged points").format(
+            first=units.number(losses[0]), last=units.number(losses[-1]), count=len(points)
+        ),
     )
 
 
@@ -281,10 +299,10 @@ def _limit_row(artifact: Artifact) -> LimitRow:
     figures, limits = artifact.measured, artifact.limits
     agreement, least = figures.agreement, limits.get("agreement")
     pairs = [
-        ("error", "circle", "largest error", figures.error_max, limits.get("error")),
-        ("kl", "square", "KL divergence", figures.kl, limits.get("kl")),
+        ("error", "circle", translated("largest error"), figures.error_max, limits.get("error")),
+        ("kl", "square", translated("KL divergence"), figures.kl, limits.get("kl")),
         (
-            "agreement", "diamond", "disagreement",
+            "agreement", "diamond", translated("disagreement"),
             1 - agreement if agreement is not None else None, 1 - least if units.is_number(least) else None,
         ),
     ]  # fmt: skip
@@ -292,10 +310,12 @@ def _limit_row(artifact: Artifact) -> LimitRow:
     for measure, shape, name, value, limit in pairs:
         if units.is_number(value) and units.is_number(limit):
             ratio = value / limit if limit else (math.inf if value else 0.0)
-            text = f"{artifact.variant}: {name} {units.number(value)}, limit {units.number(limit)}"
+            words = translated("{variant}: {figure} {value}, limit {limit}")
+            text = words.format(variant=artifact.variant, figure=name, value=units.number(value), limit=units.number(limit))
             marks.append(Mark(measure, shape, text, limit_position(ratio), ratio > 1))
     over = sum(mark.over for mark in marks)
-    return LimitRow(artifact.variant, f"{over} over the limit" if over else "within the limits", tuple(marks))
+    said = translated("{count} over the limit").format(count=over) if over else translated("within the limits")
+    return LimitRow(artifact.variant, said, tuple(marks))
 
 
 def _span(attempt: Attempt, begin: float, end: float, total: float) -> Span | None:
@@ -307,7 +327,9 @@ def _span(attempt: Attempt, begin: float, end: float, total: float) -> Span | No
     left = min(max(100 * (start - begin) / total, 0), 99.4)
     width = min(max(100 * (stop - start) / total, 0.6), 100 - left)
     outcome = attempt.outcome or "running"
-    text = f"attempt {attempt.number} ({attempt.strategy}): {outcome}, {units.duration(stop - start)}"
+    text = translated("attempt {number} ({strategy}): {outcome}, {time}").format(
+        number=attempt.number, strategy=attempt.strategy, outcome=translated(outcome), time=units.duration(stop - start)
+    )
     return Span(round(left, 2), round(width, 2), outcome, text)
 
 

@@ -16,11 +16,15 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from daemon.contract.faults.errors import Fault
+from daemon.contract.language.catalog import language, translated, translated_plural
+from daemon.contract.language.lists import clauses, names, sentences
+from daemon.contract.language.recorded import fault_sentence, translated_text
 from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples, units
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
-from handlers.report.content.places import without_folders
+from handlers.report.content.places import KEPT, without_folders
 from handlers.report.model import Failure, Neighbour, Report
 from handlers.report.pages import caveats, charts
 from handlers.report.usage import word
@@ -37,9 +41,33 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded)
-    made.globals.update(count=units.count, cells=samples.cells, prompt_shown=samples.prompt_shown)
+    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded)
+    made.globals.update(
+        translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences,
+        cells=samples.cells, prompt_shown=samples.prompt_shown, fault_said=_fault_said,
+    )  # fmt: skip
     return made
+
+
+def _words(message: str, /, **values: object) -> Markup:
+    """A sentence of a template in the reader's language. It is ours, and may hold markup; values are escaped."""
+    return Markup(translated(message)).format(**values)
+
+
+def _many(singular: str, plural: str, count: int) -> Markup:
+    """The same for a number of something, `{count}` in it."""
+    return Markup(translated_plural(singular, plural, count)).format(count=count)
+
+
+def _recorded(value: object, name: str = "") -> object:
+    """A recorded value: where it is a sentence, in the reader's language. `name`: its dotted name; what models read and write stays."""
+    return translated_text(value) if isinstance(value, str) and KEPT.isdisjoint(name.split(".")) else value
+
+
+def _fault_said(fault: Fault) -> str:
+    if language() == "en":
+        return fault.sentence()
+    return fault_sentence(fault.operation, fault.path or "", fault.cause, fault.remedy)
 
 
 def render(report: Report) -> str:
@@ -84,10 +112,13 @@ def links(report: Report) -> tuple[Link, ...]:
     """The run's other exports, as far as they were there when the report was written; the rest is reached by the run's own links."""
     around = report.neighbours
     best = around.best
-    shown = [_link("Step before", around.before, best, "prev"), _link("Step after", around.after, best, "next")]
+    shown = [
+        _link(translated("Step before: {step}"), around.before, best, "prev"),
+        _link(translated("Step after: {step}"), around.after, best, "next"),
+    ]  # fmt: skip
     if best not in (None, around.before, around.after):
-        shown.append(_link("Step to deploy", best, None))
-    for text, path in (("Newest step", around.latest_link), ("Best step", around.best_link)):
+        shown.append(_link(translated("Step to deploy: {step}"), best, None))
+    for text, path in ((translated("Newest step"), around.latest_link), (translated("Best step"), around.best_link)):
         shown.append(Link(text, _address(path)) if path else None)
     return tuple(link for link in shown if link)
 
@@ -95,10 +126,11 @@ def links(report: Report) -> tuple[Link, ...]:
 def _link(text: str, other: Neighbour | None, best: Neighbour | None, relation: str = "") -> Link | None:
     if other is None:
         return None
-    step = f"{'end, ' if other.ending else ''}{other.step}"
-    state = [f" ({other.status})"] if other.status not in ("", "succeeded") else []
-    chosen = [", to deploy"] if other == best else []
-    return Link("".join([f"{text}: {step}", *state, *chosen]), _address(other.path), relation)
+    step = (translated("end, {step}") if other.ending else "{step}").format(step=other.step)
+    if other.status not in ("", "succeeded"):
+        step = translated("{step} ({state})").format(step=step, state=translated(other.status))
+    chosen = [translated("to deploy")] if other == best else []
+    return Link(text.format(step=clauses([step, *chosen])), _address(other.path), relation)
 
 
 def _address(path: str) -> str:
@@ -133,7 +165,9 @@ def roots(report: Report) -> tuple[Root, ...]:
 
 
 def _without_cause(failure: Failure) -> str:
-    return f"{failure.sentence.removesuffix('.').removesuffix(failure.cause.removesuffix('.')).rstrip().rstrip(':')}."
+    sentence, cause = (text.removesuffix(".").removesuffix("。") for text in (failure.sentence, failure.cause))
+    sentence = sentence.removesuffix(cause).rstrip().rstrip(":：")
+    return translated("{sentence}.").format(sentence=sentence)
 
 
 def _coded(text: str) -> Markup:
