@@ -19,6 +19,8 @@ _DEEPEST = 6
 """Templates within each other."""
 _MOST_PIECES = 24
 """Pieces that a text is cut into at one kind of joint."""
+_MOST_NAMES = 3
+"""Names with a colon that a sentence is looked for behind."""
 MOST_PARTS = 300
 """Parts of a text, of their parts and so on, that are looked at."""
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
@@ -151,8 +153,13 @@ class Work:
     def _operation(self, text: str, depth: int) -> str | None:
         """What was done, where it is one of the templates itself, and not only made of parts that are."""
         word = templates().words.get(("operation", text))
-        match = None if word or text in templates().exact else match_of(text)
-        return word or (self.translation(text, depth) if not match or not match[0].is_weak() else None)
+        return word or (self.translation(text, depth) if self._is_known(text) else None)
+
+    @staticmethod
+    def _is_known(text: str) -> bool:
+        """Whether a text is one of the templates, and surely so."""
+        match = None if text in templates().exact else match_of(text)
+        return text in templates().exact or (match is not None and not match[0].is_weak())
 
     def _clause(self, text: str, depth: int) -> str:
         known = self.translation(text, depth)
@@ -174,8 +181,11 @@ class Work:
 
     def _pieces(self, text: str, depth: int) -> str | None:
         """A text that several sentences were joined to, each piece by itself; None where none of them is known."""
+        for begin, end in joints_of(text, ": ")[:_MOST_NAMES]:
+            if self._is_known(text[end:]):  # a name before a sentence
+                return f"{self._clause(text[:begin], depth)}：{self._clause(text[end:], depth)}"
         for joint, chinese in _JOINTS:
-            cuts = joints_of(text, joint)[: _MOST_PIECES if joint != ": " else 3]
+            cuts = joints_of(text, joint)[: _MOST_PIECES if joint != ": " else _MOST_NAMES]
             if not cuts:
                 continue
             edges = [0, *(end for _, end in cuts)]
