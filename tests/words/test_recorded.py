@@ -16,7 +16,7 @@ from daemon.contract.faults.fault import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language import recorded
 from daemon.contract.language.catalog import use_language
-from daemon.contract.language.recorded import JOINED, template_of, translated_text
+from daemon.contract.language.recorded import JOINED, fault_sentence, template_of, translated_text
 from daemon.contract.language.templates import Template, templates
 from tests.words.messages import as_compiled, as_text, placeholders
 from tests.words.recorded import COMPILED, FILE, catalogue_of, keys, translations
@@ -151,6 +151,7 @@ def test_a_fault_with_a_list_is_translated_line_by_line() -> None:
         remedy="change those keys; docs/configuration.md describes each",
     )  # fmt: skip
     with use_language("zh_CN"):
+        assert translated_text(fault.sentence()) == fault_sentence(fault.operation, fault.path or "", fault.cause, fault.remedy)
         assert translated_text(fault.sentence()) == (
             "无法使用这份配置（/etc/ckptd.toml）：2 处错误：\n  limits.job：不是已知的配置项；是不是 'jobs'？\n"
             "  limits.jobs：必须至少为 1（它是 -1）\n解决方法：修改这些配置项；docs/configuration.md 说明了每一个。"

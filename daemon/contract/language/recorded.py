@@ -37,6 +37,14 @@ def translated_text(text: str) -> str:
     return text if language() == "en" or not text else "\n".join(_of_line(line) for line in text.split("\n"))
 
 
+def fault_sentence(operation: str, path: str, cause: str, remedy: str) -> str:
+    """The sentence of a fault in Chinese, of its parts, none of which is shortened. One with a list has lines, as `Fault.sentence` has."""
+    if not cause.endswith("\n"):
+        return Work().fault(operation, path, cause, remedy)
+    head, *listed = cause.rstrip("\n").split("\n")
+    return "\n".join([Work().fault(operation, path, head, None), *map(_of_line, listed), _of_line(f"Fix: {remedy}.")])
+
+
 def template_of(text: str) -> tuple[str, tuple[str, ...]] | None:
     """The template that makes the text, and the values in its places; None where none does."""
     if text in templates().exact:
@@ -142,13 +150,14 @@ class Work:
         else:
             place = places[0]
             operation, bracket, path = head[:place], "", ""
-        parts = {"cause": head[place + 2 :], "remedy": remedy}
-        end = "" if parts["cause"].endswith(":") else "."
-        known = {name: self._clause(part.removesuffix("."), depth) for name, part in parts.items()}
-        known["operation"] = self._operation(operation, depth) or operation
-        form = f"Could not {{operation}}{' ({path})' if bracket else ''}: {{cause}}.{' Fix: {remedy}.' if fix else ''}"
-        said = templates().exact[form].format(**known, path=path.removesuffix(")"))
-        return said if end else said.removesuffix("。")
+        return self.fault(operation, path.removesuffix(")") if bracket else "", head[place + 2 :], remedy if fix else None, depth)
+
+    def fault(self, operation: str, path: str, cause: str, remedy: str | None, depth: int = 0) -> str:
+        """The sentence of these parts; without a remedy what stands before a list, or before a cause that is one."""
+        form = templates().exact[f"Could not {{operation}}{' ({path})' if path else ''}: {{cause}}.{' Fix: {remedy}.' if remedy else ''}"]
+        clauses = {name: self._clause(part.removesuffix("."), depth) for name, part in (("cause", cause), ("remedy", remedy or ""))}
+        said = form.format(operation=self._operation(operation, depth) or operation, path=path, **clauses)
+        return said.removesuffix("。") if cause.endswith(":") else said
 
     def _operation(self, text: str, depth: int) -> str | None:
         """What was done, where it is one of the templates itself, and not only made of parts that are."""
