@@ -34,7 +34,7 @@ HOSTILE = (
     "",
 )
 """Values that a sentence may hold."""
-_APART = re.compile(r"\{[^}]*\}|`[^`]*`|\[\w+\]|\b\w+(?:[.-]\w+)+|transformers stage|: artifact is")
+_APART = re.compile(r"\{[^}]*\}|`[^`]*`|\[\w+\]|\b\w+(?:[.-]\w+)+|--[a-z-]+|transformers stage|: artifact is")
 """Keys, commands and names, which are no words of a sentence, and words that mean something else there."""
 
 
