@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,12 +17,16 @@ from jinja2 import nodes
 
 from daemon.config.settings import ReportSettings
 from daemon.contract.advice import merits
+from daemon.contract.formats.catalog import Catalog, catalog
+from daemon.contract.formats.targets import TARGETS, lacking
 from daemon.contract.jobs.messages import JobFacts
 from daemon.contract.jobs.points import RunFigures
 from daemon.contract.language.catalog import use_language
+from daemon.contract.language.recorded import translated_text
 from handlers.report import comparison
 from handlers.report.advice import ranking
 from handlers.report.content.build import build
+from handlers.report.content.places import KEPT
 from handlers.report.pages import bench_page, html
 from handlers.report.pages.caveats import LIKENESS
 from tests.bench.made import BENCH
@@ -29,6 +35,7 @@ from tests.report.test_page import CASES, END, page_of
 from tests.report.test_so_far import measured
 from tests.report.test_so_far import told as point_for_others
 from tests.report.test_stage import run_stage
+from tests.verbs import run_verb
 from tests.words.messages import ROOT
 
 REPORT = ROOT / "handlers" / "report"
@@ -164,12 +171,49 @@ def test_the_language_comes_with_the_job_and_programs_read_english_in_every_one(
         assert texts[0] == texts[1] and not re.search(r"[\u4e00-\u9fff]", texts[0])
 
 
+def texts_of_models(value: Any, *, inside: bool = False) -> Iterator[str]:
+    """What models read and write, of all that a report holds."""
+    if isinstance(value, str) and inside:
+        yield " ".join(value.split())
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts_of_models(item, inside=inside or name in KEPT | {"prompts"})
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of_models(item, inside=inside)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_real_export_has_no_english_sentence(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        f'[base]\nsearch = ["{pico_base.parent}"]\n[output]\ndirectory = "exports"\n[state]\ndirectory = "state"\n[validate]\nsamples = 2\n'
+    )
+    environment = {**os.environ, "LANGUAGE": "zh_CN", "LC_ALL": "zh_CN.UTF-8"}
+    words = ["export", str(pico_checkpoint), "--config", str(tmp_path / "c.toml")]
+    done = run_verb(words, tmp_path, environment, timeout=280)
+    (page,) = (path for path in (tmp_path / "exports").glob("*/*/report.html") if not path.parent.is_symlink())
+    assert done.returncode in (0, 3), done.stderr
+    report = json.loads((page.parent / "report.json").read_text("utf-8"))
+    known = " ".join(texts_of_models(report))
+    texts = [" ".join(text.split()) for text in Texts(page.read_text("utf-8")).texts]
+    sentences = [match[0] for text in texts if text[:1] != "[" for match in SENTENCE.finditer(text)]
+    assert [text for text in sentences if text not in known] == []
+    assert re.search(r"[\u4e00-\u9fff]", report["verdict"] + (page.parent / "README.md").read_text("utf-8")) is None
+
+
 def test_auto_is_the_locale_of_whoever_starts_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGUAGE", "zh_CN")
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert ReportSettings().spoken == "zh_CN" and ReportSettings(language="en").spoken == "en"
     monkeypatch.setenv("LC_ALL", "C")
     assert ReportSettings().spoken == "en" and ReportSettings(language="zh_CN").spoken == "zh_CN"
+
+
+def test_what_formats_and_targets_say_of_themselves_is_translated() -> None:
+    said = [variant.elsewhere for variant in catalog().variants.values() if variant.elsewhere]
+    said += lacking(TARGETS, Catalog((), ())).values()
+    with use_language("zh_CN"):
+        assert [text for text in said if SENTENCE.search(translated_text(text))] == []
 
 
 def test_what_another_report_recommends_is_translated_from_its_english(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ WORDS = {
 }
 """Placeholder → single words that can stand in it. Anywhere else they may be a name."""
 FRAGMENTS = (
-    "; limits.priority decides", ", after: {sentence}", "signal {value}", ", but a {name}", ", but {list}", "token {tokens}",
+    "; limits.priority decides", ", after: {sentence}", "signal {value}", "token {tokens}",
     "give it before the command: ckptd --set KEY=VALUE {verb}",
 )  # fmt: skip
 """What has too few words to be taken for a part of a sentence."""

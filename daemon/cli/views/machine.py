@@ -140,8 +140,17 @@ def _print_unchecked(console: Console, value: FormatsHere, names: Iterable[str])
             for need in row.check_needs:
                 unchecked.setdefault(need, []).append(name)
     for need, those in unchecked.items():
-        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=translated_text(need))
+        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=_need(need))
         put(console, f"[yellow]{escape(line)}[/yellow]")
+
+
+def _need(text: str) -> str:
+    """What is missing for a check, in the reader's language: "CAUSE (it COSTS); run `COMMAND`"."""
+    what, cut, command = text.rpartition("; run `")
+    if language() == "en" or not cut:
+        return translated_text(text)
+    lacking = translated_text(what.replace(" (it ", " ("))
+    return translated("{lacking}; run `{command}").format(lacking=lacking, command=command)
 
 
 def _served(name: str, value: FormatsHere) -> str:
@@ -183,7 +192,7 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     names = " ".join(processor.features) or translated("of unknown instruction sets")
     line = translated("processor: {model} ({features})")
     put(console, escape(line.format(model=processor.model or processor.architecture, features=names)))
-    kernels = ", ".join(processor.not_run)
+    kernels = ", ".join(map(translated, processor.not_run))
     put(
         console,
         translated("not run on this processor, proved from the weights for int8 variants: {kernels}").format(kernels=escape(kernels)),
@@ -193,4 +202,4 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         line = translated("checked only for processors like this one: {names}: {doubt}")
-        put(console, escape(line.format(names=", ".join(those), doubt=translated_text(doubt))))
+        put(console, escape(line.format(names=", ".join(those), doubt=translated(doubt))))

@@ -64,8 +64,8 @@ def templates() -> Templates:
         if mark:
             words[place, word] = chinese
         else:
-            exact.update(_cut(english, chinese))
             exact[english] = chinese
+    exact = {**{first: said for english, chinese in exact.items() for first, said in _cut(english, chinese)}, **exact}
     parsed = sorted((_parsed(english, chinese) for english, chinese in exact.items() if "{" in english), key=Template.weight, reverse=True)
     by_word: dict[str, list[Template]] = {}
     for template in parsed:
@@ -88,11 +88,12 @@ def _read() -> Iterator[tuple[str, str]]:
 
 
 def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
-    """What a long sentence has of a text with several alternatives: the first of them."""
+    """What a long sentence has of a text with several alternatives: the first of them, where they have enough words to be known by."""
     ends = [place for place, _ in joints_of(english, "; ")]
     ends_there = [match.start() for match in re.finditer("；", chinese)]
     if len(ends) == len(ends_there):
-        yield from ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True) if " " in english[:end])
+        firsts = ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True))
+        yield from ((first, said) for first, said in firsts if not _parsed(first, said).is_weak())
 
 
 def _parsed(english: str, chinese: str) -> Template:
