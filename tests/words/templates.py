@@ -7,7 +7,8 @@ import re
 
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 _CODE = re.compile(
-    r"^(?:--|#|<!--|\\\(|ckptd |pip install |(?:sudo )?setfacl )|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|DESC|Promise)\b|^created, "
+    r"^(?:--[\w-]+(?:[ =]\S+)?$|#|<!--|\\\(|ckptd (?:\{|[a-z]+(?:$| --| \{| KEY))|pip install |(?:sudo )?setfacl )"
+    r"|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|DESC|Promise)\b|^created, "
 )
 """What is for a program: statements and commands alone."""
 

@@ -149,14 +149,14 @@ class Work:
                 break
         else:
             place = places[0]
-            operation, bracket, path = head[:place], "", ""
+            operation, bracket, path = head[:place].partition(" (") if head[:place].endswith(")") else (head[:place], "", "")
         return self.fault(operation, path.removesuffix(")") if bracket else "", head[place + 2 :], remedy if fix else None, depth)
 
     def fault(self, operation: str, path: str, cause: str, remedy: str | None, depth: int = 0) -> str:
         """The sentence of these parts; without a remedy what stands before a list, or before a cause that is one."""
         form = templates().exact[f"Could not {{operation}}{' ({path})' if path else ''}: {{cause}}.{' Fix: {remedy}.' if remedy else ''}"]
         clauses = {name: self._clause(part.removesuffix("."), depth) for name, part in (("cause", cause), ("remedy", remedy or ""))}
-        said = form.format(operation=self._operation(operation, depth) or operation, path=path, **clauses)
+        said = form.format(operation=self._operation(operation, depth) or self._clause(operation, depth), path=path, **clauses)
         return said.removesuffix("。") if cause.endswith(":") else said
 
     def _operation(self, text: str, depth: int) -> str | None:
