@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.contract.language.catalog import to_translate
+
 CPU_INFO = Path("/proc/cpuinfo")
 
 FEATURES: dict[str, tuple[str, ...]] = {
@@ -37,13 +39,13 @@ class Kernels:
 
 INTEGER_KERNELS = (
     Kernels("x86_64", "AVX2", "avx2"),
-    Kernels("x86_64", "AVX-512 without VNNI", "avx512bw"),
+    Kernels("x86_64", to_translate("AVX-512 without VNNI"), "avx512bw"),
     Kernels("x86_64", "AVX-VNNI", "avx_vnni"),
     Kernels("x86_64", "AVX-512 VNNI", "avx512_vnni"),
     Kernels("x86_64", "AMX", "amx_int8"),
     Kernels("aarch64", "ARM64", "asimd"),
-    Kernels("aarch64", "ARM64 with dot products", "asimddp"),
-    Kernels("aarch64", "ARM64 with i8mm", "i8mm"),
+    Kernels("aarch64", to_translate("ARM64 with dot products"), "asimddp"),
+    Kernels("aarch64", to_translate("ARM64 with i8mm"), "i8mm"),
 )
 """The kernels in which a product of integers may run where an artifact is deployed; of one architecture, the wider ones come later."""
 
@@ -85,9 +87,9 @@ def doubt(arithmetic: str, cpu: Cpu) -> str | None:
     None where nothing is left open: fp32 differs by rounding alone, and sums of integers are proved from the weights.
     """
     if arithmetic == "half" and "asimdhp" not in cpu.features:
-        return "ARM64 processors may add up in fp16, which is less exact; this processor computes fp16 in fp32"
+        return to_translate("ARM64 processors may add up in fp16, which is less exact; this processor computes fp16 in fp32")
     if arithmetic == "blocks":
-        return "its runtime may round activations to 8 bits, which other kinds of processors do differently"
+        return to_translate("its runtime may round activations to 8 bits, which other kinds of processors do differently")
     return None
 
 

@@ -183,7 +183,7 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     names = " ".join(processor.features) or translated("of unknown instruction sets")
     line = translated("processor: {model} ({features})")
     put(console, escape(line.format(model=processor.model or processor.architecture, features=names)))
-    kernels = ", ".join(processor.not_run)
+    kernels = ", ".join(map(translated, processor.not_run))
     put(
         console,
         translated("not run on this processor, proved from the weights for int8 variants: {kernels}").format(kernels=escape(kernels)),
@@ -193,4 +193,4 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         line = translated("checked only for processors like this one: {names}: {doubt}")
-        put(console, escape(line.format(names=", ".join(those), doubt=translated_text(doubt))))
+        put(console, escape(line.format(names=", ".join(those), doubt=translated(doubt))))
