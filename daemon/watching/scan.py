@@ -149,6 +149,12 @@ class Scanner:
                     yield Found(Path(path), TEMPORARY)
         self.links = {**self.links, root: tuple(seen_links)}
 
+    def note_link(self, root: Path, link: Path) -> None:
+        """A link has come below a root; one that a walk would note is noted."""
+        known, name = self.links.get(root, ()), link.name
+        if not is_checkpoint_name(name) and not is_ignored(name) and str(link) not in known and len(known) < MOST_LINKS:
+            self.links = {**self.links, root: (*known, str(link))}
+
     def _goes_into(self, path: str, name: str, level: int) -> bool:
         depth = self.rules.depth
         return (

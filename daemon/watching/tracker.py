@@ -85,6 +85,12 @@ class Tracker:
         """Root → the links that its last scan saw. May be asked by any thread."""
         return self._scanner.links
 
+    def note_link(self, link: Path) -> None:
+        """A link has come: it is known as if the last scan had seen it."""
+        root = next((root for root in self._settings.roots if link.is_relative_to(root)), None)
+        if root is not None:
+            self._scanner.note_link(root, link)
+
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
         return self._settler.next_due()

@@ -60,7 +60,10 @@ def test_a_state_is_complete_when_its_last_file_is_there_and_its_epoch_has_the_s
     whole = inspect(run / "epoch_0")
     assert (whole.layout, whole.missing, whole.method, whole.step, whole.lacks_config) == ("accelerate", (), "full", 3, True)
     assert [inspect(run / name).step for name in ("step_2", "step_4", "epoch_1")] == [2, 4, 4]
+    assert whole.patience_seconds == 0, "its last file tells"
     copy = shutil.copytree(run / "epoch_0", tmp_path / "run" / "epoch_0")
+    (copy / "model.safetensors").touch()
+    assert inspect(copy).patience_seconds > 0, "it may be being written again"
     (copy / RANDOM).unlink()
     assert inspect(copy).missing == (f"{RANDOM}, which accelerate writes last, is not there yet",)
     (copy / RANDOM).write_bytes((run / "epoch_0" / RANDOM).read_bytes()[:-40])
