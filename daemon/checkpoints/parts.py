@@ -51,9 +51,11 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
         return "the model in hf_ckpt/ is exported"
     if LATEST in entries and any(map(_TAG.fullmatch, entries)) and any(map(_TAG_HF.fullmatch, (*entries, *_beside(folder, name)))):
         return "OpenRLHF's global_stepN_hf are exported"
-    if name not in ("critic", "optim", "huggingface", "dist_ckpt"):
+    if name not in ("critic", "optim", "huggingface", "dist_ckpt", "trainer"):
         return ""
     around = _names(os.path.dirname(folder))
+    if name == "trainer" and any(entry.startswith("step_") for entry in _names(str(run_of(Path(folder)).parent / "weights"))):
+        return "the models in prime-rl's weights/ are exported"
     if name == "critic" and "actor" in around:
         return "it is a critic; the actor is exported"
     if name == "optim" and "model" in around:

@@ -5,6 +5,7 @@ Used by the table of `daemon.checkpoints.layouts`. The weights of these lie in f
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -118,8 +119,15 @@ def refuse_megatron(path: Path) -> Fault:
         place = folder if (path / "args.json").is_file() else above
         way = f"run `swift export --mcore_model {place} --to_hf true --output_dir OUTPUT` and `ckptd export OUTPUT`"
     else:
-        code = f"from megatron.bridge import AutoBridge; AutoBridge.from_hf_pretrained('BASE').export_ckpt({str(path)!r}, 'OUTPUT')"
-        way = f"run `python -c {shlex.quote(code)}`, where BASE is the model that was trained, and `ckptd export OUTPUT`"
+        code = (
+            f'from megatron.bridge import AutoBridge; AutoBridge.from_hf_pretrained("BASE").export_ckpt({json.dumps(str(path))}, "OUTPUT")'
+        )
+        first = (
+            ""
+            if (path / "run_config.yaml").is_file()
+            else (" (it has no run_config.yaml: write that first, as docs/megatron-lm-to-megatron-bridge.md of Megatron-Bridge says)")
+        )
+        way = f"run `python -c {shlex.quote(code)}`, where BASE is the model that was trained, and `ckptd export OUTPUT`{first}"
     return _refusal(
         FaultCode.CONVERT_FIRST, path, "it is complete, but Megatron's weights have other names and shapes than transformers uses", way
     )

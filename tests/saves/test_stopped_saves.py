@@ -12,7 +12,8 @@ import pytest
 from daemon.checkpoints.inspection import inspect, is_run_alone
 from daemon.checkpoints.names import run_of
 from daemon.watching.scan import Scanner
-from tests.saves.layouts import LAYOUTS, REFUSED, TAKEN, Save, play
+from tests.saves.layouts import LAYOUTS
+from tests.saves.saves import REFUSED, TAKEN, Save, play
 
 POINTS = 1000
 

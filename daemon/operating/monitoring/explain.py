@@ -19,6 +19,7 @@ from daemon.checkpoints.inspection import NO_ADAPTER_YET, Inspection, checkpoint
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.models.base_models import base_wanted, find_base
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.parts import belongs_to
 from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
@@ -32,6 +33,7 @@ from daemon.journal.file.database import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot
+from daemon.watching.entries import names_in
 from daemon.watching.events.observers import innermost_first
 from daemon.watching.links import leading_out, link_above
 from daemon.watching.scan import Scanner, ScanRules, rules_of
@@ -166,7 +168,7 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
         raise from_oserror(error, "explain", str(folder)) from error
     if not inside:
         return own
-    rows = [] if own.layout is None else [own]
+    rows = [] if own.layout is None or belongs_to(str(folder), folder.name, names_in(folder)) else [own]
     end = time.monotonic() + RUN_SECONDS
     for place, checkpoint in enumerate(inside):
         if time.monotonic() > end:
