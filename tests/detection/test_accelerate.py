@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from daemon.checkpoints.files import export_files
 from daemon.checkpoints.inspection import inspect, why_unconfigured
 from daemon.contract.sharded.accelerate import RANDOM, steps_made
 from daemon.contract.sharded.forms import read_tensors
@@ -93,6 +94,19 @@ def test_the_tensors_are_those_of_the_live_model(pico_base: Path, tmp_path: Path
 
     stored = torch.frombuffer(bytearray(data), dtype=parameters[name].dtype).view(tensors[name].shape)
     assert torch.equal(stored, parameters[name].detach())
+
+
+def test_the_whole_model_of_fsdp_is_read_where_it_is_the_only_one(run: Path, pico_base: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    copy = shutil.copytree(run / "step_2", tmp_path / "run" / "step_2")
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model_fsdp.bin")
+    assert "pytorch_model_fsdp.bin" not in export_files(copy)
+    (copy / "model.safetensors").unlink()
+    assert (inspect(copy).layout, inspect(copy).missing) == ("accelerate", ())
+    assert export_files(copy) == ["pytorch_model_fsdp.bin"]
+    assert read_tensors(copy).keys() == read_tensors(run / "step_2").keys()
 
 
 def test_what_lacks_a_configuration_is_listed_once_and_taken_with_its_run_s(bench: Bench, run: Path, pico_base: Path) -> None:
