@@ -20,7 +20,7 @@ from daemon.checkpoints.names import ADAPTERS
 from daemon.checkpoints.parts import config_folders, marks_of
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.text import printable
-from daemon.contract.sharded.accelerate import is_state
+from daemon.contract.sharded.accelerate import FSDP_WHOLE, is_state
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.dcp_safetensors import NAME as SHARD
 from daemon.contract.sharded.deepspeed import LATEST
@@ -97,6 +97,8 @@ def look_at(path: Path) -> Look:
         hollow = ADAPTERS[0] if LATEST in files and ADAPTERS[0] in files and _is_hollow(path / ADAPTERS[0]) else None
         if not any(name in ADAPTERS and name != hollow for name in names):
             names = [name for name in names if name != hollow] + shards_in(shards)
+    if FSDP_WHOLE in files and not any(_MERGED.fullmatch(name) or name in ADAPTERS for name in names):
+        names.append(FSDP_WHOLE)
     code = [name for name in files if name.endswith(".py")]
     if any(map(_CODE.fullmatch, code)):
         names += code

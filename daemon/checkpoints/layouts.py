@@ -24,6 +24,7 @@ from daemon.checkpoints.pieces import (
     deepspeed_latest,
     fsdp_metadata,
     in_pieces,
+    is_written_last,
     lightning,
     mlx_adapter,
     of_verl,
@@ -121,6 +122,8 @@ class Layout:
         """
         ended = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
         described = self.in_pieces and not self.undescribed and not (self.goes_on and TRAINER_STATE not in look.files)
+        if self.name == ACCELERATE:
+            described = is_written_last(look)
         return 0.0 if ended or self.refusal or described else PATIENCE_SECONDS
 
 
@@ -190,8 +193,7 @@ TABLE = (
     Layout("adapter", "save_pretrained of PEFT", has_adapter, whole_adapter),
     Layout("trainer-full", "transformers Trainer 4.x and 5.x", lambda look: has_model(look) and is_of_trainer(look), whole_model,
            last_file=TRAINER_STATE),
-    Layout(ACCELERATE, "accelerate's save_state", _is_state, training_state, (unfinished, random_states), in_pieces=True,
-           undescribed=True),
+    Layout(ACCELERATE, "accelerate's save_state", _is_state, training_state, (unfinished, random_states), in_pieces=True),
     Layout("full", "save_pretrained of transformers", has_model, whole_model),
     Layout("diffusers", "diffusers: a LoRA, a part or a pipeline", _is_diffusers, lambda look: Weights(_diffusers_problems(look)),
            refusal=refuse_diffusers),

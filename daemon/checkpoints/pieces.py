@@ -129,6 +129,12 @@ def random_states(look: Look) -> list[str]:
     return archive_problems(look.path, accelerate.RANDOM)
 
 
+def is_written_last(look: Look) -> bool:
+    """Whether accelerate's last file is not older than the weights, which are then not being written again."""
+    moments = [os.lstat(look.path / name).st_mtime_ns for name in (accelerate.RANDOM, *accelerate.WEIGHTS) if name in look.files]
+    return accelerate.RANDOM in look.files and moments[0] >= max(moments)
+
+
 def zero(look: Look) -> Weights:
     """What `latest` names. A state of a kind that is not put together here, or with objects of unknown classes, is refused."""
     tag = deepspeed.tag_in(look.path)

@@ -15,7 +15,7 @@ from daemon.checkpoints.completeness import read_json
 from daemon.checkpoints.models.base_models import is_model
 from daemon.checkpoints.names import run_of
 from daemon.contract.disk.answers import ask
-from daemon.watching.origins import UNTRAINED
+from daemon.watching.origins import NOT_OF_A_TRAINING
 from daemon.watching.scan import Found, Scanner, ScanRules
 
 USUAL = ("/data", "/srv", "/mnt", "/media", "/workspace", "/scratch", "/opt", "/models", "/home", "/root")
@@ -67,7 +67,7 @@ def look(where: Sequence[Path] | None = None, homes: Sequence[Path] | None = Non
         for candidate in _search(place):
             if not str(candidate.path).isprintable():
                 continue
-            if candidate.passed_over == UNTRAINED:
+            if candidate.passed_over in NOT_OF_A_TRAINING:
                 models.append(candidate.path)
             elif not candidate.passed_over:
                 taken.append(candidate.path)

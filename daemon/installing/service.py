@@ -22,11 +22,14 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.installing import rights, unit_texts
 from daemon.installing.accounts import Accounts
 from daemon.installing.actions import Action, Record, Undo, digest, make_folders, read_record, write_file
+from daemon.watching.links import followed_now
 
 NAME = "ckptd"
 STATE = Path("/var/lib/ckptd")
 RECORD = "install-service.json"
 _OPERATION = "install the service"
+_LINK_SECONDS = 5.0
+"""For each root, in which links to runs elsewhere are looked for."""
 TITLE = ".TH CKPTD 1 "
 """What the manual page has in its second line, of each version."""
 PAGE, LINK = Path("/usr/local/share/man/man1/ckptd.1"), Path("/usr/local/bin/ckptd")
@@ -240,7 +243,8 @@ def _writable(plan: Plan, folder: Path, names: tuple[str, str], user: int) -> No
 def _readable(
     plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...], wishes: Wishes
 ) -> None:  # fmt: skip
-    folders = [box.at(folder) for folder in (*settings.watch.roots, *settings.base.search, *settings.base.map.values())]
+    linked = followed_now(settings, _LINK_SECONDS) if box.alive else []
+    folders = [box.at(folder) for folder in (*settings.watch.roots, *linked, *settings.base.search, *settings.base.map.values())]
     if os.geteuid() != 0:
         plan.notes.append(f"only root can test whether {name} can read {', '.join(map(str, folders))}")
         return

@@ -1,6 +1,7 @@
 """Links below the roots that lead out of what is watched: `ln -s /fast/disk/run runs/run` is a run like any other.
 
-Called by `daemon.watching.groups`, which watches each such link as a root of its own, on its own mount, and by `explain`. A link into a
+Called by `daemon.watching.groups`, which watches each such link as a root of its own, on its own mount, by `explain`, and by `check` and
+the installation, which ask who may read what they lead to. A link into a
 root is not followed, since what it leads to is found there; nor is one to a folder around a root, or around our own folders: a walk
 would go round in circles. Links below a link are not followed.
 """
@@ -18,6 +19,7 @@ from daemon.contract.disk.answers import ask
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.text import is_text
 from daemon.system.logger import Logger
+from daemon.watching.scan import Scanner, rules_of
 
 log = Logger("watch")
 
@@ -93,6 +95,18 @@ def leading_out(links: Iterable[str], settings: Settings) -> dict[Path, str]:
         if not any(_is_in(target, own) or _is_in(own, target) for own in kept):
             out[Path(link)] = target
     return out
+
+
+def followed_now(settings: Settings, seconds: float) -> list[Path]:
+    """The links below the roots that a daemon would follow, found by a walk of each root that takes at most so long."""
+    if settings.watch.links == "no":
+        return []
+    scanner = Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=seconds)
+    for root in settings.watch.roots:
+        for _ in scanner.find(root, lambda error: None):
+            pass
+    links = [link for root in settings.watch.roots for link in leading_out(scanner.links.get(root, ()), settings)]
+    return links[:MOST_FOLLOWED]
 
 
 def link_above(root: Path, path: Path) -> Path | None:

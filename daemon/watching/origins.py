@@ -22,6 +22,7 @@ UNTRAINED = (
 _EXPORT = "; if it is to be exported, run `ckptd export` on it"
 NAMED_AS_BASE = f"the adapters of the run around it name it as their base{_EXPORT}"
 OLDER = f"it contains a whole model that is older than every checkpoint of the run around it, as a base is{_EXPORT}"
+NOT_OF_A_TRAINING = frozenset({UNTRAINED, NAMED_AS_BASE, OLDER})
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 

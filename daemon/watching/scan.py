@@ -23,6 +23,7 @@ from daemon.checkpoints.names import (
     candidate,
     is_checkpoint_name,
     is_loose_name,
+    is_others_part,
     may_make_checkpoint,
     step_folder,
 )
@@ -149,6 +150,12 @@ class Scanner:
                     yield Found(Path(path), TEMPORARY)
         self.links = {**self.links, root: tuple(seen_links)}
 
+    def note_link(self, root: Path, link: Path) -> None:
+        """A link has come below a root; one that a walk would note is noted."""
+        known, name = self.links.get(root, ()), link.name
+        if not is_checkpoint_name(name) and not is_ignored(name) and str(link) not in known and len(known) < MOST_LINKS:
+            self.links = {**self.links, root: (*known, str(link))}
+
     def _goes_into(self, path: str, name: str, level: int) -> bool:
         depth = self.rules.depth
         return (
@@ -229,11 +236,10 @@ class Scanner:
         if is_checkpoint_name(path.name):
             return None
         entries = names_in(path)
-        what = candidate(path.name, entries)
-        if what is not Candidate.NONE and (why := belongs_to(str(path), path.name, entries)):
-            return why
+        what = _what(str(path), path.name, entries)
         if what is Candidate.NONE:
-            return "it contains no adapter and no model in a known form (files that are links are not read)"
+            why = belongs_to(str(path), path.name, entries)
+            return why or "it contains no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
 
     def checkpoint_of(self, root: Path, changed: str) -> Path | None:
@@ -280,7 +286,7 @@ class Scanner:
 def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:
     """What a directory is, where it is no part of another checkpoint."""
     what = candidate(name, entries)
-    if what is Candidate.NONE and has_begun(folder, name, entries) and not kept_back(folder, name):
+    if what is Candidate.NONE and not is_others_part(name) and has_begun(folder, name, entries) and not kept_back(folder, name):
         return Candidate.CHECKPOINT
     return Candidate.NONE if what in (Candidate.CHECKPOINT, Candidate.UNTRAINED) and belongs_to(folder, name, entries) else what
 

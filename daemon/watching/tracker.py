@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from daemon.checkpoints.files import Fingerprint, fingerprint, fingerprint_and_touch, weights_follow_state
+from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of, why_unconfigured
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pinning.pins import Moved
@@ -28,9 +28,9 @@ from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.system.filesystems.births import identity_of
 from daemon.system.logger import Logger
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
+from daemon.watching.decisions import Decisions
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State, look_through
-from daemon.watching.rewrites import Rewrites
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.taking.entering import digest_of_fingerprint
 from daemon.watching.taking.intake import Intake
@@ -71,7 +71,7 @@ class Tracker:
         """What people are told of directories that are not taken."""
         self.undecided = Undecided(settings.roots, settings.settle_seconds, intake.journal.sightings, self._is_watched)
         self._settler = self.undecided.settler
-        self._rewrites = Rewrites(intake.journal.sightings)
+        self._decisions = Decisions(intake.journal)
         self._scanned: set[Path] = set()
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._taken_in: set[Path] = set()
@@ -83,6 +83,12 @@ class Tracker:
     def links(self) -> dict[Path, tuple[str, ...]]:
         """Root → the links that its last scan saw. May be asked by any thread."""
         return self._scanner.links
+
+    def note_link(self, link: Path) -> None:
+        """A link has come: it is known as if the last scan had seen it."""
+        root = next((root for root in self._settings.roots if link.is_relative_to(root)), None)
+        if root is not None:
+            self._scanner.note_link(root, link)
 
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
@@ -111,12 +117,12 @@ class Tracker:
             before = known.get(str(checkpoint))
             if before is None:
                 self._unknown.add(str(checkpoint))
-            if not (self._is_as_it_was(checkpoint, now, moment) or self._is_as_known(checkpoint, before)):
+            if not (self._is_as_it_was(checkpoint, now, moment) or self._decisions.still_stands(checkpoint, before)):
                 self._settler.hint(str(checkpoint), now)
             elif str(checkpoint) in skipped:
                 self._list_refused(checkpoint)
         self._scanned.add(root)
-        self._rewrites.keep(root, seen)
+        self._decisions.keep(root, seen)
         self.listing.note_scan(root, seen, passed, self._scanner.left_out)
         self.listing.note_closed(root, seen, errors)
         for path in {*self.undecided.sighted, *self.listing.incomplete} - seen:
@@ -196,7 +202,7 @@ class Tracker:
         known = None if str(path) in self._unknown else self._intake.journal.sightings.fingerprint(str(path))
         if known is None and seen:
             self.undecided.note(path, itself, seen, now)
-        if known is not None and path not in self._rewrites and self._is_decided(path, seen, known):
+        if known is not None and self._decisions.covers(path, seen, known):
             self._apart.forget(path)
             if path in self.listing.passed_over and self._intake.journal.sightings.jobs_at(str(path)):
                 self.listing.unlist(path)
@@ -322,36 +328,13 @@ class Tracker:
                 since_seconds=round(now - entry.since),
             )
 
-    def _is_as_known(self, path: Path, decision: tuple[str, str] | None) -> bool:
-        """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say.
-
-        `decision`: its fingerprint then, and when that was.
-        """
-        try:
-            if decision is None:
-                return False
-            seen, touch = fingerprint_and_touch(path)
-        except OSError:
-            return False
-        return self._is_decided(path, seen, decision[0]) and not self._rewrites.is_doubtful(path, touch, decision[1])
-
-    def _is_decided(self, path: Path, seen: Fingerprint, known: str) -> bool:
-        """Whether this state was decided upon, or was before its run got a configuration, which an export that is made needs no more."""
-        if digest_of_fingerprint(seen) == known:
-            return True
-        own = tuple(row for row in seen if not row[0].startswith("../"))
-        if len(own) == len(seen) or digest_of_fingerprint(own) != known:
-            return False
-        jobs = [self._intake.journal.jobs.get(job) for job in self._intake.journal.sightings.jobs_at(str(path))]
-        return any(job is not None and job.state != "failed" for job in jobs)
-
     def _is_watched(self, path: Path) -> bool:
         root = next((root for root in self._settings.roots if path.is_relative_to(root)), None)
         return root is not None and is_text(str(path)) and self._scanner.why_not(root, path) is None
 
     def _forget(self, path: Path) -> None:
         self._unknown.discard(str(path))
-        self._rewrites.decided(path)
+        self._decisions.decided(path)
         self.undecided.forget(path)
         self.listing.forget(path)
 

@@ -148,6 +148,9 @@ class Watcher:
         if hint.kind is Kind.LOOK:
             self._rescan_at = self._check_at = time.monotonic()
             return
+        if hint.kind is Kind.LINK:
+            self.tracker.note_link(Path(hint.path))
+            return
         # What is there now may not be what the event was about, so the order of events does not matter.
         self._observers.uncover(hint.path)
         for path in self._observers.cover(hint.path):

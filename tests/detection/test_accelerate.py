@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from daemon.checkpoints.files import export_files
 from daemon.checkpoints.inspection import inspect, why_unconfigured
 from daemon.contract.sharded.accelerate import RANDOM, steps_made
 from daemon.contract.sharded.forms import read_tensors
@@ -60,7 +61,10 @@ def test_a_state_is_complete_when_its_last_file_is_there_and_its_epoch_has_the_s
     whole = inspect(run / "epoch_0")
     assert (whole.layout, whole.missing, whole.method, whole.step, whole.lacks_config) == ("accelerate", (), "full", 3, True)
     assert [inspect(run / name).step for name in ("step_2", "step_4", "epoch_1")] == [2, 4, 4]
+    assert whole.patience_seconds == 0, "its last file tells"
     copy = shutil.copytree(run / "epoch_0", tmp_path / "run" / "epoch_0")
+    (copy / "model.safetensors").touch()
+    assert inspect(copy).patience_seconds > 0, "it may be being written again"
     (copy / RANDOM).unlink()
     assert inspect(copy).missing == (f"{RANDOM}, which accelerate writes last, is not there yet",)
     (copy / RANDOM).write_bytes((run / "epoch_0" / RANDOM).read_bytes()[:-40])
@@ -90,6 +94,19 @@ def test_the_tensors_are_those_of_the_live_model(pico_base: Path, tmp_path: Path
 
     stored = torch.frombuffer(bytearray(data), dtype=parameters[name].dtype).view(tensors[name].shape)
     assert torch.equal(stored, parameters[name].detach())
+
+
+def test_the_whole_model_of_fsdp_is_read_where_it_is_the_only_one(run: Path, pico_base: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    copy = shutil.copytree(run / "step_2", tmp_path / "run" / "step_2")
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model_fsdp.bin")
+    assert "pytorch_model_fsdp.bin" not in export_files(copy)
+    (copy / "model.safetensors").unlink()
+    assert (inspect(copy).layout, inspect(copy).missing) == ("accelerate", ())
+    assert export_files(copy) == ["pytorch_model_fsdp.bin"]
+    assert read_tensors(copy).keys() == read_tensors(run / "step_2").keys()
 
 
 def test_what_lacks_a_configuration_is_listed_once_and_taken_with_its_run_s(bench: Bench, run: Path, pico_base: Path) -> None:

@@ -17,7 +17,7 @@ from daemon.checkpoints.inspection import inspect
 from daemon.watching import scan
 from daemon.watching.scan import Scanner, ScanRules
 from tests.detection.bench import Bench
-from tests.detection.helpers import below, fail, passed_over
+from tests.detection.helpers import below, fail, passed_over, plain_adapter
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MODEL = ("config.json", "model.safetensors")
@@ -247,3 +247,17 @@ def test_a_config_that_is_put_into_the_run_later_makes_a_model_in_pieces_be_look
     assert later != before and later == fingerprint(checkpoint)
     (checkpoint / "config.json").write_text("{}")
     assert not any(name.startswith("../") for name, *_ in fingerprint(checkpoint)), "its own comes first"
+
+
+def test_the_last_adapter_under_several_names_is_one_export_and_the_log_names_the_copies(bench: Bench, pico_checkpoint: Path) -> None:
+    run = bench.root / "run"
+    for name in ("epoch=0-step=6", "best", "final", "last"):
+        plain_adapter(pico_checkpoint, run / name)
+    plain_adapter(pico_checkpoint, bench.root / "other" / "final")
+    with capture_logs() as said:
+        bench.pass_time(60.0)
+    assert sorted(str(Path(job.checkpoint.path).parent.relative_to(bench.root)) for job in bench.jobs()) == ["other", "run"]
+    (ours,) = (Path(job.checkpoint.path).name for job in bench.jobs() if Path(job.checkpoint.path).parent == run)
+    copies = {Path(entry["path"]).name: Path(entry["of"]).name for entry in said if entry["event"] == "a copy"}
+    same_step = {"epoch=0-step=6", "final"} - {ours}
+    assert copies.keys() | same_step >= {"epoch=0-step=6", "best", "final", "last"} - {ours} and set(copies.values()) == {ours}

@@ -13,9 +13,10 @@ import pytest
 from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
+from daemon.operating.diagnosis.readability import tried
 from daemon.operating.monitoring.explain import explain
 from daemon.watching.groups import Watchers
-from daemon.watching.links import leading_out
+from daemon.watching.links import followed_now, leading_out
 from daemon.watching.taking.intake import Intake
 from tests.detection.helpers import copy_of, open_jobs
 
@@ -145,3 +146,30 @@ def test_no_link_is_followed_where_the_configuration_says_so(watch: Watch, tmp_p
     assert here.runs() == [] and here.watchers.links == ()
     said = explain(here.settings, here.root / "run" / "checkpoint-4")
     assert said.kind == "checkpoint" and "is a link, which scans don't follow" in (said.unwatched or "")
+
+
+def test_the_event_of_a_link_is_enough_without_a_scan(watch: Watch, tmp_path: Path, pico_checkpoint: Path) -> None:
+    here = watch(rescan_seconds=3600.0)
+    copy_of(pico_checkpoint, tmp_path / "disk" / "x17" / "checkpoint-4")
+    here.until(lambda: here.watchers._of[here.root].tracker.links.get(here.root) is not None)  # the first scan has ended
+    (here.root / "run").symlink_to(tmp_path / "disk" / "x17")
+    here.until(lambda: here.runs() == [("run", 4)])
+    made = tmp_path / "made"
+    made.symlink_to(tmp_path / "disk" / "x18")
+    copy_of(pico_checkpoint, tmp_path / "disk" / "x18" / "checkpoint-8", step=8, weights=0.5)
+    made.rename(here.root / "renamed")
+    here.until(lambda: here.runs() == [("renamed", 8), ("run", 4)])
+
+
+def test_check_looks_behind_the_links_that_are_followed(tmp_path: Path, pico_checkpoint: Path) -> None:
+    copy_of(pico_checkpoint, tmp_path / "disk" / "x17" / "checkpoint-4")
+    copy_of(pico_checkpoint, tmp_path / "runs" / "near" / "checkpoint-4")
+    (tmp_path / "runs" / "run").symlink_to(tmp_path / "disk" / "x17")
+    (tmp_path / "runs" / "again").symlink_to(tmp_path / "runs" / "near")
+    for links, seen in (("follow", 2), ("no", 1)):
+        settings = Settings(
+            watch={"roots": (tmp_path / "runs",), "links": links}, output={"directory": tmp_path / "exports"},
+            state={"directory": tmp_path / "state"},
+        )  # fmt: skip
+        assert followed_now(settings, 5.0) == ([tmp_path / "runs" / "run"] if seen == 2 else [])
+        assert tried(settings).summary.endswith(f"{seen} checkpoint{'s' * (seen > 1)}")

@@ -61,9 +61,8 @@ _TWO_RANKS = "two ranks with gloo on the CPU, with a setting that makes accelera
 _MANAGER = "verl's checkpoint manager ran in a short loop instead of its trainer, on two ranks with gloo on the CPU"
 _RECIPE = "torchtune's model and checkpointer ran in a short loop instead of its recipe"
 _ACCELERATED = (
-    *(Place(f"step_{step}", TAKEN, f"accelerate_full/step-{step}") for step in (2, 4, 6)),
-    Place("epoch_0", TAKEN, "accelerate_full/step-3"),
-    Place("epoch_1", SAME),
+    Place("step_4", TAKEN, "accelerate_full/step-4"),
+    *(Place(f"epoch_{epoch}", TAKEN, f"accelerate_full/step-{step}") for epoch, step in enumerate((3, 6))),
     Place(".", TAKEN, "accelerate_full/final"),
 )
 
@@ -120,13 +119,13 @@ CASES = (
         "`adapter_config.json` in the run's directory, once, when training begins", _TWO_RANKS,
     ),
     Case(
-        "accelerate_full", "a loop with accelerate, as transformers' `run_clm_no_trainer.py`", "accelerate", "main",
+        "accelerate_full", "accelerate in a loop of one's own, as in `run_clm_no_trainer.py`", "accelerate", "main",
         "`step_N` and `epoch_N` by `save_state`, without a configuration; at the end the model in the run's own directory",
         (*_ACCELERATED[:-1], Place(".", SAME)), "causal", "`AutoModelForCausalLM`",
         '`base.map."" = "/folder/of/the/base"`; or `config.json` and tokenizer in the run\'s directory, once',
     ),
     Case(
-        "accelerate_peft", "the same loop with PEFT", "accelerate", "main",
+        "accelerate_peft", "accelerate in such a loop, with PEFT", "accelerate", "main",
         "`step_N` and `epoch_N` by `save_state`, the adapter and the base in one file; at the end the adapter in the run's own directory",
         tuple(replace(place, export=place.export.replace("_full", "_peft")) for place in _ACCELERATED), "causal", "`AutoModelForCausalLM`",
         "nothing; with `adapter_config.json` in the run's directory from the start, they are exported before training ends",

@@ -17,7 +17,8 @@ TEXT = (ROOT / "docs/trainers.md").read_text("utf-8").partition("## What was tes
 MEASURED = TEXT.partition("\n## ms-swift")[0]
 SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^### ", MEASURED, flags=re.MULTILINE)[1:]}
 RUNS = {
-    "transformers Trainer": ["transformers_peft", "fsdp_full"], "TRL": ["trl_sft", "trl_dpo", "trl_grpo", "trl_reward"],
+    "transformers Trainer": ["transformers_peft", "fsdp_full"], "accelerate": ["accelerate_full", "accelerate_peft"],
+    "TRL": ["trl_sft", "trl_dpo", "trl_grpo", "trl_reward"],
     "axolotl": ["axolotl_sft"], "LLaMA-Factory": ["llamafactory_sft"], "Unsloth": ["unsloth_sft"],
     "Lightning": ["lightning_full", "lightning_peft"],
     "torchtune": ["torchtune_llama", "torchtune_qwen2"],

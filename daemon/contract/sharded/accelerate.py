@@ -17,7 +17,9 @@ from daemon.contract.sharded.archives import read_archive
 from daemon.contract.sharded.lightning import PLAIN_CLASSES, of_state
 from daemon.contract.sharded.pieces import Piece, ShardedTensor, tensor_name
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FSDP_WHOLE = "pytorch_model_fsdp.bin"
+"""The model with FSDP's FULL_STATE_DICT (accelerate/utils/fsdp_utils.py, `save_fsdp_model`). Trainer has it beside `model.safetensors`."""
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", FSDP_WHOLE)
 RANDOM = "random_states_0.pkl"
 """What the first rank writes after all that it writes before."""
 _RANDOM = re.compile(r"random_states_[0-9]{1,6}\.pkl")
@@ -40,12 +42,12 @@ def several(files: Collection[str]) -> list[str]:
 
 def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     """Name → tensor of the model's state. Raises Unsafe, Unreadable, OSError."""
-    plain, pickled = (folder / name for name in WEIGHTS)
-    if not plain.is_file():
-        return of_state(read_archive(pickled, PLAIN_CLASSES), pickled.name)
+    file = next(folder / name for name in WEIGHTS if (folder / name).is_file())
+    if file.suffix == ".bin":
+        return of_state(read_archive(file, PLAIN_CLASSES), file.name)
     tensors = {}
-    for name, info in parse_header(plain).items():
-        piece = Piece(plain.name, info.start, info.size, (0,) * len(info.shape), info.shape)
+    for name, info in parse_header(file).items():
+        piece = Piece(file.name, info.start, info.size, (0,) * len(info.shape), info.shape)
         tensors[tensor_name(name)] = ShardedTensor(tensor_name(name), info.dtype, info.shape, (piece,))
     return tensors
 

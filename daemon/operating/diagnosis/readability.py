@@ -14,7 +14,7 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from daemon.checkpoints.files import export_files
@@ -26,6 +26,7 @@ from daemon.config.settings import Settings
 from daemon.contract.disk.files import open_plain
 from daemon.contract.faults.errors import CkptdError, from_oserror
 from daemon.system.filesystems.access import user_name
+from daemon.watching.links import followed_now
 from daemon.watching.scan import Scanner, rules_of
 
 _SECONDS = 5.0
@@ -98,9 +99,11 @@ def _user_of_service(settings: Settings) -> int | None:
 def _tried(settings: Settings) -> Reading:
     count, kinds, problems, warnings = 0, set[str](), list[str](), list[str]()
     readable = list[Path]()
-    for root in settings.watch.roots:
+    linked = followed_now(settings, _SECONDS)
+    rules = replace(rules_of(settings.watch, settings.state_directory), linked=frozenset(linked))
+    for root in (*settings.watch.roots, *linked):
         seen, barred = 0, list[str]()
-        for candidate in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
+        for candidate in Scanner(rules, most_seconds=_SECONDS).find(root, _noting(barred)):
             seen += 1
             closed_here = _barred(candidate.path, kinds)
             barred += closed_here

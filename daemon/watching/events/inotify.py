@@ -27,6 +27,7 @@ class Kind(Enum):
 
     CHANGED = "changed"  # the checkpoint directory `path`, or the file `path` that may make one of the directory around it
     FOLDER = "folder"  # the directory `path` came, went, or may be read by others than before
+    LINK = "link"  # a link has come: it may lead to a run
     WORKED = "worked"  # the checkpoint directory `path`: what was asked for about it has been done
     LOOK = "look"  # everything
 
@@ -62,6 +63,7 @@ _NAMES = (
 # Neither opening nor reading is asked for, so our own looks wake nobody. Nor is every single write: a look finds a
 # directory that moves and comes back by itself, and the last write is followed by a close.
 _FILES = _NAMES | InotifyConstants.IN_CLOSE_WRITE
+_COME = InotifyConstants.IN_CREATE | InotifyConstants.IN_MOVED_TO
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 
 
@@ -89,6 +91,8 @@ class _Watch:
             self._owner.hints.put(Hint(Kind.CHANGED, self.path))
         elif may_make_checkpoint(name):
             self._owner.hints.put(Hint(Kind.CHANGED, os.path.join(self.path, name)))
+        elif name and event.mask & _COME and os.path.islink(path := os.path.join(self.path, name)):
+            self._owner.hints.put(Hint(Kind.LINK, path))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         """The directory was deleted, or its file system unmounted."""

@@ -14,11 +14,11 @@ from transformers import get_scheduler
 from tests.models import TEXTS
 from tests.trainers.scripts.live import IDS, Record, arguments, causal, logits
 
-STEPS_OF_AN_EPOCH = 3
+STEPS_OF_AN_EPOCH, SAVED_AFTER = 3, 4
 
 
 def train(wrap: Any = None) -> None:
-    """Train two epochs of three steps, saved after each second step and each epoch. `wrap`: makes another model of the base."""
+    """Train two epochs of three steps, saved after the fourth step and each epoch. `wrap`: makes another model of the base."""
     bases, run, record = arguments()
     record.versions("accelerate", "transformers", *(["peft"] if wrap else []))
     model, tokenizer = causal(bases / "causal")
@@ -36,7 +36,7 @@ def train(wrap: Any = None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             completed += 1
-            if completed % 2 == 0:
+            if completed % SAVED_AFTER == 0:
                 _save(accelerator, record, f"step_{completed}", model)
         _save(accelerator, record, f"epoch_{epoch}", model)
     accelerator.wait_for_everyone()
