@@ -94,7 +94,3 @@ def check(name: str, folder: Path, forms: tuple[str, ...]) -> None:
 )
 def test_a_family_is_exported_as_base_and_adapter_answer(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, FORMS if FAMILIES[name].quick else FORMS[:3])
-
-
-def test_a_model_of_sound_is_exported(tmp_path: Path) -> None:
-    check("wav2vec2", tmp_path, ("pytorch",))
