@@ -140,7 +140,7 @@ def architecture(folder: Path) -> str:
 def has_experts(folder: Path) -> bool:
     """Return whether the model is a mixture of experts."""
     config = read_json(folder / "config.json", OPERATION)
-    return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"))
 
 
 _ATTENTION = re.compile(r"attention implementation|attn_implementation|scaled_dot_product|flash")

@@ -21,7 +21,7 @@ MOST = 200
 LEAST = 0.01
 """Divergence at a position, in nats, below which the same choice is not worth a look."""
 _FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.model_fields)
-_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
+_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval", "rounding_share")
 
 
 def collect(reference: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
@@ -112,6 +112,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Compared], Cell | None]], ...] = (
     ("Perplexity", _perplexity), ("KL, nats", _plain("kl")), ("Agreement", _plain("agreement", units.percent)),
     ("Same greedy tokens", _greedy), ("Mean cosine", _plain("cosine_mean", "{:.4f}".format)),
     ("Rank correlation", _plain("rank_correlation", "{:.4f}".format)), ("Fine-tuning in it", _plain("fine_tuning")),
+    ("Lost to rounding", _plain("rounding_share", units.percent)),
 )  # fmt: skip
 
 FEW_TEXTS = 100

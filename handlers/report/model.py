@@ -251,6 +251,8 @@ class Compared(ReportPart):
     """How much of the fine-tuning's effect is in the artifact: 1 all, 0 nothing."""
     fine_tuning_interval: tuple[float, float] | None = None
     """Interval of `fine_tuning`."""
+    rounding_share: float | None = None
+    """What rounding the merged weights changes in the outputs, over what the adapter changes in them."""
 
 
 class Comparison(ReportPart):

@@ -11,7 +11,9 @@ from pathlib import Path
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.models.folder import ModelFolder
 from handlers.validate import findings, record
+from handlers.validate.checks import merge_rounding
 from handlers.validate.checks.examination import Examination, examine
 from handlers.validate.checks.finishing import finish
 from handlers.validate.checks.live.reference import Reference
@@ -58,5 +60,11 @@ def _examine(
         tokenizer, progress = published is not None, reporter.progress
         examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)
         finish(worker, engine, reference, logits, examination, output, exact=True)
+    dtype = ModelFolder(Path(context.inputs["merge"])).main_dtype
+    share = merge_rounding.lost_share(examination.figures, examination.base, dtype)
+    if share is not None:
+        examination.figures = examination.figures.plus(rounding_share=share)
+    if note := merge_rounding.sentence(share, dtype):
+        examination.notes.append(note)
     if published and (difference := weights.difference(Path(folder), Path(context.inputs["merge"]))):
         examination.findings.append(findings.weights(difference, published))

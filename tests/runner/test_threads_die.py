@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import random
 import sys
 import threading
@@ -135,6 +136,28 @@ def test_an_owner_whose_thread_dies_says_so_to_who_waits_and_does_the_rest_in_an
 
 def _late() -> None:
     raise TimeoutError
+
+
+class _Watched(queue.SimpleQueue[Any]):
+    """A queue whose last call is taken before whoever put it goes on."""
+
+    thread: threading.Thread | None = None
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        if item is None and self.thread is not None:
+            self.thread.join(20)
+
+
+def test_a_thread_that_ends_at_once_when_it_is_closed_is_not_waited_for_twice() -> None:
+    owner = Owner("journal")
+    owner._calls = calls = _Watched()
+    assert owner.ask(lambda: 3) == 3
+    calls.thread = owner._thread
+    closing = threading.Thread(target=owner.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive() and owner.deaths == 0
 
 
 @pytest.mark.parametrize(("case", "outcome"), some(QUICK, of=2), ids=lambda value: value.place.name if isinstance(value, Case) else value)

@@ -486,6 +486,10 @@ class CheckFigures(Likeness):
     the outputs."""
     rounding_slope: float | None = None
     """Slope of the regression of its outputs on those of the graph computed in fp32: 1 where rounding changes nothing systematically."""
+    rounding_share: float | None = None
+    """What rounding the merged weights to 16 bits changes in the outputs, over what the adapter changes in them: mean |Δ| of the merged
+    model from the live one, over mean |Δ| of the base without the adapter from it. Of the merged model alone; missing where its weights are
+    not of 16 bits, or where there is no adapter."""
     fine_tuning: float | None = None
     """How much of what the fine-tuning changed in the base is in the artifact, at the positions that it changed most: 1 all, 0 nothing.
     Missing where there is no base, or where it does not differ from the live model."""

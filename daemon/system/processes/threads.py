@@ -191,9 +191,9 @@ class Owner:
                 with contextlib.suppress(queue.Empty):
                     while (call := self._calls.get_nowait()) is not None:
                         call[0].cancel()
-            self._calls.put(None)
             if self._thread is not None:
-                self._see()
+                self._see()  # before its last call: a thread that has ended by that is not dead
+            self._calls.put(None)
         if self._thread is not None:
             self._thread.join()
 

@@ -257,6 +257,9 @@ class _Matcher:
             raise self._unchanged("trainable_token_indices names tokens, but the adapter has no rows of them")
         for target in config.get("target_parameters") or ():
             holder = str(target).rpartition(".")[0]
+            # For "all-linear" PEFT names the router of every mixture so, and leaves out what the model does not have.
+            if str(target).endswith(".weight") and not any(f".{self.names.parameter(name)}".endswith(f".{target}") for name in self.stored):
+                continue
             if holder and f".{holder}.lora_A" not in keys and f".{holder}.base_layer.lora_A" not in keys:
                 raise self._unchanged(f"target_parameters names {target}, but the adapter has no weights of it")
 

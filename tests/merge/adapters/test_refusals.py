@@ -87,6 +87,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[dict[str, Any
         {}, {"target_parameters": ["mlp.experts.down_proj"]}, None,
         ("base-weight-unchanged", "target_parameters names mlp.experts.down_proj"),
     ),
+    "no parameters of a layer that the base has": (
+        {}, {"target_parameters": ["self_attn.q_norm.weight"]}, None,
+        ("base-weight-unchanged", "target_parameters names self_attn.q_norm.weight"),
+    ),
     "a magnitude without DoRA": ({"use_dora": True}, {"use_dora": False}, None, ("rank-mismatch", "has a magnitude")),
     "a saved module of another shape": (
         {"modules_to_save": ["norm"]}, {}, widen_the_norm,
@@ -133,6 +137,12 @@ def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter
 def test_layers_left_out_on_purpose_are_no_error(pico_base: Path, tmp_path: Path, output: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", layers_to_transform=[1])
     assert merge_adapter(adapter, pico_base, output).figures.changed_modules == 7
+
+
+def test_a_parameter_that_the_model_does_not_have_is_no_error(adapter: Path, pico_base: Path, output: Path) -> None:
+    helpers.edit_config(adapter, target_parameters=["gate.weight"])  # as PEFT writes it for "all-linear", whatever the router's name is
+    merge_adapter(adapter, pico_base, output)
+    assert helpers.stored(output).keys() == helpers.stored(pico_base).keys()
 
 
 @pytest.mark.parametrize("which", ["adapter", "base"])

@@ -1,0 +1,81 @@
+"""The table of docs/models.md, from the results of a run: `python -m tests.families.page` writes it there.
+
+`results.json` beside this file is written by `python -m tests.families.measuring FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import plan
+from daemon.contract.values import Json
+from daemon.running.rules.suitable import unsuited
+from tests.families.measuring import RESULTS, VARIANTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+OTHERS = ("onnx-genai-fp32", "web", "openvino", "gguf-f16", "pt2", "coreml", "tensorrt-llm")
+"""Variants that no family was tried with, of which config.json alone says whether they are refused; the first form of each format."""
+
+
+def page(text: str, results: dict[str, Any]) -> str:
+    """Return the page `text` with its table made anew. `results`: a family → what it is and what came of its export."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + _tables(results) + END + rest.partition(END)[2]
+
+
+def refused(config: Json, variants: tuple[str, ...]) -> set[str]:
+    """The variants that are refused before the merge of a model with this config.json."""
+    return {*unsuited(plan(variants), config, Work.recovered("{}"), variants)} & {*variants}
+
+
+def _tables(results: dict[str, Any]) -> str:
+    head = ("`model_type`", "class", "trained", *(f"`{name}`" for name in (*VARIANTS, *OTHERS)))
+    rows = [head, tuple("---" for _ in head), *(_row(family, result) for family, result in results.items())]
+    versions = ", ".join(sorted({result["transformers"] for result in results.values()}))
+    counts = Counter(result["variants"][name]["outcome"] for result in results.values() for name in VARIANTS)
+    said = ", ".join(f"{counts[name]} {word}" for name, word in (("equal", "equal"), ("refused", "refused"), ("failed", "failed")))
+    first = f"transformers {versions}; {len(results)} families with {len(VARIANTS)} variants each: {said}.\n\n"
+    return first + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n" + _reasons(results)
+
+
+def _row(family: str, result: dict[str, Any]) -> tuple[str, ...]:
+    cells = [_cell(result["variants"][name]) for name in VARIANTS]
+    early = refused(result["config"], OTHERS)
+    method = "LoRA" if result["how"] == "LoRA" else "whole"
+    return (
+        f"`{family.partition('/')[0]}`",
+        f"`{result['class']}`",
+        method,
+        *cells,
+        *("refused" if name in early else "–" for name in OTHERS),
+    )
+
+
+def _cell(variant: dict[str, Any]) -> str:
+    if variant["outcome"] == "equal":
+        return "equal" if variant["difference"] == 0 else f"equal, {variant['difference']:.0e}"
+    return str(variant["outcome"])
+
+
+def _reasons(results: dict[str, Any]) -> str:
+    """What failed after the merge had begun, and why."""
+    lines = [
+        f"- `{family.partition('/')[0]}` ({result['class']}), `{name}`: {_short(result['variants'][name]['why'])}"
+        for family, result in results.items() for name in VARIANTS if result["variants"][name]["outcome"] in ("failed", "other")
+    ]  # fmt: skip
+    return "\nFailed:\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _short(text: str) -> str:
+    """The first clauses of a reason, so that a row stays readable."""
+    text = text.replace("|", "/").replace("<", "‹").replace(">", "›")
+    return text if len(text) <= 300 else text[:300].rsplit(" ", 1)[0] + " …"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8"), json.loads(RESULTS.read_text("utf-8"))), "utf-8")

@@ -1,0 +1,47 @@
+"""The page about models says what the last run told, and what it says of refusals is what a job would do now."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import plan
+from daemon.running.rules.suitable import unsuited
+from tests.families.measuring import RESULTS, VARIANTS
+from tests.families.page import END, PAGE, page, refused
+from tests.families.table import FAMILIES, PAIR
+
+TABLE = json.loads(RESULTS.read_text())
+
+
+def test_the_page_is_what_the_committed_results_give() -> None:
+    text = PAGE.read_text("utf-8")
+    assert END in text and page(text, TABLE) == text, "python -m tests.families.page"
+
+
+def test_there_are_sixty_families_and_more_of_each_kind() -> None:
+    assert len(TABLE) >= 60 and {*TABLE} <= {*FAMILIES}
+    assert sum(family.endswith("/decoder") for family in TABLE) >= 60
+
+
+@pytest.mark.parametrize("family", TABLE)
+def test_what_is_refused_by_config_json_alone_is_what_was_refused_and_all_else_was_not(family: str) -> None:
+    result = TABLE[family]
+    was = {name for name in VARIANTS if result["variants"][name]["outcome"] == "refused"}
+    assert refused(result["config"], VARIANTS) == was
+
+
+@pytest.mark.parametrize("family", TABLE)
+def test_the_sentence_names_as_possible_exactly_what_was_published_equal(family: str) -> None:
+    result = TABLE[family]
+    faults = unsuited(plan(VARIANTS), result["config"], Work.recovered("{}"), VARIANTS)
+    equal = [name for name in VARIANTS if result["variants"][name]["outcome"] == "equal"]
+    for fault in faults.values():
+        if "failed" not in {result["variants"][name]["outcome"] for name in VARIANTS}:
+            assert fault.remedy.endswith(f"of what was asked for, {' and '.join(equal)} can be made"), fault.remedy
+
+
+def test_encoder_decoders_are_there_once_they_are_measured() -> None:
+    assert {family.partition("/")[2] for family in TABLE} <= {"decoder", PAIR, "encoder", "classifier"}
