@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import json
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.models.caches import STATES, kept_besides
 from daemon.contract.values import Json
 from handlers.child import foreign
 from handlers.models import products
@@ -35,6 +37,8 @@ from handlers.validate.engines.task_profile import context_length
 WHOLE_TOKENIZER = "give the folder all files of its tokenizer, as its author published them"
 _LAST = "logits_to_keep"
 """The argument by which a language model of transformers computes the logits of so many last positions."""
+APART = 1e-3
+"""Standard deviations of the logits beyond which two ways to read the same tokens differ by more than rounding."""
 _CACHES = ("past_key_values", "cache_params", "state")
 """The arguments by which a language model takes its cache, and the fields in which it gives it: keys and values (of hybrids, states too), a
 state-space model's states, RWKV's."""
@@ -242,11 +246,42 @@ class TorchEngine(ReadsMedia, TorchModel):
     ) -> tuple[np.ndarray, Any]:
         """As `step`, with the logits (B, len(keep), V) of these of the new tokens alone."""
         rows = keep or [input_ids.shape[1] - 1]
+        if self._goes_singly(input_ids, cache):
+            logits, cache = self._run(input_ids, attention_mask, position_ids, cache)
+            return logits[:, rows][:, : len(keep)], cache
         less = {_LAST: torch.tensor(rows)} if _LAST in self._takes else {}
         logits, cache = self._run(input_ids, attention_mask, position_ids, cache, **less)
         return (logits if less else logits[:, rows])[:, : len(keep)], cache
 
+    def _goes_singly(self, input_ids: np.ndarray, cache: Any) -> bool:
+        """Tell whether these tokens must be read one after the other: some models go on from their states by single tokens alone."""
+        return cache is not None and input_ids.shape[1] > 1 and self._forgets
+
+    @functools.cached_property
+    def _forgets(self) -> bool:
+        """Whether the states are lost where several tokens follow others, as in the scan of Mamba in transformers 5.23, whose `generate`
+        never does so: found out by reading six tokens at once and in two parts."""
+        if kept_besides(json.loads(self._plain().config.to_json_string(use_diff=False))) != STATES:
+            return False
+        ids, mask, places = np.arange(1, 7)[None] % (self.vocabulary or 7), np.ones((1, 6), np.int64), np.arange(6)[None]
+        whole, _ = self._pass(ids, mask, places, None)
+        _, cache = self._pass(ids[:, :3], mask[:, :3], places[:, :3], None)
+        rest, _ = self._pass(ids[:, 3:], mask, places[:, 3:], cache)
+        return bool(np.abs(rest - whole[:, 3:]).max() > APART * whole.std())
+
     def _run(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any
+    ) -> tuple[np.ndarray, Any]:
+        if not self._goes_singly(input_ids, cache):
+            return self._pass(input_ids, attention_mask, position_ids, cache, **more)
+        logits, past = list[np.ndarray](), attention_mask.shape[1] - input_ids.shape[1]
+        for place in range(input_ids.shape[1]):
+            new = slice(place, place + 1)
+            row, cache = self._pass(input_ids[:, new], attention_mask[:, : past + place + 1], position_ids[:, new], cache)
+            logits.append(row)
+        return np.concatenate(logits, axis=1), cache
+
+    def _pass(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any, **more: Any
     ) -> tuple[np.ndarray, Any]:
         if self._cache_name != _CACHES[0]:
