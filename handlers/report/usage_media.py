@@ -19,8 +19,9 @@ def example(task: Task, folder: str, loading: str = "", spoken: bool = True) -> 
     """
     assert task.media is not None
     library, opened = _OPEN[task.media]
-    lines = [library, "import torch", f"from transformers import {task.auto}, AutoProcessor", "", f'folder = "{folder}"']
-    lines += ["processor = AutoProcessor.from_pretrained(folder)"]
+    loader = "AutoProcessor" if spoken else {"image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}[task.media]
+    lines = [library, "import torch", f"from transformers import {task.auto}, {loader}", "", f'folder = "{folder}"']
+    lines += [f"processor = {loader}.from_pretrained(folder)"]
     lines += [f'model = {task.auto}.from_pretrained(folder, dtype="auto"{loading})', "", opened]
     given = "images=image" if task.media == "image" else "sound, sampling_rate=rate"
     if task.kind == "causal":

@@ -42,7 +42,8 @@ class Family:
     processor: Callable[[Path], None]
     """Writes the files of tokenizer and processor into a folder."""
     media: str = "image"
-    quick: bool = False
+    eight_bits: bool = False
+    """Its quantized forms are tried too."""
 
 
 def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
@@ -164,7 +165,7 @@ FAMILIES: dict[str, Family] = {
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH, "fullatt_block_indexes": [1],
             "patch_size": 14, "window_size": 56, "initializer_range": 0.3,
         }, **_MARKS), (*_ATTENTION, *_MLP, "attn.qkv", "attn.proj"), "AutoModelForImageTextToText", _qwen("Qwen2_5_VLProcessor", 14),
-        quick=True,
+        eight_bits=True,
     ),
     "qwen3-vl": Family(
         _make("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", text_config={**TEXT, "rope_parameters": _ROPE}, vision_config={
@@ -199,7 +200,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "vit": Family(
         _make("ViTConfig", "ViTForImageClassification", **TOWER, num_labels=5), ("query", "value", "q_proj", "v_proj", "fc1", "classifier"),
-        "AutoModelForImageClassification", _pictured("ViTImageProcessor"), quick=True,
+        "AutoModelForImageClassification", _pictured("ViTImageProcessor"),
     ),
     "vit-bare": Family(
         _make("ViTConfig", "ViTModel", **TOWER), ("q_proj", "v_proj", "fc1"), "AutoModel", _pictured("ViTImageProcessor"),

@@ -83,7 +83,7 @@ def _processor(folder: Path) -> Any:
 
     try:
         return AutoProcessor.from_pretrained(folder)
-    except (ImportError, ValueError):  # its part for videos needs torchvision
+    except (ImportError, ValueError, TypeError):  # its part for videos needs torchvision, or the folder has no tokenizer
         picture = json.loads((folder / "preprocessor_config.json").read_text())
         auto = AutoImageProcessor if "image_processor_type" in picture else AutoFeatureExtractor
         return auto.from_pretrained(folder)

@@ -25,14 +25,23 @@ class NeedsPeft(Exception):
 
 @dataclass(frozen=True)
 class Names:
-    """The rule: the prefix `drop` is removed from a parameter's name and the prefix `add` put before it."""
+    """The rule: the prefix `drop` is removed from a parameter's name and the prefix `add` put before it; or each tower has prefixes."""
 
     stored: Mapping[str, TensorInfo]
     drop: str = ""
     add: str = ""
+    towers: tuple[tuple[str, str], ...] = ()
+    """Prefix of a tower's parameters → of its stored tensors, instead of both."""
+
+    @property
+    def renames(self) -> bool:
+        """Whether any name is stored under another one."""
+        return bool(self.drop or self.add or self.towers)
 
     def tensor(self, parameter: str) -> str:
         """The name under which the base would store the parameter."""
+        if self.towers:
+            return _with_prefix(parameter, self.towers)
         return self.add + parameter.removeprefix(self.drop) if parameter.startswith(self.drop) else parameter
 
     def info(self, parameter: str) -> TensorInfo | None:
@@ -41,13 +50,40 @@ class Names:
 
     def parameter(self, tensor: str) -> str:
         """The parameter of which the stored tensor holds the values."""
+        if self.towers:
+            return _with_prefix(tensor, tuple((stored, own) for own, stored in self.towers))
         return self.drop + tensor.removeprefix(self.add) if tensor.startswith(self.add) else tensor
+
+
+_LLAVA = (
+    ("lm_head.", "language_model.lm_head."), ("model.language_model.", "language_model.model."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+)  # fmt: skip
+_TOWERS = (
+    (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    (*_LLAVA, ("model.vision_tower.", "vision_tower.")),
+    (*_LLAVA, ("model.vision_tower.", "vision_tower.vision_model.")),
+)
+"""How models that read pictures are stored on hubs, as releases of transformers before 4.52 named their parameters: Qwen2-VL and
+Qwen2.5-VL; LLaVA, Gemma 3, PaliGemma, Mistral 3 and others (transformers' `conversion_mapping.py` renames the same ones as it loads
+them)."""
+
+
+def _with_prefix(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
+    """The name with another prefix; the longest one that it has counts."""
+    old, new = max((pair for pair in prefixes if name.startswith(pair[0])), key=lambda pair: len(pair[0]), default=("", ""))
+    return new + name.removeprefix(old)
 
 
 def choose_names(parameters: Collection[str], stored: Mapping[str, TensorInfo]) -> Names:
     """The rule by which all `parameters` are found among `stored`; the one that changes no name if there is none."""
     plain = Names(stored)
-    if not parameters or any(name in stored for name in parameters):
+    if not parameters or all(name in stored for name in parameters):
+        return plain
+    layouts = [Names(stored, towers=towers) for towers in _TOWERS]
+    if rule := next((rule for rule in layouts if all(rule.info(name) is not None for name in parameters)), None):
+        return rule
+    if any(name in stored for name in parameters):
         return plain
     first = next(iter(parameters)).partition(".")[0] + "."
     rules = [Names(stored, drop=first)]

@@ -193,7 +193,7 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
     written: list[TensorChange] = []
     for group in groups:
         missing = [name for name in group.members if name not in group.stored]
-        if untied is None or (missing and (names.drop or names.add)):
+        if untied is None or (missing and names.renames):
             raise NeedsPeft(f"{group.members[0].rpartition('.')[0]} shares its weight, and how to untie it is not known")
         remaining = {untied.group(name) for name in group.members}
         for members in sorted(remaining):
