@@ -86,6 +86,7 @@ MISTAKES = {
     "a level that does not exist": (_small(level="int7"), "flat-int8: level can't be 'int7'; it is one of 'fp16',"),
     "a level of nothing": (_small(form_of=None), "flat-int8: level is given without form_of"),
     "a fallback to itself": (_small(fallback="flat-int8"), "flat-int8: it is its own fallback or form_of"),
+    "a key that turns a cache on and is none of its settings": (_small(kv_cache="flat.cache"), "kv_cache is 'flat.cache'; write"),
     "arithmetic that does not exist": (_small(arithmetic="int8"), "flat-int8: arithmetic can't be 'int8'; it is one of 'float',"),
     "a size as text": (_small(memory_fp32="2"), "flat-int8: memory_fp32 can't be '2'; input should be a valid number"),
     "a truth for a number": (_small(version=True), "flat-int8: version can't be True; input should be a valid integer"),

@@ -84,6 +84,16 @@ def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made(conf
     assert causes == {f"it is made of models that read text alone, and this one, of the type '{config['model_type']}', reads {noun}"}
 
 
+def test_a_scaling_of_rotary_angles_that_a_builder_gets_wrong_is_refused_too() -> None:
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    work, asked = Work.recovered("{}"), ("pytorch", "onnx-genai-int4")
+    fault = unsuited([spec_of(name) for name in asked], config, work, asked)["onnx-genai-int4"]
+    assert "whose rotary angles have the scaling default or linear, not 'yarn'" in fault.cause
+    assert fault.remedy == "leave onnx-genai-int4 out of export.variants; of what was asked for, pytorch can be made"
+    for other in ({**config, "rope_parameters": {"rope_type": "linear"}}, {**config, "rope_parameters": None}):
+        assert unsuited([spec_of(name) for name in asked], other, work, asked) == {}
+
+
 def test_where_nothing_can_be_made_nothing_is_merged_and_the_report_says_why(make_desk: Callable[..., Desk]) -> None:
     desk = make_desk()
     stages = begun(desk, {"model_type": "bert"}, ("gguf-q4_k_m", "gguf-q8_0"))

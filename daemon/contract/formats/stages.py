@@ -112,6 +112,9 @@ class StageSpec:
     model_types: frozenset[str] = frozenset()
     """Values of `model_type` in config.json that it can be made of, so that a job refuses others before anything is loaded; empty where any
     will do, or config.json alone does not tell."""
+    ropes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(value of `model_type`, scalings of rotary angles as `rope_type` in config.json names them, "default" for none) that it can be made
+    of; of types that are not named, any."""
     not_types: tuple[tuple[str, str], ...] = ()
     """(value of `model_type`, why it can't be made of such a model), refused in the same way: what is known to fail."""
     text_only: bool = False

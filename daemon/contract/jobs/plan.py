@@ -66,7 +66,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 6, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 7, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2,
             memory_long=LONG_MEMORY, disk_fixed=128 * MIB, layerwise=1,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),

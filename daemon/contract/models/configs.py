@@ -134,6 +134,15 @@ def model_config(value: Any, path: Path, operation: str = "read the model's conf
     return config
 
 
+def rope_type(config: Json) -> str:
+    """How a model scales its rotary angles, by its configuration; "default" where it doesn't, or scales each kind of layer its own way."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        if isinstance(parameters := part.get("rope_parameters") or part.get("rope_scaling"), dict):
+            return str(parameters.get("rope_type", parameters.get("type")) or "default")
+    return "default"
+
+
 def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str | None:
     """What of `value` does not fit, as a clause; None where all of it does."""
     if not isinstance(value, dict):

@@ -10,7 +10,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.options import Work
 from daemon.contract.models.caches import kept_besides
-from daemon.contract.models.configs import shown
+from daemon.contract.models.configs import rope_type, shown
 from daemon.contract.models.media import NOUNS, media_of
 from daemon.contract.values import Json
 
@@ -64,6 +64,11 @@ def _cause(spec: StageSpec, config: Json, work: Work) -> _Cause | None:
         return _Cause(f"it is made of models of the types {', '.join(sorted(spec.model_types))}, and this one is of the type {kind}")
     if why := next((why for name, why in spec.not_types if name in types), None):
         return _Cause(f"this model is of the type {kind}: {why}")
+    scaling = rope_type(config)
+    if known := next((known for name, known in spec.ropes if name in types and scaling not in known), None):
+        return _Cause(
+            f"it is made of models of the type {kind} whose rotary angles have the scaling {' or '.join(known)}, not {shown(scaling)}"
+        )
     if not spec.kv_cache or not (clause := kept_besides(config)):
         return None
     if spec.kv_cache != "always" and not work.setting(spec.kv_cache):

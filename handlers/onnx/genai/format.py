@@ -13,12 +13,13 @@ USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "cache", "padding", "dynamic axes", "tokenizer"})
 LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai")
 TWIN = "handlers.validate.twins.onnx.form:OnnxForm"
-TYPES = frozenset(
-    {
-        "ernie4_5", "gemma", "gemma2", "granite", "internlm3", "iquestcoder", "llama", "mistral", "nemotron", "phi", "phi3", "qwen2",
-        "qwen3",
-    }
+_DEFAULT, _LLAMA, _LINEAR = ("default",), ("default", "llama3"), ("default", "linear")
+ROPES = (
+    *((name, _DEFAULT) for name in ("ernie4_5", "gemma", "gemma2", "granite", "nemotron", "phi", "phi3")),
+    *((name, _LLAMA) for name in ("internlm3", "iquestcoder", "llama")), *((name, _LINEAR) for name in ("mistral", "qwen2", "qwen3")),
 )  # fmt: skip
+"""Model type, and the scalings of rotary angles with which builder and torch agree."""
+TYPES = frozenset(name for name, _ in ROPES)
 """The model types of the architectures in `handlers.onnx.genai.source`."""
 
 FORMAT = Format(
@@ -37,7 +38,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,
             about="a folder that onnxruntime-genai runs, fp32",
-            needs=("merge",), text_only=True, model_types=TYPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", twin=TWIN, cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=EXACT,
@@ -47,7 +48,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
             about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
-            needs=("merge",), text_only=True, model_types=TYPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
             limits=Limits("onnx-genai", twin=TWIN, cache=0.05, padding=0.05, noise_share=1.5),
@@ -58,7 +59,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 3, arithmetic="blocks",
             about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, and activations in fp32 or int8",
-            needs=("merge",), text_only=True, model_types=TYPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
             memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",

@@ -15,48 +15,30 @@ from pathlib import Path
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.jobs.plan import variant_names
+from daemon.contract.models.configs import rope_type
 from daemon.contract.values import Json
 from handlers.families.base import architecture
 from handlers.graphs.graph_file import fresh_folder
 from handlers.models.files import Edits, copy_tokenizer, edited, read_json, setting
 from handlers.models.folder import ModelFolder
+from handlers.onnx.genai.format import ROPES
 
 OPERATION = "build the onnxruntime-genai folder"
 
-SUPPORTED: dict[str, frozenset[str]] = {
-    "Ernie4_5ForCausalLM": frozenset({"default"}),
-    "Gemma2ForCausalLM": frozenset({"default"}),
-    "GemmaForCausalLM": frozenset({"default"}),
-    "GraniteForCausalLM": frozenset({"default"}),
-    "LlamaForCausalLM": frozenset({"default", "llama3"}),
-    "MistralForCausalLM": frozenset({"default", "linear"}),
-    "NemotronForCausalLM": frozenset({"default"}),
-    "Phi3ForCausalLM": frozenset({"default"}),
-    "PhiForCausalLM": frozenset({"default"}),
-    "Qwen2ForCausalLM": frozenset({"default", "linear"}),
-    "Qwen3ForCausalLM": frozenset({"default", "linear"}),
-}
-"""Architecture → the scalings of rotary angles with which builder and torch agree."""
+SUPPORTED = frozenset({
+    "Ernie4_5ForCausalLM", "Gemma2ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM",
+    "NemotronForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+})  # fmt: skip
+"""Architectures that the builder builds as torch computes them, with the scalings of rotary angles in `ROPES` of the declaration."""
 _WINDOW_EVERYWHERE = ("MistralForCausalLM", "Phi3ForCausalLM")
 """Architectures whose sliding window, where there is one, is that of every layer."""
 
 
 def unsupported(folder: Path, cause: str) -> Permanent:
     """The error for a model that the builder can't build, or builds wrongly."""
-    others = [name for name in variant_names() if name.startswith("onnx") and not name.startswith("onnx-genai")]
-    remedy = (
-        f"leave the onnx-genai variants out and use others, for example {', '.join(others)}; onnx-genai takes"
-        f" {', '.join(sorted(SUPPORTED))}"
+    return Permanent(
+        FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, "leave the onnx-genai variants out of export.variants", path=folder
     )
-    return Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, remedy, path=folder)
-
-
-def rope_type(config: Json) -> str:
-    """How the model scales its rotary angles, "default" where it doesn't."""
-    parameters = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
-    kind = parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, dict) else None
-    return str(kind or "default")
 
 
 def check_supported(folder: Path) -> None:
@@ -65,7 +47,7 @@ def check_supported(folder: Path) -> None:
     config = read_json(folder / "config.json", OPERATION)
     if name not in SUPPORTED:
         raise unsupported(folder, f"{name} is not an architecture that onnxruntime-genai's builder is known to build correctly")
-    if (scaling := rope_type(config)) not in SUPPORTED[name]:
+    if (scaling := rope_type(config)) not in dict(ROPES).get(str(config.get("model_type")), (scaling,)):
         raise unsupported(folder, f"onnxruntime-genai's builder does not build the {scaling!r} scaling of rotary angles of {name}")
     if wide := _as_wide_as_the_vocabulary(folder, config):
         raise unsupported(
