@@ -33,7 +33,7 @@ FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
     "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "older", "output", "pin",
-    "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory", "toolchains",
+    "report", "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory", "toolchains",
     "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",
 })  # fmt: skip
