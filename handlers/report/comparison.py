@@ -120,6 +120,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Compared], Cell | None]], ...] = (
     (to_translate("Fine-tuning in it"), _plain("fine_tuning")),
 )  # fmt: skip
 
+COLUMNS = frozenset(title for title, _ in _COLUMNS)
+"""All that a table may have, by the names that the page's template asks for."""
 FEW_TEXTS = 100
 """Below so many texts, a score says little: of 100, the standard error of an accuracy of 0.8 is 0.04."""
 _SCORES = (

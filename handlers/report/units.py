@@ -39,13 +39,13 @@ def duration(value: Any) -> str:
     if not is_number(value):
         return NOTHING
     if value < 0.9995:
-        return f"{value * 1000:.3g} ms" if value else "0 s"
+        return f"{value * 1000:.3g} ms" if value else translated("{seconds} s").format(seconds=0)
     if value < 99.5:
-        return f"{value:.3g} s"
+        return translated("{seconds} s").format(seconds=f"{value:.3g}")
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return translated("{minutes} min {seconds} s").format(minutes=minutes, seconds=seconds)
+    return translated("{hours} h {minutes} min").format(hours=minutes // 60, minutes=minutes % 60)
 
 
 def number(value: Any) -> str:

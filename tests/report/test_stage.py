@@ -18,8 +18,8 @@ from tests.report import facts
 ROOT = Path(__file__).parents[2]
 
 
-def run_stage(job: JobFacts | None, folder: Path) -> tuple[StageResult, Path]:
-    context = facts.context(job, folder).model_copy(update={"limits": ChildLimits(idle=False, nice=0)})
+def run_stage(job: JobFacts | None, folder: Path, **changes: Any) -> tuple[StageResult, Path]:
+    context = facts.context(job, folder).model_copy(update={"limits": ChildLimits(idle=False, nice=0), **changes})
     (folder / "job.json").write_text(context.model_dump_json())
     subprocess.run([sys.executable, "-m", "handlers", str(folder / "job.json")], cwd=ROOT, check=True, capture_output=True, timeout=60)
     return StageResult.model_validate_json(Path(context.result).read_bytes()), Path(context.staging)

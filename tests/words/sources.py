@@ -17,8 +17,13 @@ from tests.words.templates import is_prose, parts_of, template_of, terms_of
 
 ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault", "after"})
 """Classes that are made with an operation, a cause and a remedy."""
-SHOWN = frozenset({"operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why"})
+SHOWN = frozenset({
+    "operation", "cause", "remedy", "reasons", "warnings", "notes", "missing", "problems", "unreadable", "unwell", "why", "elsewhere",
+    "limited", "method", "needs", "no_base",
+})  # fmt: skip
 """Keywords whose values a person reads."""
+IN_MAPPINGS = frozenset({"operation", "cause", "remedy", "needs", "told"})
+"""Names in a mapping whose values are such texts."""
 TEXTS = SHOWN | {
     "advice", "delete", "does", "fix", "lacks", "limit", "means", "note", "problem", "purpose", "reason", "refusal", "refused", "said",
     "sentence", "text", "texts", "what", "words",
@@ -135,7 +140,7 @@ def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
             yield from _said(node)
         elif isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
-            yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value in ("operation", "cause", "remedy"))
+            yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value in IN_MAPPINGS)
         if whole and isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in apart:
             yield node
 

@@ -30,7 +30,6 @@ from daemon.contract.jobs.messages import (
     ArtifactCheck,
     AttemptFacts,
     CheckpointRef,
-    Fallback,
     JobFacts,
     StageContext,
     StageFacts,
@@ -52,6 +51,7 @@ from handlers.report.content import machine
 from handlers.report.content.neighbours import neighbours
 from handlers.report.content.not_verified import blindness, not_verified
 from handlers.report.content.sanitize import clean
+from handlers.report.content.spoken import check_in_words, fallback_in_words, fault_in_words
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
 
 IDLE = 30.0
@@ -80,7 +80,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
             "let the daemon start the report stage, which then gives it the journal's facts",
         )  # fmt: skip
     moment = now or datetime.now(UTC)
-    checks = tuple(_spoken_check(check) for check in verdicts.judge(facts))
+    checks = tuple(map(check_in_words, verdicts.judge(facts)))
     status = verdicts.status_that_follows(facts)
     faults = _faults(facts, context.stage)
     merge, reference = (
@@ -210,33 +210,15 @@ def _stage(stage: StageFacts, context: StageContext) -> Stage:
         estimated_bytes=estimates[-1] if estimates else None,
         strategy=result.strategy if result else None,
         attempts=tuple(_attempt(attempt) for attempt in stage.attempts if attempt.ended or not own),
-        fallbacks=tuple(map(_spoken_fallback, result.fallbacks)) if result else (),
+        fallbacks=tuple(map(fallback_in_words, result.fallbacks)) if result else (),
         warnings=tuple(map(translated_text, result.warnings)) if result else (),
-        fault=_spoken_fault(verdicts.fault_of(stage)),
+        fault=verdicts.fault_of(stage),
         figures=result.figures if result else {},
     )
 
 
 def _attempt(attempt: AttemptFacts) -> Attempt:
-    known = attempt.model_copy(update={"fault": _spoken_fault(attempt.fault)})
-    return Attempt(seconds=_between(attempt.started, attempt.ended), **known.model_dump(exclude={"estimate"}))
-
-
-def _spoken_check(check: ArtifactCheck) -> ArtifactCheck:
-    """A check whose recorded sentences are in the reader's language; so of the next two."""
-    remedy = translated_text(check.remedy) if check.remedy else check.remedy
-    return check.model_copy(update={"reasons": tuple(map(translated_text, check.reasons)), "remedy": remedy})
-
-
-def _spoken_fault(fault: Fault | None) -> Fault | None:
-    if fault is None:
-        return None
-    said = {name: translated_text(getattr(fault, name)) for name in ("operation", "cause", "remedy")}
-    return fault.model_copy(update=said)
-
-
-def _spoken_fallback(fallback: Fallback) -> Fallback:
-    return Fallback(**{name: translated_text(text) for name, text in fallback.model_dump().items()})
+    return Attempt(seconds=_between(attempt.started, attempt.ended), **attempt.model_dump(exclude={"estimate"}))
 
 
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
@@ -264,8 +246,9 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
 
 def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
     """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
-    faults = [(stage.name, fault) for stage in facts.stages if (fault := _spoken_fault(verdicts.fault_of(stage))) and stage.name != own]
-    return [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
+    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
+    faults = [(name, fault) for name, fault in faults if fault.code != FaultCode.SKIPPED] or faults
+    return [(name, fault_in_words(fault)) for name, fault in faults]
 
 
 def _failures(

@@ -292,7 +292,7 @@ def _over(artifact: Artifact, own: float, peer: float | None) -> str:
     ratio = artifact.measured.speed_over_pytorch
     if ratio is None:
         ratio = own / peer if peer else None
-    return f" · {units.times(ratio)} PyTorch" if ratio is not None else ""
+    return translated(" · {ratio} PyTorch").format(ratio=units.times(ratio)) if ratio is not None else ""
 
 
 def _limit_row(artifact: Artifact) -> LimitRow:

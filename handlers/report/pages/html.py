@@ -16,10 +16,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
-from daemon.contract.faults.errors import Fault
 from daemon.contract.language.catalog import language, translated, translated_plural
 from daemon.contract.language.lists import clauses, names, sentences
-from daemon.contract.language.recorded import fault_sentence, translated_text
+from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples, units
 from handlers.report.advice import headline
@@ -44,7 +43,7 @@ def environment() -> Environment:
     made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded)
     made.globals.update(
         translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences,
-        cells=samples.cells, prompt_shown=samples.prompt_shown, fault_said=_fault_said,
+        cells=samples.cells, prompt_shown=samples.prompt_shown,
     )  # fmt: skip
     return made
 
@@ -62,12 +61,6 @@ def _many(singular: str, plural: str, count: int) -> Markup:
 def _recorded(value: object, name: str = "") -> object:
     """A recorded value: where it is a sentence, in the reader's language. `name`: its dotted name; what models read and write stays."""
     return translated_text(value) if isinstance(value, str) and KEPT.isdisjoint(name.split(".")) else value
-
-
-def _fault_said(fault: Fault) -> str:
-    if language() == "en":
-        return fault.sentence()
-    return fault_sentence(fault.operation, fault.path or "", fault.cause, fault.remedy)
 
 
 def render(report: Report) -> str:
