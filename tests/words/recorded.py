@@ -42,7 +42,8 @@ FRAGMENTS = (
     "; limits.priority decides", ", after: {sentence}", "signal {value}", "token {tokens}",
     "give it before the command: ckptd --set KEY=VALUE {verb}", "cancel {id}", "compare {id}", "measure {name}", "merge {value}",
     "pause {id}", "put first {id}", "quantize {name}", "use {option}", "run {install}", "see `ckptd logs`", "run `ckptd bench`",
-    "raise tensorrt.max_tokens", "run `ckptd toolchain install {name}`", "write the report", "the job file says nothing about the job's stages",
+    "raise tensorrt.max_tokens", "run `ckptd toolchain install {name}`", "write the report",
+    "the job file says nothing about the job's stages",
     "let the daemon start the report stage, which then gives it the journal's facts",
 )  # fmt: skip
 """What has too few words to be taken for a part of a sentence."""

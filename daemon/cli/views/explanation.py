@@ -89,7 +89,8 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         put_field(console, label, text, 10 if language() == "en" else 12, style)
 
     put(console, f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
-    layout = translated("{layout} ({writer}), step {step}").format(layout=value.layout, writer=value.writer, step=value.step)
+    writer = translated_text(value.writer or "")
+    layout = translated("{layout} ({writer}), step {step}").format(layout=value.layout, writer=writer, step=value.step)
     line("layout", layout if value.layout else translated("not recognized yet"))
     if value.method:
         on_base = translated("{method} on {base}").format(method=value.method, base=value.base)
