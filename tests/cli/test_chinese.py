@@ -22,7 +22,7 @@ from tests.upgrades.frozen import STATES, thaw
 _NO_WORDS = re.compile(r"`[^`]*`|'[^']*'|\S*[/_.]\S*|--?[a-z][a-z-]*|<[a-z \[\]]*>|\[[a-z]+\]|ckptd( [a-z-]+)*")
 """Commands, quoted values, paths, keys, options, what typer calls a type."""
 _SENTENCE = re.compile(r"[A-Za-z]+(?: [a-z]{2,}){2,}")
-NAMES = ("transformers Trainer", "this toy", "JSON notification", "处理器：")
+NAMES = ("transformers Trainer", "this toy", "JSON notification", "处理器：", "fma avx")
 """What is a name, what a made-up stage of the frozen state says, and what a library does."""
 Run = Callable[..., tuple[int, str]]
 

@@ -9,7 +9,7 @@ from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
 from daemon.contract.faults.text import local_time
-from daemon.contract.language.catalog import translated, translated_text
+from daemon.contract.language.catalog import language, translated, translated_text
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human
@@ -86,7 +86,7 @@ def _choice(*, wanted: bool, reason: str) -> str:
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     def line(label: str, text: str, style: str = "") -> None:
-        put_field(console, label, text, 10, style)
+        put_field(console, label, text, 10 if language() == "en" else 12, style)
 
     put(console, f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
     layout = translated("{layout} ({writer}), step {step}").format(layout=value.layout, writer=value.writer, step=value.step)

@@ -140,8 +140,17 @@ def _print_unchecked(console: Console, value: FormatsHere, names: Iterable[str])
             for need in row.check_needs:
                 unchecked.setdefault(need, []).append(name)
     for need, those in unchecked.items():
-        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=translated_text(need))
+        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=_need(need))
         put(console, f"[yellow]{escape(line)}[/yellow]")
+
+
+def _need(text: str) -> str:
+    """What is missing for a check, in the reader's language: "CAUSE (it COSTS); run `COMMAND`"."""
+    what, cut, command = text.rpartition("; run `")
+    if language() == "en" or not cut:
+        return translated_text(text)
+    lacking = translated_text(what.replace(" (it ", " ("))
+    return translated("{lacking}; run `{command}").format(lacking=lacking, command=command)
 
 
 def _served(name: str, value: FormatsHere) -> str:

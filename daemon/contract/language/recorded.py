@@ -19,6 +19,8 @@ _DEEPEST = 6
 """Templates within each other."""
 _MOST_PIECES = 24
 """Pieces that a text is cut into at one kind of joint."""
+_MOST_NAMES = 3
+"""Names with a colon that a sentence is looked for behind."""
 MOST_PARTS = 300
 """Parts of a text, of their parts and so on, that are looked at."""
 _HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
@@ -33,6 +35,14 @@ JOINED = (
 def translated_text(text: str) -> str:
     """A recorded sentence, or several in lines, in the reader's language."""
     return text if language() == "en" or not text else "\n".join(_of_line(line) for line in text.split("\n"))
+
+
+def fault_sentence(operation: str, path: str, cause: str, remedy: str) -> str:
+    """The sentence of a fault in Chinese, of its parts, none of which is shortened. One with a list has lines, as `Fault.sentence` has."""
+    if not cause.endswith("\n"):
+        return Work().fault(operation, path, cause, remedy)
+    head, *listed = cause.rstrip("\n").split("\n")
+    return "\n".join([Work().fault(operation, path, head, None), *map(_of_line, listed), _of_line(f"Fix: {remedy}.")])
 
 
 def template_of(text: str) -> tuple[str, tuple[str, ...]] | None:
@@ -140,19 +150,25 @@ class Work:
         else:
             place = places[0]
             operation, bracket, path = head[:place], "", ""
-        parts = {"cause": head[place + 2 :], "remedy": remedy}
-        end = "" if parts["cause"].endswith(":") else "."
-        known = {name: self._clause(part.removesuffix("."), depth) for name, part in parts.items()}
-        known["operation"] = self._operation(operation, depth) or operation
-        form = f"Could not {{operation}}{' ({path})' if bracket else ''}: {{cause}}.{' Fix: {remedy}.' if fix else ''}"
-        said = templates().exact[form].format(**known, path=path.removesuffix(")"))
-        return said if end else said.removesuffix("。")
+        return self.fault(operation, path.removesuffix(")") if bracket else "", head[place + 2 :], remedy if fix else None, depth)
+
+    def fault(self, operation: str, path: str, cause: str, remedy: str | None, depth: int = 0) -> str:
+        """The sentence of these parts; without a remedy what stands before a list, or before a cause that is one."""
+        form = templates().exact[f"Could not {{operation}}{' ({path})' if path else ''}: {{cause}}.{' Fix: {remedy}.' if remedy else ''}"]
+        clauses = {name: self._clause(part.removesuffix("."), depth) for name, part in (("cause", cause), ("remedy", remedy or ""))}
+        said = form.format(operation=self._operation(operation, depth) or operation, path=path, **clauses)
+        return said.removesuffix("。") if cause.endswith(":") else said
 
     def _operation(self, text: str, depth: int) -> str | None:
         """What was done, where it is one of the templates itself, and not only made of parts that are."""
         word = templates().words.get(("operation", text))
-        match = None if word or text in templates().exact else match_of(text)
-        return word or (self.translation(text, depth) if not match or not match[0].is_weak() else None)
+        return word or (self.translation(text, depth) if self._is_known(text) else None)
+
+    @staticmethod
+    def _is_known(text: str) -> bool:
+        """Whether a text is one of the templates, and surely so."""
+        match = None if text in templates().exact else match_of(text)
+        return text in templates().exact or (match is not None and not match[0].is_weak())
 
     def _clause(self, text: str, depth: int) -> str:
         known = self.translation(text, depth)
@@ -174,8 +190,11 @@ class Work:
 
     def _pieces(self, text: str, depth: int) -> str | None:
         """A text that several sentences were joined to, each piece by itself; None where none of them is known."""
+        for begin, end in joints_of(text, ": ")[:_MOST_NAMES]:
+            if self._is_known(text[end:]):  # a name before a sentence
+                return f"{self._clause(text[:begin], depth)}：{self._clause(text[end:], depth)}"
         for joint, chinese in _JOINTS:
-            cuts = joints_of(text, joint)[: _MOST_PIECES if joint != ": " else 3]
+            cuts = joints_of(text, joint)[: _MOST_PIECES if joint != ": " else _MOST_NAMES]
             if not cuts:
                 continue
             edges = [0, *(end for _, end in cuts)]

@@ -64,8 +64,8 @@ def templates() -> Templates:
         if mark:
             words[place, word] = chinese
         else:
-            exact.update(_cut(english, chinese))
             exact[english] = chinese
+    exact = {**{first: said for english, chinese in exact.items() for first, said in _cut(english, chinese)}, **exact}
     parsed = sorted((_parsed(english, chinese) for english, chinese in exact.items() if "{" in english), key=Template.weight, reverse=True)
     by_word: dict[str, list[Template]] = {}
     for template in parsed:
