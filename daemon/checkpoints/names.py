@@ -84,6 +84,11 @@ def is_loose_name(name: str) -> bool:
     return _LOOSE.fullmatch(name) is not None
 
 
+def is_others_part(name: str) -> bool:
+    """Whether a directory of this name is a part of the checkpoint around it, whatever it holds."""
+    return name == REFERENCE or _PART.fullmatch(name) is not None
+
+
 def is_of_training(entries: Iterable[str]) -> bool:
     """Whether a directory with these entries is a checkpoint of a training's or a run's: what lies beside its checkpoints belongs to the
     training too."""
@@ -100,7 +105,7 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
     marks = {mark for mark in there if not entries[mark] or mark in _FOLDERS}
     if (EXPORT in marks and ("report.json" in entries or "report.html" in entries)) or (STATE in marks and "pins" in entries):
         return Candidate.OURS
-    if name == REFERENCE or _PART.fullmatch(name):
+    if is_others_part(name):
         return Candidate.NONE
     loose = is_loose_name(name)
     if marks & _ADAPTER or _is_sharded(marks, entries) or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries):

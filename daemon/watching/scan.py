@@ -23,6 +23,7 @@ from daemon.checkpoints.names import (
     candidate,
     is_checkpoint_name,
     is_loose_name,
+    is_others_part,
     may_make_checkpoint,
     step_folder,
 )
@@ -235,11 +236,10 @@ class Scanner:
         if is_checkpoint_name(path.name):
             return None
         entries = names_in(path)
-        what = candidate(path.name, entries)
-        if what is not Candidate.NONE and (why := belongs_to(str(path), path.name, entries)):
-            return why
+        what = _what(str(path), path.name, entries)
         if what is Candidate.NONE:
-            return "it contains no adapter and no model in a known form (files that are links are not read)"
+            why = belongs_to(str(path), path.name, entries)
+            return why or "it contains no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
 
     def checkpoint_of(self, root: Path, changed: str) -> Path | None:
@@ -286,7 +286,7 @@ class Scanner:
 def _what(folder: str, name: str, entries: dict[str, bool]) -> Candidate:
     """What a directory is, where it is no part of another checkpoint."""
     what = candidate(name, entries)
-    if what is Candidate.NONE and has_begun(folder, name, entries) and not kept_back(folder, name):
+    if what is Candidate.NONE and not is_others_part(name) and has_begun(folder, name, entries) and not kept_back(folder, name):
         return Candidate.CHECKPOINT
     return Candidate.NONE if what in (Candidate.CHECKPOINT, Candidate.UNTRAINED) and belongs_to(folder, name, entries) else what
 
