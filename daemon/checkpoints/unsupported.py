@@ -125,7 +125,7 @@ def refuse_megatron(path: Path) -> Fault:
         first = (
             ""
             if (path / "run_config.yaml").is_file()
-            else (" (it has no run_config.yaml: write that first, as docs/megatron-lm-to-megatron-bridge.md of Megatron-Bridge says)")
+            else (" (it has no run_config.yaml: write that first, as the page megatron-lm-to-megatron-bridge of Megatron-Bridge says)")
         )
         way = f"run `python -c {shlex.quote(code)}`, where BASE is the model that was trained, and `ckptd export OUTPUT`{first}"
     return _refusal(

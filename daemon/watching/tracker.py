@@ -17,6 +17,7 @@ from pathlib import Path
 from daemon.checkpoints.files import Fingerprint, fingerprint, weights_follow_state
 from daemon.checkpoints.inspection import Inspection, is_run_alone, refusal_of, why_unconfigured
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.parts import belongs_to
 from daemon.checkpoints.pinning.pins import Moved
 from daemon.checkpoints.readable import closed
 from daemon.config.settings import WatchSettings
@@ -29,6 +30,7 @@ from daemon.system.filesystems.births import identity_of
 from daemon.system.logger import Logger
 from daemon.watching.apart import Apart, AtOnce, Pending, is_large
 from daemon.watching.decisions import Decisions
+from daemon.watching.entries import names_in
 from daemon.watching.listing import Listing
 from daemon.watching.resting import Incomplete, State, look_through
 from daemon.watching.scan import Scanner, rules_of
@@ -224,6 +226,9 @@ class Tracker:
         self.listing.open(path)
         if inspection.missing:
             self._note_missing(root, inspection, seen, state, now)
+            return
+        if belongs_to(str(path), path.name, names_in(path)):  # since it was seen, a better form of the same step was written
+            self._forget(path)
             return
         self.undecided.runs.discard(path)
         if inspection.refusal is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -151,9 +152,12 @@ def tokenizer(saved: Save, below: str) -> None:
         saved.write(f"{below}/{name}", content)
 
 
-def play(saved: Save, run: Path, count: int, part: float = 0.0) -> None:
-    """Do the first `count` operations in the new directory `run`, and of the next one, if it writes, the part `part`."""
-    for operation, share in _shares(saved.operations, count, part):
+def play(saved: Save, run: Path, count: int, part: float = 0.0, begin: int = 0) -> None:
+    """Do the first `count` operations in the new directory `run`, and of the next one, if it writes, the part `part`.
+
+    `begin`: so many of them have been done already.
+    """
+    for operation, share in itertools.islice(_shares(saved.operations, count, part), begin, None):
         path = run / operation.path
         if isinstance(operation, Remove):
             path.unlink()
