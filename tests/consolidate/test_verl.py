@@ -83,10 +83,10 @@ def test_each_tensor_is_put_together_from_the_parts_of_its_ranks_whatever_their_
         return chunks[rank % width] if rank % width < len(chunks) else value[:0]
 
     folder = save(tmp_path / "p", mesh, [*([Replicate()] if len(mesh) > 1 else []), Shard(0)], values, part)
-    found = assembled(folder, tmp_path)
-    assert found.keys() == values.keys()
+    whole = assembled(folder, tmp_path)
+    assert whole.keys() == values.keys()
     for name, value in values.items():
-        np.testing.assert_array_equal(found[name], value[0] if isinstance(value, list) else value)
+        np.testing.assert_array_equal(whole[name], value[0] if isinstance(value, list) else value)
 
 
 def test_parts_along_another_dimension_and_copies_on_every_rank(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_what_is_divided_twice_or_holds_sums_is_refused_with_verls_own_command(t
     with pytest.raises(Unsupported, match="Shard, Shard"):
         verl.read_tensors(twice)
     sums = save(checkpoint(tmp_path / "run", MODEL), (2,), [Partial()], whole, lambda value, rank: value)
-    found = inspect(sums)
-    assert found.refusal is not None and found.refusal.code == FaultCode.CONVERT_FIRST and not found.missing
-    assert f"verl.model_merger merge --backend fsdp --local_dir {sums}" in found.refusal.remedy
+    inspection = inspect(sums)
+    assert inspection.refusal is not None and inspection.refusal.code == FaultCode.CONVERT_FIRST and not inspection.missing
+    assert f"verl.model_merger merge --backend fsdp --local_dir {sums}" in inspection.refusal.remedy
 
 
 def test_a_rank_that_is_missing_truncated_or_of_another_state_is_said_and_nothing_is_taken(tmp_path: Path) -> None:
@@ -170,6 +170,6 @@ def test_an_adapter_that_older_releases_write_beside_the_pieces_belongs_to_the_s
     adapter = actor / "lora_adapter"
     adapter.mkdir()
     save_file(arrays(LORA), adapter / "adapter_model.safetensors")
-    seen = [found.path for found in Scanner().find(tmp_path, print)]
+    seen = [candidate.path for candidate in Scanner().find(tmp_path, print)]
     assert seen == [adapter] and step_of(adapter) == 20 and run_of(adapter) == tmp_path / "run"
     assert Scanner().checkpoint_of(tmp_path, str(actor / verl.file_of(2, 0))) is None
