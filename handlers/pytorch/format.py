@@ -127,13 +127,15 @@ FORMAT = Format(
             "all forms compared with base + adapter, including greedy decoding; the bitsandbytes forms also with what transformers saves"
             " itself, bit by bit; the error correction of pytorch-w4a16 for Qwen2, Qwen3, Llama, Gemma 1–3, Mistral, Phi, Phi-3, GPT-NeoX,"
             " GPT-J, OPT, Bloom, OLMo 2, SmolLM 3, Granite, Cohere, StableLM, StarCoder 2 and gpt-oss; GPT-2 and models whose experts are"
-            " stored one by one not in pytorch-w8a8 and -w4a16"
+            " stored one by one not in pytorch-w8a8 and -w4a16; Qwen2.5-VL, Qwen3-VL, Gemma 3, Idefics 3 (SmolVLM) and"
+            " LLaVA also with pictures"
         ),
-        "encoder-decoders": "compared with base + adapter, including greedy decoding; not in pytorch-w8a8 and -w4a16",
-        "encoders and heads": "compared with base + adapter; pytorch-w4a16 without error correction",
-        "models of pictures and sound": (
-            "compared with base + adapter on pictures and sounds that the model's own processor prepares: Qwen2.5-VL, Qwen3-VL, Gemma 3,"
-            " Idefics 3 (SmolVLM), LLaVA, Whisper, ViT, DINOv2, CLIP, Wav2Vec2; ViT and DINOv2 not in the quantized forms"
+        "encoder-decoders": (
+            "compared with base + adapter, including greedy decoding, Whisper with sounds; not in pytorch-w8a8 and -w4a16"
+        ),
+        "encoders and heads": (
+            "compared with base + adapter, ViT, DINOv2, CLIP and Wav2Vec2 with pictures or sounds; pytorch-w4a16 without error correction,"
+            " ViT and DINOv2 not in quantized forms"
         ),
     },
 )  # fmt: skip
