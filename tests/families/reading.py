@@ -52,6 +52,7 @@ def _run(path: Path, given: dict[str, np.ndarray]) -> np.ndarray:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     ids = given["input_ids"]
     usual = {"attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.shape[1])[None].repeat(len(ids), 0)}
+    usual["token_type_ids"] = np.zeros_like(ids)
     feeds = {}
     for port in session.get_inputs():
         sizes = [size if isinstance(size, int) else (len(ids) if place == 0 else 0) for place, size in enumerate(port.shape)]

@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.families.table import AUTO, CLASSES, DECODER, PAIR, tiny_settings
+from tests.families.table import AUTO, CLASSES, DECODER, MASKED, PAIR, tiny_settings
 from tests.models import make_tokenizer
 
 LONGEST = 90
@@ -86,7 +86,10 @@ def do(family: str, place: Path) -> None:
     base, checkpoint = place / "base", place / "run" / "checkpoint-4"
     model = make(family)
     model.save_pretrained(base)
-    make_tokenizer().save_pretrained(base)
+    tokenizer = make_tokenizer()
+    if kind == MASKED:
+        tokenizer.mask_token = tokenizer.eos_token  # the example of such a model shows what it puts there
+    tokenizer.save_pretrained(base)
     transformers.AutoTokenizer.from_pretrained(base).save_pretrained(base)  # as the class that goes with the configuration writes it
     model = getattr(transformers, AUTO[kind]).from_pretrained(base, dtype=torch.float32)
     plain, how = outputs(model, family), "LoRA"

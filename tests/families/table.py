@@ -130,5 +130,10 @@ def tiny_settings(family: str, default: Mapping[str, Any]) -> dict[str, Any]:
     small = {key: value for key, value in SIZES.items() if key in default and not isinstance(default[key], dict)}
     if default.get("num_key_value_heads", 0) == default.get("num_attention_heads"):
         small["num_key_value_heads"] = small["num_attention_heads"]
-    small |= {"vocab_size": VOCABULARY, **({"num_labels": 3} if kind == CLASSES else {}), **_MORE.get(name, {}), **_MORE.get(family, {})}
+    small |= {
+        "vocab_size": VOCABULARY,
+        **({"num_labels": 3} if kind == CLASSES else {"decoder_start_token_id": 0} if kind == PAIR else {}),
+        **_MORE.get(name, {}),
+        **_MORE.get(family, {}),
+    }
     return small
