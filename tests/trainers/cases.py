@@ -51,6 +51,8 @@ class Case:
     """What its user has to set."""
     note: str = ""
     """How it ran here, where that is not as on a user's machine."""
+    beside: tuple[str, ...] = ()
+    """Directories with another form of what is taken, or with the optimizer's state."""
 
 
 def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
@@ -58,6 +60,7 @@ def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
 
 
 _TWO_RANKS = "two ranks with gloo on the CPU, with a setting that makes accelerate allow FSDP there"
+_MANAGER = "verl's checkpoint manager ran in a short loop instead of its trainer, on two ranks with gloo on the CPU"
 _RECIPE = "torchtune's model and checkpointer ran in a short loop instead of its recipe"
 _ACCELERATED = (
     Place("step_4", TAKEN, "accelerate_full/step-4"),
@@ -190,6 +193,33 @@ CASES = (
         tuple(Place(f"checkpoint/step-{step}", TAKEN, f"torchtitan_dcp/checkpoint/step-{step}") for step in (2, 4)), "causal",
         "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`',
         "torchtitan's checkpoint manager ran in a short loop instead of its trainer",
+    ),
+    Case(
+        "verl_fsdp", "verl with FSDP, all weights", "verl", "verl", "`global_step_N/actor` in two ranks' pieces, with `huggingface/`",
+        tuple(Place(f"global_step_{n}/actor", TAKEN, f"verl_fsdp/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        note=_MANAGER,
+    ),
+    Case(
+        "verl_lora", "the same, LoRA", "verl", "verl", "base and adapter in two ranks' pieces, with `lora_train_meta.json`",
+        tuple(Place(f"global_step_{n}/actor", TAKEN, f"verl_lora/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        '`base.map."" = "/folder/of/the/base"`', _MANAGER,
+    ),
+    Case(
+        "nemo_automodel", "NeMo AutoModel, all weights", "nemo-automodel", "nemo",
+        "`epoch_M_step_N/model` in pieces, with `.hf_metadata/`; the last one with `consolidated/`",
+        (
+            Place("epoch_0_step_2/model", TAKEN, "nemo_automodel/step-2"),
+            Place("epoch_0_step_4/model/consolidated", TAKEN, "nemo_automodel/step-4"),
+        ),
+        "causal", "`AutoModelForCausalLM`", beside=("epoch_0_step_2/optim", "epoch_0_step_4/optim", "epoch_0_step_4/model"),
+        note="NeMo AutoModel's checkpointer ran in a short loop instead of its recipe",
+    ),
+    Case(
+        "openrlhf_sft", "OpenRLHF with `--ckpt.save_hf`", "openrlhf", "openrlhf",
+        "`global_stepN_hf` with a whole model; DeepSpeed's state in `global_stepN`, with `latest`",
+        tuple(Place(f"global_step{n}_hf", TAKEN, f"openrlhf_sft/step-{n}") for n in (2, 4)), "causal", "`AutoModelForCausalLM`",
+        beside=("global_step2", "global_step4"),
+        note="OpenRLHF's `save_model` ran in a short loop instead of its trainer; DeepSpeed's state was written by hand",
     ),
     Case(
         "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",

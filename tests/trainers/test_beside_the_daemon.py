@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 TOLERANCE = 1e-3
 """Of the root mean square of what the live model answered: the bases are float32, so that nothing but the order of sums differs."""
 WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|distcp)|lit_model\.pth.*")
-STATE = re.compile(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*|training_args\.bin|recipe_state\.pt")
+STATE = re.compile(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*|training_args\.bin|recipe_state\.pt|data\.pt")
 """Files of these names hold no weights of the model."""
 
 
@@ -68,7 +68,9 @@ def test_every_checkpoint_of_a_trainer_is_exported_once_or_told_of_and_its_own_l
     training = ran.trainings[case.name]
     assert not training.failed, training.failed
     assert set(training.saved) == {place.path for place in case.places}, "the table tells what the trainer writes"
-    assert stray_weights(training, {place.path for place in case.places}) == [], "weights lie where the table knows of nothing"
+    assert stray_weights(training, {*(place.path for place in case.places), *case.beside}) == [], (
+        "weights lie where the table knows of nothing"
+    )
 
     jobs, told = jobs_of(ran, training), told_of(ran, training)
     taken = {place.path: place for place in case.places if place.outcome == TAKEN}
