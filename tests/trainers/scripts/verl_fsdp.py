@@ -1,4 +1,4 @@
-"""verl's own checkpoint manager on two ranks of FSDP 2 by gloo, on the CPU: `global_step_N/actor` in pieces, and a critic beside it.
+"""verl's own checkpoint manager on two ranks of FSDP 2 by gloo, on the CPU: `global_step_N/actor` in pieces.
 
 verl's trainer needs Ray and GPUs; the order of what is written is that of its `_save_checkpoint` (verl/trainer/ppo/ray_trainer.py).
 """
