@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,11 @@ def test_every_verb_shows_names_that_the_terminal_can_not(verb: str, environment
     assert answer.returncode == 0, answer.stdout + answer.stderr
     if verb in ("status", "list"):
         assert "ufe-?" in answer.stdout
+
+
+@pytest.mark.parametrize(("encoding", "words"), [("latin-1", "Usage:"), ("gb18030", "用法："), ("utf-8", "用法：")])
+def test_a_terminal_without_chinese_characters_is_told_in_english(encoding: str, words: str, tmp_path: Path) -> None:
+    environment = {"LC_ALL": "zh_CN.UTF-8", "LANGUAGE": "zh_CN", "PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "daemon", "status", "--help"]
+    shown = subprocess.run(command, env={**os.environ, **environment}, cwd=tmp_path, capture_output=True, check=True).stdout
+    assert shown.decode(encoding).startswith(words) and b"?" not in shown.splitlines()[0]

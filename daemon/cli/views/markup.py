@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from daemon.contract.faults.text import printable, printable_lines
-from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.catalog import speak_english, to_translate, translated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,14 +22,15 @@ STATE_STYLE = {
     to_translate("pending"): "dim", to_translate("skipped"): "dim", to_translate("superseded"): "dim", to_translate("cancelled"): "dim",
 }  # fmt: skip
 """State of an export or a stage, or verdict of an artifact → its style. Who shows one translates it."""
-
-
 _NO_WIDTH = 40
+_CHINESE = "用法"
+"""Two characters that are in every encoding of Chinese."""
 
 
 def set_up_outputs() -> None:
     """Let the outputs show `?` for what their encoding has no character for, where it is not UTF-8: no verb fails for its last words.
 
+    Where that would be every word of a Chinese sentence, the sentences are English.
     What the caller has closed (`>&-`) leads nowhere: there is no stream then, and its number would be that of the next file that is opened.
     A width that nothing could be read in, as some tools pass it on where there is no terminal, is as good as none.
     """
@@ -39,6 +40,16 @@ def set_up_outputs() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
+            if not _can_show(_CHINESE, stream.encoding):
+                speak_english()
+
+
+def _can_show(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _open_closed() -> None:
