@@ -23,6 +23,8 @@ from handlers.validate.engines.media.made_up import RATE, picture, sound
 
 ASKED = ("Describe it.", "What is the first thing that you notice here, and why?")
 """What is asked of a picture or a sound, in turns."""
+_PARTS: dict[str, Any] = {"image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor, "tokenizer": AutoTokenizer}
+"""Parts of a processor, by their names in transformers."""
 _REMEDY = (
     "install what the cause names into ckptd's environment (Pillow and torchvision prepare pictures), or give the base its processor's"
     " files; to publish it without this check, name the variant in validate.publish_unverified"
@@ -72,7 +74,10 @@ def _loaded(folder: Path, media: Media) -> Any:
 
 
 def _without_videos(folder: Path) -> Any:
-    """Give the processor of a folder whose part for videos the installed packages can't load: it needs torchvision, pictures do not."""
+    """Give the processor of a folder whose part for videos the installed packages can't load: it needs torchvision, pictures do not.
+
+    As `ProcessorMixin.from_pretrained` of transformers 5.23 makes it (processing_utils.py), that part being None.
+    """
     name = next(
         said["processor_class"] for file in ("processor_config.json", "preprocessor_config.json")
         if (folder / file).is_file() and "processor_class" in (said := json.loads((folder / file).read_bytes()))
@@ -83,9 +88,12 @@ def _without_videos(folder: Path) -> Any:
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    parts = {"tokenizer": tokenizer, "image_processor": AutoImageProcessor.from_pretrained(folder, local_files_only=True)}
-    return Still(**parts, video_processor=None, chat_template=tokenizer.chat_template)
+    settings, _ = Still.get_processor_dict(folder, local_files_only=True)  # the chat template is among them
+    parts = [
+        None if part == "video_processor" else _PARTS[part].from_pretrained(folder, local_files_only=True)
+        for part in Still.get_attributes()
+    ]  # fmt: skip
+    return Still.from_args_and_dict(parts, settings)
 
 
 def prepared(processor: Any, media: Media, number: int) -> Any:
