@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import transformers
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
@@ -60,16 +59,15 @@ def _gather(folders: Sequence[Path], target: Path) -> None:
 
 
 def _loaded(folder: Path, media: Media) -> Any:
-    single: Any = AutoImageProcessor if media == "image" else AutoFeatureExtractor
+    auto: Any = AutoProcessor
+    if not has_tokenizer(folder):  # an encoder, whose processor is that alone
+        auto = AutoImageProcessor if media == "image" else AutoFeatureExtractor
     try:
         with foreign.reading("load the processor", folder, reader="transformers", code=FaultCode.PROCESSOR_NOT_LOADABLE, remedy=_REMEDY):
-            return AutoProcessor.from_pretrained(folder, local_files_only=True)
+            return auto.from_pretrained(folder, local_files_only=True)
     except Permanent:
         with contextlib.suppress(Exception):
             return _without_videos(folder)
-        with contextlib.suppress(Exception):  # of an encoder, whose processor is that alone
-            if not has_tokenizer(folder):
-                return single.from_pretrained(folder, local_files_only=True)
         raise
 
 
@@ -106,19 +104,12 @@ def prepared(processor: Any, media: Media, number: int) -> Any:
         if tokenizer is None or not _mark(processor, media):
             return extractor(wave, sampling_rate=rate, return_tensors="pt")
         return processor(text=[_written(processor, media, number)], audio=[wave], sampling_rate=rate, return_tensors="pt")
-    image = _as_picture(picture(number))
+    from PIL import Image  # a processor of pictures was loaded, which needs it
+
+    image = Image.fromarray(picture(number))
     if tokenizer is None:
         return processor(images=image, return_tensors="pt")
     return processor(text=[_written(processor, media, number)], images=[image], return_tensors="pt")
-
-
-def _as_picture(pixels: np.ndarray) -> Any:
-    """Give what users have, a picture of Pillow; its pixels where that is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return pixels
-    return Image.fromarray(pixels)
 
 
 def _mark(processor: Any, media: Media) -> str:
