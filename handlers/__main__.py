@@ -245,6 +245,7 @@ def main(job_file: str) -> int:
     except BadJob as error:
         _say(f"could not use the job file: {error}")
         return EXIT_BAD_JOB
+    StageResult.model_rebuild()  # now: at the end of an attempt that failed there may be no handle or memory for it
     process.bind(context.limits)
     stop = process.stop_at_safe_points() if context.limits.resumable else StopFlag()
     failpoints.point(f"child.{context.stage}.start")

@@ -105,10 +105,10 @@ def _inputs(family: Family, processor: Any, folder: Path, number: int) -> dict[s
             said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
             text = processor.apply_chat_template(said, add_generation_prompt=True)
         return dict(processor(text=[text], images=[image], return_tensors="pt"))
-    return _by_hand(processor, folder, image)
+    return by_hand(processor, folder, image)
 
 
-def _by_hand(pictures: Any, folder: Path, image: Any) -> dict[str, Any]:
+def by_hand(pictures: Any, folder: Path, image: Any) -> dict[str, Any]:
     """What the processor of Qwen's models does, whose part for videos can't be loaded."""
     import torch
     from transformers import AutoTokenizer

@@ -29,7 +29,7 @@ _FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
 class Fault(BaseModel):
     """What failed, where, why, and what a person can do about it."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True)
+    model_config = ConfigDict(frozen=True)  # built at once: whoever has no handle or memory left could not do it when he needs it
 
     code: Annotated[Code, Field(union_mode="left_to_right"), WithJsonSchema({"type": "string"})]
     """Stable name for programs. What an old journal or another package says is read as it is: a plain string where it is no FaultCode."""

@@ -59,8 +59,9 @@ def find(model: ModelFolder, variant: str) -> Linears:
     skipped = HfQuantizer.get_modules_to_not_convert(built, None, built._keep_in_fp32_modules)
     layers = {name: module for name, module in built.named_modules() if type(module) is torch.nn.Linear or type(module) is Conv1D}
     names = {name: f"{name}.weight" for name in layers if should_convert_module(name, skipped)}
-    if names and not set(names.values()) <= model.headers.keys():
-        names = {name: tensor.partition(".")[2] for name, tensor in names.items()}  # a bare model's weights lack the model's own prefix
+    if not set(names.values()) <= model.headers.keys():
+        stored = _stored_names(built, model)
+        names = {name: stored.get(weight, weight) for name, weight in names.items()}
     if missing := sorted(name for name, tensor in names.items() if tensor not in model.headers):
         cause = f"{len(missing)} linear layers of the model are stored under other names, for example {missing[0]}"
         raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, cause, f"use pytorch-bf16 and leave {variant} out", path=model.path)
@@ -75,6 +76,17 @@ def find(model: ModelFolder, variant: str) -> Linears:
         outputs, inputs = reversed(shape) if transposed else shape
         quantized[tensor] = Linear(module, tensor, transposed, inputs, outputs)
     return Linears(quantized, tuple(sorted(layers.keys() - names.keys())), built)
+
+
+def _stored_names(built: Any, model: ModelFolder) -> dict[str, str]:
+    """Parameter → its tensor in the files, as transformers renames tensors when it loads a folder: hubs store models of several towers by
+    the names of older releases, and a bare model's weights lack the model's own prefix."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [change for change in get_model_conversion_mapping(built) if isinstance(change, WeightRenaming)]
+    parameters = built.state_dict()
+    return {rename_source_key(name, renamings, [], built.base_model_prefix, parameters)[0]: name for name in model.headers}
 
 
 def working_dtype(model: ModelFolder) -> torch.dtype:

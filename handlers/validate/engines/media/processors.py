@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import transformers
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
@@ -23,6 +22,8 @@ from handlers.validate.engines.media.made_up import RATE, picture, sound
 
 ASKED = ("Describe it.", "What is the first thing that you notice here, and why?")
 """What is asked of a picture or a sound, in turns."""
+_PARTS: dict[str, Any] = {"image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor, "tokenizer": AutoTokenizer}
+"""Parts of a processor, by their names in transformers."""
 _REMEDY = (
     "install what the cause names into ckptd's environment (Pillow and torchvision prepare pictures), or give the base its processor's"
     " files; to publish it without this check, name the variant in validate.publish_unverified"
@@ -58,21 +59,23 @@ def _gather(folders: Sequence[Path], target: Path) -> None:
 
 
 def _loaded(folder: Path, media: Media) -> Any:
-    single: Any = AutoImageProcessor if media == "image" else AutoFeatureExtractor
+    auto: Any = AutoProcessor
+    if not has_tokenizer(folder):  # an encoder, whose processor is that alone
+        auto = AutoImageProcessor if media == "image" else AutoFeatureExtractor
     try:
         with foreign.reading("load the processor", folder, reader="transformers", code=FaultCode.PROCESSOR_NOT_LOADABLE, remedy=_REMEDY):
-            return AutoProcessor.from_pretrained(folder, local_files_only=True)
+            return auto.from_pretrained(folder, local_files_only=True)
     except Permanent:
         with contextlib.suppress(Exception):
             return _without_videos(folder)
-        with contextlib.suppress(Exception):  # of an encoder, whose processor is that alone
-            if not has_tokenizer(folder):
-                return single.from_pretrained(folder, local_files_only=True)
         raise
 
 
 def _without_videos(folder: Path) -> Any:
-    """Give the processor of a folder whose part for videos the installed packages can't load: it needs torchvision, pictures do not."""
+    """Give the processor of a folder whose part for videos the installed packages can't load: it needs torchvision, pictures do not.
+
+    As `ProcessorMixin.from_pretrained` of transformers 5.23 makes it (processing_utils.py), that part being None.
+    """
     name = next(
         said["processor_class"] for file in ("processor_config.json", "preprocessor_config.json")
         if (folder / file).is_file() and "processor_class" in (said := json.loads((folder / file).read_bytes()))
@@ -83,9 +86,12 @@ def _without_videos(folder: Path) -> Any:
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    parts = {"tokenizer": tokenizer, "image_processor": AutoImageProcessor.from_pretrained(folder, local_files_only=True)}
-    return Still(**parts, video_processor=None, chat_template=tokenizer.chat_template)
+    settings, _ = Still.get_processor_dict(folder, local_files_only=True)  # the chat template is among them
+    parts = [
+        None if part == "video_processor" else _PARTS[part].from_pretrained(folder, local_files_only=True)
+        for part in Still.get_attributes()
+    ]  # fmt: skip
+    return Still.from_args_and_dict(parts, settings)
 
 
 def prepared(processor: Any, media: Media, number: int) -> Any:
@@ -98,19 +104,12 @@ def prepared(processor: Any, media: Media, number: int) -> Any:
         if tokenizer is None or not _mark(processor, media):
             return extractor(wave, sampling_rate=rate, return_tensors="pt")
         return processor(text=[_written(processor, media, number)], audio=[wave], sampling_rate=rate, return_tensors="pt")
-    image = _as_picture(picture(number))
+    from PIL import Image  # a processor of pictures was loaded, which needs it
+
+    image = Image.fromarray(picture(number))
     if tokenizer is None:
         return processor(images=image, return_tensors="pt")
     return processor(text=[_written(processor, media, number)], images=[image], return_tensors="pt")
-
-
-def _as_picture(pixels: np.ndarray) -> Any:
-    """Give what users have, a picture of Pillow; its pixels where that is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return pixels
-    return Image.fromarray(pixels)
 
 
 def _mark(processor: Any, media: Media) -> str:
