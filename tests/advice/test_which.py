@@ -47,7 +47,8 @@ def test_noise_does_not_take_the_place_of_the_trainers_best_and_the_words_say_so
 
 def test_where_nothing_speaks_for_one_of_them_any_can_be_deployed() -> None:
     assert advice((noisy(50, 8.2), noisy(150, 8.0)), None).endswith(
-        "`validate.data` gives more. Any of these can be deployed, for example the first, step 50, onnx: 2 × as fast as PyTorch."
+        "`validate.data` gives more. Any of these can be deployed, for example the one"
+        " that was exported first, step 50, onnx: 2 × as fast as PyTorch."
     )
 
 
@@ -74,7 +75,8 @@ def test_a_clear_difference_is_named_with_its_interval_and_those_that_are_equal(
         " `validate.data` gives more; 8 against 9 of step 50 (1."
     )
     assert words.endswith(
-        ", 240 tokens of 6 texts). Any of these can be deployed, for example the first, step 100, onnx: 2 × as fast as PyTorch."
+        ", 240 tokens of 6 texts). Any of these can be deployed, for example the one"
+        " that was exported first, step 100, onnx: 2 × as fast as PyTorch."
     )
 
 

@@ -101,7 +101,8 @@ def test_nothing_is_expected_of_the_first_export_of_its_kind(state: Path) -> Non
 def test_a_starved_stage_says_so_and_its_time_is_not_estimated_from_earlier_ones(three: Path) -> None:
     progress = StageProgress(1, 0.1, "tensors", 20.0, "x", 0, cores=0.03, wanted=1.0, priority="idle")
     (merge, *_) = seen(three, running(progress={"b": {"merge": progress}}))["b"].stages
-    gets = 'gets 3 % of a core and could use 100 %: other processes have the rest; limits.priority = "idle" lets them go first'
+    began = 'limits.priority = "idle", with which this stage began, lets them go first ("normal" counts for later stages)'
+    gets = f"gets 3 % of a core and could use 100 %: other processes have the rest; {began}"
     assert (merge.starved, merge.left_seconds, merge.cores) == (gets, None, 0.03)
 
 

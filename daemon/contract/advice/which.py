@@ -184,7 +184,7 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
 
 def _deploy(ranking: Standing, trainers: StepPoint | None) -> str:
     pick, chosen = ranking.pick, len(ranking.equal) == 1 or ranking.pick is trainers
-    any_ = translated("Any of these can be deployed, for example the first, {step}")
+    any_ = translated("Any of these can be deployed, for example the one that was exported first, {step}")
     start = (translated("Deploy {step}") if chosen else any_).format(step=label(pick))
     if not pick.recommended:
         return translated("{start}; its report recommends none of its artifacts.").format(start=start)

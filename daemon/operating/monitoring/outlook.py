@@ -49,7 +49,8 @@ def starving(share: CpuShare, priority: str, rivals: Sequence[Rival] = ()) -> st
     `rivals`: who has the rest, as far as that was seen.
     """
     others = f"{', '.join(map(str, rivals))} have the rest" if rivals else "other processes have the rest"
-    decides = "; limits.priority decides" if not priority else f'; limits.priority = "{priority}" lets them go first'
+    began = f'; limits.priority = "{priority}", with which this stage began, lets them go first ("normal" counts for later stages)'
+    decides = began if priority else "; limits.priority decides"
     if priority == "normal":
         decides = ', though limits.priority is "normal"'
     return f"gets {_percent(share.got)} % of a core and could use {_percent(share.wanted)} %: {others}{decides}"
