@@ -71,6 +71,9 @@ class Instantly:
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> None:
         """Nothing is left of an attempt."""
 
+    def tidy(self) -> None:
+        """Nothing."""
+
     def at_work(self, jobs: Path) -> dict[str, Path]:
         """Nothing ever is."""
         return {}

@@ -185,6 +185,7 @@ class Runner:
         if self.children.running:
             self.children.wait(NEWS_SECONDS)
         else:
+            self.executor.tidy()
             self._wake.wait(self.waits.pause(1.0) if len(self.waits) else IDLE_SECONDS)
             self._wake.clear()
 

@@ -37,7 +37,7 @@ def test_each_step_has_a_row_for_each_artifact_and_a_sentence_says_what_to_deplo
     assert (value.run, value.best_step, value.variant, value.metric, value.trainers_best) == ("run", 2, "onnx-int4", "perplexity", 4)
     lines = [" ".join(line.plain.split()) for line in run_quality_lines(value, 80)]
     assert lines[:4] == [
-        "run run", "step variant KL agree perplexity size speed", "2 onnx-int4 * 0.02 98 % 8.1 10 B –",
+        "run run", "step variant KL agree perplexity size speed", "2 * onnx-int4 0.02 98 % 8.1 10 B –",
         "onnx-activations-fp16 failed 98 % 8.1 10 B –",
     ]  # fmt: skip
     assert lines[8] == "* to be deployed, by the perplexity of onnx-int4"

@@ -69,6 +69,9 @@ class FakeExecutor:
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> None:
         return None
 
+    def tidy(self) -> None:
+        """Nothing."""
+
     def at_work(self, jobs: Path) -> dict[str, Path]:
         return {}
 

@@ -115,6 +115,9 @@ class QueueExecutor:
     def _entry_of(self, folder: Path) -> Path | None:
         return next((path.parent for path in self._queue.glob("*/job") if path.read_text() == str(folder / JOB_FILE)), None)
 
+    def tidy(self) -> None:
+        """Nothing."""
+
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         open_ones = [path for path in self._queue.glob("*/job") if not path.with_name("ended").exists()]
         folders = {PREFIX + path.parent.name: Path(path.read_text()).parent for path in open_ones}

@@ -126,7 +126,9 @@ def test_both_end_with_the_daemon(tmp_path: Path) -> None:  # R6.5
 def test_one_that_nobody_needs_ends_by_itself(quick: None) -> None:
     kind = warm.kind_of("torch", make_context(Path("/nowhere")).limits, environment())
     warm.get_ready(kind, 0.2, 0)
-    assert ended(warm._all[0].process.pid)
+    assert ended(pid := warm._all[0].process.pid)
+    warm.reap()
+    assert not Path(f"/proc/{pid}").exists(), "no zombie of it is left"
     assert warm.take(kind) is None
     warm.get_ready(kind, 60, 0)
     assert len(warm._all) == 1 and warm._all[0].process.poll() is None, "the next one takes its place"

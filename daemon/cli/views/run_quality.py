@@ -50,15 +50,10 @@ def _has(value: RunQuality, metric: str) -> bool:
 
 def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
     for at in value.exports:
-        label = (translated("end") if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
+        mark = _BEST if at.id == value.best else _EQUAL if at.id in value.equal and len(value.equal) > 1 else "" if at.folder else _GONE
+        label = f"{translated('end') if at.ending else at.step} {mark}".rstrip()
         for place, (variant, artifact) in enumerate(at.artifacts.items()):
-            compared = variant == value.variant
-            best = compared and at.id == value.best
-            mark = f" {_BEST}" if best else f" {_EQUAL}" if compared and at.id in value.equal and len(value.equal) > 1 else ""
-            yield [
-                Cell(label if place == 0 else "", "bold"), Cell(f"{variant}{mark}", "bold" if best else ""),
-                *_figures(artifact, metric),
-            ]  # fmt: skip
+            yield [Cell(label if place == 0 else "", "bold"), Cell(variant), *_figures(artifact, metric)]
 
 
 def _figures(artifact: QualityOfArtifact, metric: str | None) -> list[Cell]:

@@ -172,6 +172,9 @@ class Executor(Protocol):
         `id` is None where that daemon died before it could record it; the attempt is then known by its `folder`, or was never started.
         """
 
+    def tidy(self) -> None:
+        """Called now and then while no attempt runs."""
+
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """Id → folder of every attempt in a folder below `jobs` that something works on, whoever started it. Changes nothing."""
 

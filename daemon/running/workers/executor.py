@@ -65,6 +65,10 @@ class LocalExecutor:
             log.warning("what a child left is not taken", event_id=Event.ATTEMPT_RESULT_REFUSED, because=wrong)
         return result
 
+    def tidy(self) -> None:
+        """Take note of loaded processes that have ended: until then they are zombies."""
+        warm.reap()
+
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """Live processes with the command line of a child, `-m handlers JOBS/…`, or forked from one of ours, in an attempt's folder."""
         prefix = f"{jobs.absolute()}/"

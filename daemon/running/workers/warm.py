@@ -312,6 +312,12 @@ def drop(source: Loaded) -> None:
     source.end()
 
 
+def reap() -> None:
+    """Ask for those that have ended by themselves: until then the system keeps them as zombies. They stay known."""
+    for source in _all:
+        source.process.poll()
+
+
 def end_all() -> None:
     """End all of them; their attempts have ended before."""
     for source in list(_all):
