@@ -39,7 +39,7 @@ from tests.verbs import run_verb
 from tests.words.messages import ROOT
 
 REPORT = ROOT / "handlers" / "report"
-ENGLISH = {"readme.py", "usage.py", "schema.py", "formats_page.py", "model.py"}
+ENGLISH = {"readme.py", "usage.py", "usage_media.py", "schema.py", "formats_page.py", "model.py"}
 """What they write is English in every language: cards, which go to hubs with the model, and documents."""
 TEMPLATES = sorted((REPORT / "pages").glob("*.html"))
 SOURCES = sorted(
