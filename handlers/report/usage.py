@@ -20,7 +20,7 @@ from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import units
 from handlers.report.content.places import local_paths, without_paths
 from handlers.report.model import Report
-from handlers.report.usage_media import example
+from handlers.report.usage_media import OPENERS, example
 
 PROMPT = "def main():"
 QUESTION = "How are you?"
@@ -41,7 +41,8 @@ class Usage:
         self._places = local_paths(report)
         self._facts = {
             "prompt": _prompt(report), "task": task.name, "auto": task.auto,
-            "media": task.media, "reading": partial(example, task), "spoken": _said(report, "tokenizer_from") is not None,
+            "media": task.media, "openers": OPENERS.get(task.media or "", ()), "reading": partial(example, task),
+            "spoken": _said(report, "tokenizer_from") is not None,
             "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
             "chat": task.kind == "causal" and not task.media and _said(report, "chat_template") is True, "question": _question(report),
             "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),

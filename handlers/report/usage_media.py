@@ -8,6 +8,8 @@ _OPEN = {
     "image": ("from PIL import Image", 'image = Image.open("picture.png").convert("RGB")'),
     "audio": ("import soundfile", 'sound, rate = soundfile.read("sound.wav", dtype="float32")  # one channel'),
 }
+OPENERS = {"image": ("pillow", "torchvision"), "audio": ("soundfile",)}
+"""Packages that open a file and prepare it."""
 _ASKED = 'text = "Describe it."'
 _NAMES = 'for name, value in output.items():\n    print(name, getattr(value, "shape", ""))'
 

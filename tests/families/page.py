@@ -1,6 +1,7 @@
-"""The table of docs/models.md, from the results of a run: `python -m tests.families.page` writes it there.
+"""The tables of docs/models.md, from the results of runs: `python -m tests.families.page` writes them there.
 
-`results.json` beside this file is written by `python -m tests.families.measuring FOLDER`.
+`results.json` beside this file is written by `python -m tests.families.measuring FOLDER`; that of models that read pictures or sound, in
+`tests/media`, by `python -m tests.media.measuring FOLDER`.
 """
 
 from __future__ import annotations
@@ -14,23 +15,48 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import plan
 from daemon.contract.values import Json
 from daemon.running.rules.suitable import unsuited
-from tests.families.measuring import RESULTS, VARIANTS
+from tests.families.measuring import EQUAL, RESULTS, VARIANTS
+from tests.media import measuring as media
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+MEDIA_BEGIN, MEDIA_END = "<!-- pictures and sound: begin -->\n", "<!-- pictures and sound: end -->"
 OTHERS = ("onnx-genai-fp32", "web", "openvino", "gguf-f16", "pt2", "coreml", "tensorrt-llm")
 """Variants that no family was tried with, of which config.json alone says whether they are refused; the first form of each format."""
 
 
-def page(text: str, results: dict[str, Any]) -> str:
-    """Return the page `text` with its table made anew. `results`: a family → what it is and what came of its export."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + _tables(results) + END + rest.partition(END)[2]
+def page(text: str, results: dict[str, Any], of_media: dict[str, Any]) -> str:
+    """Return the page `text` with its tables made anew. `results`, `of_media`: a family → what it is and what came of its export."""
+    for begin, end, tables in ((BEGIN, END, _tables(results)), (MEDIA_BEGIN, MEDIA_END, _media(of_media))):
+        before, _, rest = text.partition(begin)
+        text = before + begin + tables + end + rest.partition(end)[2]
+    return text
 
 
 def refused(config: Json, variants: tuple[str, ...]) -> set[str]:
     """The variants that are refused before the merge of a model with this config.json."""
     return {*unsuited(plan(variants), config, Work.recovered("{}"), variants)} & {*variants}
+
+
+def _media(results: dict[str, Any]) -> str:
+    """The table of models that read pictures or sound."""
+    forms = list(dict.fromkeys(form for result in results.values() for form in result["forms"]))
+    rows = [("`model_type`", "class", *(f"`{form}`" for form in forms)), ("---",) * (2 + len(forms))]
+    for result in results.values():
+        cells = (_media_cell(result["forms"].get(form)) for form in forms)
+        rows.append((f"`{result['model_type']}`", f"`{result['class']}`", *cells))
+    versions = ", ".join(sorted({result["transformers"] for result in results.values()}))
+    return f"transformers {versions}.\n\n" + _lines(rows)
+
+
+def _media_cell(made: dict[str, Any] | None) -> str:
+    if made is None or made["outcome"] == "failed":
+        return "failed" if made else "–"
+    return f"{'equal' if made['difference'] <= EQUAL else 'passed'}, {made['difference']:.0e}"
+
+
+def _lines(rows: list[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def _tables(results: dict[str, Any]) -> str:
@@ -40,7 +66,7 @@ def _tables(results: dict[str, Any]) -> str:
     counts = Counter(result["variants"][name]["outcome"] for result in results.values() for name in VARIANTS)
     said = ", ".join(f"{counts[name]} {word}" for name, word in (("equal", "equal"), ("refused", "refused"), ("failed", "failed")))
     first = f"transformers {versions}; {len(results)} families with {len(VARIANTS)} variants each: {said}.\n\n"
-    return first + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n" + _reasons(results)
+    return first + _lines(rows) + _reasons(results)
 
 
 def _row(family: str, result: dict[str, Any]) -> tuple[str, ...]:
@@ -78,4 +104,5 @@ def _short(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text("utf-8"), json.loads(RESULTS.read_text("utf-8"))), "utf-8")
+    measured = (json.loads(file.read_text("utf-8")) for file in (RESULTS, media.RESULTS))
+    PAGE.write_text(page(PAGE.read_text("utf-8"), *measured), "utf-8")

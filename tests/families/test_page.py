@@ -10,15 +10,16 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import plan
 from daemon.running.rules.suitable import unsuited
 from tests.families.measuring import RESULTS, VARIANTS
-from tests.families.page import END, PAGE, page, refused
+from tests.families.page import END, MEDIA_END, PAGE, page, refused
 from tests.families.table import DECODER, FAMILIES, MASKED, PAIR
+from tests.media import measuring as media
 
-TABLE = json.loads(RESULTS.read_text())
+TABLE, MEDIA = (json.loads(file.read_text()) for file in (RESULTS, media.RESULTS))
 
 
 def test_the_page_is_what_the_committed_results_give() -> None:
     text = PAGE.read_text("utf-8")
-    assert END in text and page(text, TABLE) == text, "python -m tests.families.page"
+    assert END in text and MEDIA_END in text and page(text, TABLE, MEDIA) == text, "python -m tests.families.page"
 
 
 def test_there_are_sixty_families_and_more_of_each_kind() -> None:

@@ -28,6 +28,8 @@ TOWER = {
     "initializer_range": 0.3,
 }  # fmt: skip
 PICTURE = {"height": 32, "width": 32}
+EIGHT_BITS = ("pytorch-bnb-int8", "pytorch-w8a8")
+"""Random weights have no margin for 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Family:
     processor: Callable[[Path], None]
     """Writes the files of tokenizer and processor into a folder."""
     media: str = "image"
-    eight_bits: bool = False
-    """Its quantized forms are tried too."""
+    smaller: tuple[str, ...] = EIGHT_BITS
+    """Quantized forms that are tried too: not those that are refused, nor those in which random weights leave an answer no margin."""
 
 
 def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
@@ -165,7 +167,6 @@ FAMILIES: dict[str, Family] = {
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH, "fullatt_block_indexes": [1],
             "patch_size": 14, "window_size": 56, "initializer_range": 0.3,
         }, **_MARKS), (*_ATTENTION, *_MLP, "attn.qkv", "attn.proj"), "AutoModelForImageTextToText", _qwen("Qwen2_5_VLProcessor", 14),
-        eight_bits=True,
     ),
     "qwen3-vl": Family(
         _make("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", text_config={**TEXT, "rope_parameters": _ROPE}, vision_config={
@@ -196,11 +197,11 @@ FAMILIES: dict[str, Family] = {
     "whisper": Family(
         _whisper, (*_ATTENTION, "out_proj", "fc1", "fc2"), "AutoModelForSpeechSeq2Seq",
         _heard("WhisperProcessor", "WhisperFeatureExtractor", feature_size=16, chunk_length=2, hop_length=160, n_fft=400, n_samples=32000,
-               nb_max_frames=200, padding_value=0.0, return_attention_mask=False), "audio",
+               nb_max_frames=200, padding_value=0.0, return_attention_mask=False), "audio", EIGHT_BITS[:1],
     ),
     "vit": Family(
         _make("ViTConfig", "ViTForImageClassification", **TOWER, num_labels=5), ("query", "value", "q_proj", "v_proj", "fc1", "classifier"),
-        "AutoModelForImageClassification", _pictured("ViTImageProcessor"),
+        "AutoModelForImageClassification", _pictured("ViTImageProcessor"), smaller=EIGHT_BITS[1:],
     ),
     "vit-bare": Family(
         _make("ViTConfig", "ViTModel", **TOWER), ("q_proj", "v_proj", "fc1"), "AutoModel", _pictured("ViTImageProcessor"),
@@ -209,6 +210,7 @@ FAMILIES: dict[str, Family] = {
         _make("Dinov2Config", "Dinov2ForImageClassification", **{**TOWER, "num_labels": 5}), ("query", "value", "q_proj", "v_proj", "fc1"),
         "AutoModelForImageClassification",
         _pictured("BitImageProcessor", {"shortest_edge": 32}, crop_size=PICTURE, do_center_crop=True, do_convert_rgb=True),
+        smaller=EIGHT_BITS[:1],
     ),
     "clip": Family(
         _make("CLIPConfig", "CLIPModel", text_config={**TEXT, "hidden_size": 32, "intermediate_size": 64, "projection_dim": 24},

@@ -1,7 +1,8 @@
 """Tiny models of pictures and sound by stock transformers and PEFT, and what they answer. Nothing of ckptd is imported.
 
 `python -m tests.media.stock make FAMILY FOLDER [DTYPE]` makes a base, and an adapter with random factors, in FOLDER.
-`python -m tests.media.stock answer FAMILY MODEL OUTPUT [ADAPTER]` writes what a folder's model answers, loaded as its users do.
+`python -m tests.media.stock answer FAMILY FOLDER PUBLISHED FORM…` writes there what base + adapter (live.npz), the base (base.npz), and the
+forms published in the folder PUBLISHED answer, loaded as their users do.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def make(name: str, folder: Path, dtype: str = "float32") -> None:
     checkpoint = folder / "run" / "checkpoint-4"
     wrapped.save_pretrained(checkpoint)
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
+
+
+def answers(name: str, folder: Path, published: Path, *forms: str) -> None:
+    """Those of each model into FORM.npz."""
+    answer(name, folder / "base", folder / "live.npz", str(folder / "run" / "checkpoint-4"))
+    for form in ("base", *forms):
+        answer(name, folder / "base" if form == "base" else published / form, folder / f"{form}.npz")
 
 
 def answer(name: str, folder: Path, output: Path, adapter: str | None = None) -> None:
@@ -127,5 +135,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
     else:
-        answer(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])
+        answers(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])
     assert not {"daemon", "handlers"} & sys.modules.keys()

@@ -61,6 +61,9 @@ def test_only_language_models_are_said_to_be_for_vllm_and_that_it_was_not_run() 
             "figures": {},
             "chat": False,
             "task": "",
+            "checked": False,
+            "media": None,
+            "openers": (),
         }
         for generates in (True, False):
             text = template.render(**values, generates=generates, transformers="", question="")
