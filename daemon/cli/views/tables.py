@@ -16,6 +16,7 @@ from rich.text import Text
 from daemon.checkpoints.inspection import Inspection
 from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
+from daemon.contract.advice.merits import in_words
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import to_translate, translated, translated_text
@@ -151,11 +152,19 @@ class ExportView:
         if any(stage.state == "failed" for stage in job.stages):
             line = translated("The log of this export is {log}; the logs of its attempts lie in {folder}.")
             put(self._console, escape(line.format(log=self._log, folder=self._log.parent / "jobs")))
+        if best := _to_deploy(report):
+            put(terminal(), escape(translated("Deploy {artifact}; report.html says why.").format(artifact=best)))
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
     def advice(self, sentence: str) -> str:
         """A sentence that is written for the daemon's exports, as it holds for this one, which no other command knows."""
         return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", sentence))
+
+
+def _to_deploy(report: Json | None) -> str | None:
+    """The artifact that the report recommends, with what speaks for it."""
+    best = ((report or {}).get("recommendation") or {}).get("best") or {}
+    return in_words(str(best["sentence"]).rstrip(".")) if best.get("sentence") else None
 
 
 def _rejections(report: Json | None) -> list[str]:
