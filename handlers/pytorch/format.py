@@ -134,7 +134,8 @@ FORMAT = Format(
             "compared with base + adapter, including greedy decoding, Whisper with sounds; not in pytorch-w8a8 and -w4a16"
         ),
         "encoders and heads": (
-            "compared with base + adapter, ViT, DINOv2, CLIP and Wav2Vec2 with pictures or sounds; pytorch-w4a16 without error correction"
+            "compared with base + adapter, ViT, DINOv2, CLIP and Wav2Vec2 with pictures or sounds; pytorch-w4a16 without error correction,"
+            " DINOv2 not in pytorch-w8a8 and -w4a16"
         ),
     },
 )  # fmt: skip

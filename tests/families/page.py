@@ -50,9 +50,9 @@ def _media(results: dict[str, Any]) -> str:
 
 
 def _media_cell(made: dict[str, Any] | None) -> str:
-    if made is None or made["outcome"] == "failed":
-        return "failed" if made else "–"
-    return f"{'equal' if made['difference'] <= EQUAL else 'passed'}, {made['difference']:.0e}"
+    if made is None or made["outcome"] != "published":
+        return str(made["outcome"]) if made else "–"
+    return f"{'equal' if made['difference'] <= EQUAL else 'passed'}, {made['difference']:g}"
 
 
 def _lines(rows: list[tuple[str, ...]]) -> str:

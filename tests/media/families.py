@@ -45,7 +45,7 @@ class Family:
     """Writes the files of tokenizer and processor into a folder."""
     media: str = "image"
     smaller: tuple[str, ...] = EIGHT_BITS
-    """Quantized forms that are tried too: not those that are refused, nor those in which random weights leave an answer no margin."""
+    """Quantized forms that are tried too: not those in which random weights leave an answer no margin."""
 
 
 def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
@@ -197,7 +197,7 @@ FAMILIES: dict[str, Family] = {
     "whisper": Family(
         _whisper, (*_ATTENTION, "out_proj", "fc1", "fc2"), "AutoModelForSpeechSeq2Seq",
         _heard("WhisperProcessor", "WhisperFeatureExtractor", feature_size=16, chunk_length=2, hop_length=160, n_fft=400, n_samples=32000,
-               nb_max_frames=200, padding_value=0.0, return_attention_mask=False), "audio", EIGHT_BITS[:1],
+               nb_max_frames=200, padding_value=0.0, return_attention_mask=False), "audio",
     ),
     "vit": Family(
         _make("ViTConfig", "ViTForImageClassification", **TOWER, num_labels=5), ("query", "value", "q_proj", "v_proj", "fc1", "classifier"),
@@ -210,7 +210,6 @@ FAMILIES: dict[str, Family] = {
         _make("Dinov2Config", "Dinov2ForImageClassification", **{**TOWER, "num_labels": 5}), ("query", "value", "q_proj", "v_proj", "fc1"),
         "AutoModelForImageClassification",
         _pictured("BitImageProcessor", {"shortest_edge": 32}, crop_size=PICTURE, do_center_crop=True, do_convert_rgb=True),
-        smaller=EIGHT_BITS[:1],
     ),
     "clip": Family(
         _make("CLIPConfig", "CLIPModel", text_config={**TEXT, "hidden_size": 32, "intermediate_size": 64, "projection_dim": 24},

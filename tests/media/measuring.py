@@ -1,7 +1,8 @@
 """Models of pictures and sound through the whole `ckptd export`, and what came of them, by stock transformers and PEFT:
 `python -m tests.media.measuring FOLDER [FAMILY…]` writes `results.json` beside this file.
 
-Of each form the outcome is "published" (its checks passed), with its largest difference from the live model's answers, or "failed".
+Of each form the outcome is "published" (its checks passed), with its largest difference from the live model's answers, "refused" (it can't
+be made of such a model), or "failed".
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     live, base = _answers(folder, "live"), _answers(folder, "base")
     made: dict[str, dict[str, Any]] = {}
     for form in forms:
-        made[form] = {"outcome": "failed", "why": failed[form]}
-        if not failed[form]:
+        if failed[form]:
+            refused = all(reason.startswith("it was not made") for reason in failed[form])
+            made[form] = {"outcome": "refused" if refused else "failed", "why": failed[form]}
+        else:
             made[form] = {"outcome": "published", **_likeness(live, _answers(folder, form))}
     return {
         "model_type": config["model_type"], "class": config["architectures"][0], "transformers": transformers.__version__,

@@ -27,7 +27,9 @@ def test_a_family_is_exported_as_base_and_adapter_answer(name: str, tmp_path: Pa
     result = measure(name, tmp_path)
     assert result["moved"] > 0.1, "the adapter changes too little for a proof"
     for form, made in result["forms"].items():
-        assert made["outcome"] == TABLE[name]["forms"][form]["outcome"] == "published", (form, made)
+        assert made["outcome"] == TABLE[name]["forms"][form]["outcome"] != "failed", (form, made)
+        if made["outcome"] == "refused":
+            continue
         assert made["difference"] < NEAR.get(form, result["moved"]), (form, made)
         for file in tmp_path.glob("base/*processor*.json"):
             assert json.loads((published(tmp_path) / form / file.name).read_bytes()) == json.loads(file.read_bytes())

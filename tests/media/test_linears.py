@@ -26,3 +26,13 @@ def test_the_tensor_of_a_layer_is_the_weight_that_transformers_loads_into_it(nam
         weight = loaded.get_submodule(linear.module).weight
         assert tensor == linear.tensor and torch.equal(weight, stored[tensor]), linear
     assert linears.quantized
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_whose_tensors_are_split_while_they_are_loaded_is_known(name: str) -> None:
+    import transformers
+
+    from handlers.pytorch.quantize.linears import split_while_loading
+
+    split = split_while_loading(FAMILIES[name].make(transformers))
+    assert split == ("mlp.weights_in.weight" if name == "dinov2" else None)

@@ -25,7 +25,7 @@ from handlers.models.folder import ModelFolder
 from handlers.pytorch.options import PytorchOptions
 from handlers.pytorch.quantize import calibration, rounding
 from handlers.pytorch.quantize.bnb import finished
-from handlers.pytorch.quantize.linears import Linear, Linears, find, working_dtype
+from handlers.pytorch.quantize.linears import Linear, Linears, find, split_while_loading, working_dtype
 from handlers.pytorch.quantize.source import Merged, limit
 from handlers.pytorch.quantize.walk import UnknownModelError, Walk
 from handlers.pytorch.quantize.writing import WeightFiles, declared
@@ -116,6 +116,8 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     elif getattr(linears.built.config, "is_encoder_decoder", False):
         # generate() begins with the encoder alone, and the weights are unpacked when the whole model is first called.
         cause = "transformers can't generate with an encoder-decoder in compressed-tensors' layers: it does not unpack the encoder's"
+    elif split := split_while_loading(linears.built):
+        cause = f"transformers can't load compressed-tensors' layers of a model whose tensors it splits as it loads them, such as {split}"
     elif not layers and any(linear.transposed for linear in quantized.values()):
         cause = "its linear layers are Conv1D, which compressed-tensors does not know"
     elif not layers:

@@ -89,6 +89,22 @@ def _stored_names(built: Any, model: ModelFolder) -> dict[str, str]:
     return {rename_source_key(name, renamings, [], built.base_model_prefix, parameters)[0]: name for name in model.headers}
 
 
+def split_while_loading(built: Any) -> str | None:
+    """The pattern of tensors each of which transformers splits into several weights as it loads them, if the model has such.
+
+    Of compressed-tensors' layers it would have to read several tensors for each, and its `WeightConverter` refuses many for many.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    splits = [
+        change.source_patterns[0] for change in get_model_conversion_mapping(built)
+        if isinstance(change, WeightConverter) and len(change.target_patterns) > 1
+        and not any(getattr(operation, "supports_many_to_many", False) for operation in change.operations)
+    ]  # fmt: skip
+    return next((name for name in splits if name.endswith(".weight")), None)
+
+
 def working_dtype(model: ModelFolder) -> torch.dtype:
     """The 16 bits in which a quantized model keeps its other weights and computes: the merged model's own, else bf16."""
     return torch.float16 if model.main_dtype == "float16" else torch.bfloat16
