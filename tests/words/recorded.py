@@ -46,7 +46,7 @@ FRAGMENTS = (
     "The stage {name} waits: {cause}; {remedy}.", "The export waits: {cause}; {remedy}.",
     "retry {id}", "publish {variant}", "rejected: it does not run",
     "rejected: {figure}", "rejected: {figure}, {figure2}", "rejected: {figure}, {figure2}, {figure3}",
-    "waits: {failure}",
+    "waits: {failure}", "{name} (user {user}, {which}) {percent} %", "built-in texts",
     "'{value}' or '{value2}'", "'{value}', '{value2}' or '{value3}'", "'{value}', '{value2}', '{value3}' or '{value4}'",
     "{option} (command line)", "{option} (command line) for {key}", "{variable} (environment)", "{variable} (environment) for {key}",
     "{file} for {key}", "must be a list in square brackets: {example}", "{name} was not measured.",

@@ -50,6 +50,7 @@ APART = (
 WHOLE = (
     "daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/",
     "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "daemon/watching/",
+
     "daemon/system/filesystems/disks.py", "daemon/system/processes/rivals.py", "daemon/publishing/keeping.py", "daemon/publishing/retention.py", "daemon/installing/", "handlers/validate/findings.py",
 )  # fmt: skip
 """Folders of which every sentence is shown."""
