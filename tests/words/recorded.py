@@ -13,8 +13,10 @@ from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po
 
 from daemon.cli.mistakes import CAUSES
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import DOMAIN
 from daemon.contract.language.recorded import JOINED
+from daemon.operating.monitoring.reasons import failure, waiting
 from tests.words import messages
 from tests.words.messages import ROOT, as_compiled, as_text, catalogue
 from tests.words.sources import Templates
@@ -22,9 +24,11 @@ from tests.words.sources import Templates
 FILE = messages.FILE.with_stem("recorded")
 COMPILED = FILE.with_suffix(".mo")
 WORDS = {
+    "alone": ("rejected", "starting"),
     "able": ("nothing",),
     "choice": ("appeared", "it", "missing", "them"),
     "damaged": ("damaged",),
+    "figure": ("KL", "agreement", "logit error"),
     "has": ("has", "lacks"),
     "kind": ("format", "overlap", "toolchain"),
     "named": ("none",),
@@ -37,8 +41,16 @@ WORDS = {
     "what": ("checked", "made"),
     "whose": ("base", "model"),
 }
-"""Placeholder → single words that can stand in it. Anywhere else they may be a name."""
+"""Placeholder → single words that can stand in it; "alone" are those that are all that is shown. Anywhere else they may be a name."""
 FRAGMENTS = (
+    "The stage {name} waits: {cause}; {remedy}.", "The export waits: {cause}; {remedy}.",
+    "retry {id}", "publish {variant}", "rejected: it does not run",
+    "rejected: {figure}", "rejected: {figure}, {figure2}", "rejected: {figure}, {figure2}, {figure3}",
+    "waits: {failure}", "{name} (user {user}, {which}) {percent} %", "built-in texts",
+    "'{value}' or '{value2}'", "'{value}', '{value2}' or '{value3}'", "'{value}', '{value2}', '{value3}' or '{value4}'",
+    "{option} (command line)", "{option} (command line) for {key}", "{variable} (environment)", "{variable} (environment) for {key}",
+    "{file} for {key}", "must be a list in square brackets: {example}", "{name} was not measured.",
+    "a section: write [{section}] and its keys below", "{worker}, prompt {number} of {count}",
     "; limits.priority decides", ", after: {sentence}", "signal {value}", "token {tokens}",
     "give it before the command: ckptd --set KEY=VALUE {verb}", "cancel {id}", "compare {id}", "measure {name}", "merge {value}",
     "pause {id}", "put first {id}", "quantize {name}", "use {option}", "run {install}", "see `ckptd logs`", "run `ckptd bench`",
@@ -55,7 +67,10 @@ Key = tuple[str, str]
 def keys() -> tuple[Key, ...]:
     """Every recorded text that is to be translated."""
     words = {(place, word) for place, several in WORDS.items() for word in several}
-    return tuple(sorted({("", text) for text in {*Templates(ROOT).places, *JOINED, *CAUSES, *FRAGMENTS}} | words))
+    in_columns = {text(code) for code in FaultCode for text in (failure, waiting) if not text(code).startswith("waits: ")}
+    words |= {(place, text) for text in in_columns for place in ("alone", "failure") if " " not in text}
+    texts = {*Templates(ROOT).places, *JOINED, *CAUSES, *FRAGMENTS, *(text for text in in_columns if " " in text)}
+    return tuple(sorted({("", text) for text in texts} | words))
 
 
 def translations() -> dict[Key, str]:

@@ -22,6 +22,8 @@ SHOWN = frozenset({
     "limited", "method", "needs", "no_base",
 })  # fmt: skip
 """Keywords whose values a person reads."""
+PROGRESS = frozenset({"progress", "_progress"})
+"""Functions that are called with a share and what is done."""
 IN_MAPPINGS = frozenset({"operation", "cause", "remedy", "needs", "told"})
 """Names in a mapping whose values are such texts."""
 TEXTS = SHOWN | {
@@ -48,7 +50,8 @@ APART = (
 WHOLE = (
     "daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/",
     "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "daemon/watching/",
-    "daemon/publishing/keeping.py", "daemon/publishing/retention.py", "daemon/installing/", "handlers/validate/findings.py",
+    "daemon/system/filesystems/disks.py", "daemon/system/processes/rivals.py", "daemon/publishing/keeping.py",
+    "daemon/publishing/retention.py", "daemon/installing/", "handlers/validate/findings.py",
 )  # fmt: skip
 """Folders of which every sentence is shown."""
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
@@ -149,6 +152,7 @@ def _said(call: ast.Call) -> Iterator[ast.AST]:
     callee = callee_of(call)
     has_code = any(isinstance(part, ast.Attribute) and getattr(part.value, "id", "") == "FaultCode" for part in call.args)
     yield from call.args if callee in ERRORS or has_code else call.args[1:2] if callee == "from_oserror" else ()
+    yield from call.args[1:2] if callee in PROGRESS else ()
     yield from (keyword.value for keyword in call.keywords if keyword.arg in SHOWN)
 
 

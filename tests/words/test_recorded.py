@@ -144,6 +144,23 @@ def test_no_english_is_left_of_a_fault_whose_parts_are_known() -> None:
     assert left == {}
 
 
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [("its parts can't be read: it is not a complete archive of torch.save (File is not a zip file); latest is not there yet",
+      "无法读取它的分片：它不是 torch.save 的完整归档（File is not a zip file）；latest还不在"),
+     ("'03:00' is no cron expression of five fields (Wrong number of fields; got 1, expected 5); try '* 20-23,0-6 * * *'",
+      "'03:00' 不是有五个字段的 cron 表达式（Wrong number of fields; got 1, expected 5）；试试 '* 20-23,0-6 * * *'"),
+     ("rejected", "被拒绝"), ("toolchain missing", "缺少工具链"),
+     ("exporting with dynamo-eager, opset 18", "正在用 dynamo-eager 导出，opset 18"),
+     ("--set (command line) for limits.jobs: must be a whole number; for example 2",
+      "--set（命令行）设置的 limits.jobs：必须是整数；例如 2"),
+     ("limits.priority: must be 'idle', 'low' or 'normal'", "limits.priority：必须是 'idle'、'low' 或 'normal'")],
+)  # fmt: skip
+def test_a_sentence_that_is_shown_is_in_chinese_as_a_whole(english: str, chinese: str) -> None:
+    with use_language("zh_CN"):
+        assert translated_text(english) == chinese
+
+
 def test_a_fault_with_a_list_is_translated_line_by_line() -> None:
     fault = Fault(
         code=FaultCode.CONFIG_INVALID, operation="use the configuration", path="/etc/ckptd.toml",

@@ -63,7 +63,7 @@ def _of_line(line: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _of_text(text: str) -> str | None:
-    return Work().translation(text, 0)
+    return Work().translation(text, 0) if " " in text else templates().words.get(("alone", text))
 
 
 def _put(said: str, more: str) -> str:
@@ -108,11 +108,14 @@ class Work:
             return self._filled(*match, depth)
         if (said := self._with_tail(text, depth)) is not None:
             return said
-        if match:
+        if match and all(" " not in value or self._value(name, value, depth) for name, value in zip(match[0].names, match[1], strict=True)):
             return self._filled(*match, depth)
         if text.endswith(".") and (inner := self.translation(text[:-1], depth)) is not None:
             return f"{inner}。"
-        return self._pieces(text, depth)
+        if (said := self._pieces(text, depth)) is not None:
+            return said
+        match = match_of(text, loose=True)
+        return self._filled(*match, depth) if match and not match[0].is_weak() else None
 
     def _filled(self, template: Template, values: tuple[str, ...], depth: int) -> str:
         """The translation with the values. Values without anything between them are one text, in the place of the last."""
@@ -127,13 +130,13 @@ class Work:
             said = _put(said, literal)
             if placeholder is not None:
                 value = by_name.get(placeholder, "")
-                inner = templates().words.get((placeholder.rstrip("0123456789"), value)) or self._inside(value, depth)
+                inner = self._value(placeholder, value, depth)
                 said = said + value if inner is None else _put(said, inner)
         return said
 
-    def _inside(self, value: str, depth: int) -> str | None:
+    def _value(self, placeholder: str, value: str, depth: int) -> str | None:
         """A value in its place, with its blanks: some are fragments of sentences, which begin with one."""
-        inner = self.translation(value, depth)
+        inner = templates().words.get((placeholder.rstrip("0123456789"), value)) or self.translation(value, depth)
         return self.translation(value.strip(), depth) if inner is None and value != value.strip() else inner
 
     def _fault(self, text: str, depth: int) -> str:

@@ -16,8 +16,13 @@ from daemon.contract.language.catalog import FOLDER
 
 _FEW = 12
 """Characters of a template that is no sure sign."""
-_MOST_CUTS, _MOST_PLACES = 60, 4
+_MOST_CUTS, _MOST_PLACES = 60, 8
 """Ways to cut a text by a template that are tried, and places of a literal."""
+_NOTHING = "nothing; "
+"""How a remedy begins that asks for nothing."""
+_CLAUSES = frozenset({"cause", "error", "reason", "remedy", "sentence", "why"})
+"""Placeholders in which whole sentences stand."""
+_PARTNERS = {"(": ")", "（": "）"}
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 
 
@@ -88,9 +93,14 @@ def _read() -> Iterator[tuple[str, str]]:
 
 
 def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
-    """What a long sentence has of a text with several alternatives: the first of them, where they have enough words to be known by."""
+    """What a long sentence has of a text with several alternatives: the first of them, where they have enough words to be known by.
+
+    Of a remedy that asks for nothing also what is said where nobody is asked: "it starts within minutes".
+    """
     ends = [place for place, _ in joints_of(english, "; ")]
-    ends_there = [match.start() for match in re.finditer("；", chinese)]
+    ends_there = [place for place, _ in joints_of(chinese, "；")]
+    if english.startswith(_NOTHING) and ends_there:
+        yield english[len(_NOTHING) :], chinese[ends_there[0] + 1 :]
     if len(ends) == len(ends_there):
         firsts = ((english[:end], chinese[:there]) for end, there in zip(ends, ends_there, strict=True))
         yield from ((first, said) for first, said in firsts if not _parsed(first, said).is_weak())
@@ -111,8 +121,11 @@ def _first_word(text: str) -> str:
     return word if blank and word else ""
 
 
-def match_of(text: str) -> tuple[Template, tuple[str, ...]] | None:
-    """The heaviest template that makes the text, and the values in its places; None where none does."""
+def match_of(text: str, *, loose: bool = False) -> tuple[Template, tuple[str, ...]] | None:
+    """The heaviest template that makes the text, and the values in its places; None where none does.
+
+    `loose`: a value may have a colon in it, before which another sentence may have ended.
+    """
     known = templates()
     candidates = sorted(
         [
@@ -125,32 +138,30 @@ def match_of(text: str) -> tuple[Template, tuple[str, ...]] | None:
     )
     hidden = _hidden(text)
     for template in candidates:
-        values = values_of(template, text, hidden) or values_of(template, text, text)
+        values = values_of(template, text, hidden, loose=loose) or values_of(template, text, text, loose=loose)
         if values is not None:
             return template, values
     return None
 
 
-def values_of(template: Template, text: str, hidden: str) -> tuple[str, ...] | None:
-    """What stands in a template's places; of several ways to cut the text the first that leaves each bracket with its partner, if any does.
+def values_of(template: Template, text: str, hidden: str, *, loose: bool = False) -> tuple[str, ...] | None:
+    """What stands in a template's places; of several ways to cut the text the first that leaves every value whole, None where none does.
 
     `hidden`: the text with zeros for what is quoted, where no literal begins but one of quotes.
     """
     if not template.names:
         return () if text == template.literals[0] else None
     first, *inner, last = template.literals
-    if not inner:
-        return (text[len(first) : len(text) - len(last)],) if len(first) + len(last) <= len(text) else None
+    if len(first) + len(last) > len(text):
+        return None
     body, left = len(text) - len(last), _MOST_CUTS
-    simplest: tuple[str, ...] | None = None
     open_: list[tuple[int, tuple[str, ...]]] = [(len(first), ())]  # ways to go on: where, with the values before
     while open_ and left:
         left -= 1
         begin, values = open_.pop()
         if len(values) == len(inner):
             cut = (*values, text[begin:body])
-            simplest = simplest or cut
-            if all(map(_is_closed, cut)):
+            if _are_whole(template, cut, loose=loose):
                 return cut
             continue
         literal = inner[len(values)]
@@ -160,22 +171,52 @@ def values_of(template: Template, text: str, hidden: str) -> tuple[str, ...] | N
             places.append(place)
             place = _place(text, hidden, literal, place + 1, body) if literal else -1
         open_ += [(place + len(literal), (*values, text[begin:place])) for place in reversed(places)]
-    return simplest
+    return None
+
+
+def _are_whole(template: Template, values: tuple[str, ...], *, loose: bool) -> bool:
+    """Whether every bracket and quotation mark of a value has its partner in it, and no value begins in one sentence and ends in another.
+
+    The last may, where it is the last in the translation too: the sentences keep their order then.
+    """
+    last = template.names[-1] if not template.literals[-1] and template.chinese[-1][1] == template.names[-1] else None
+    for place, (name, value) in enumerate(zip(template.names, values, strict=True)):
+        if not _is_closed(value):
+            return False
+        if name.rstrip("0123456789") in _CLAUSES or (name == last and place + 1 == len(values)):
+            continue
+        if any(joints_of(value, joint) for joint in (("; ", ". ") if loose else ("; ", ". ", ": "))):
+            return False
+    return True
 
 
 def _is_closed(value: str) -> bool:
-    """Whether every bracket of a value has its partner in it."""
+    """Whether every bracket and quotation mark of a value has its partner in it."""
+    shown = _QUOTED.sub("", value)
     deep = 0
-    for character in value:
+    for character in shown:
         deep += (character == "(") - (character == ")")
         if deep < 0:
             return False
-    return not deep
+    return not deep and '"' not in shown and "`" not in shown
 
 
 def _hidden(text: str) -> str:
     """The text with zeros for what stands in quotation marks or backticks, which are left."""
     return _QUOTED.sub(lambda match: match[0][0] + "\0" * (len(match[0]) - 2) + match[0][-1], text)
+
+
+def _outside(text: str) -> str:
+    """The text with zeros for what is quoted, and for what stands in brackets that have their partners."""
+    characters = list(_hidden(text))
+    opened: list[int] = []
+    for place, character in enumerate(characters):
+        if character in _PARTNERS:
+            opened.append(place)
+        elif opened and character == _PARTNERS[characters[opened[-1]]]:
+            begin = opened.pop()
+            characters[begin + 1 : place] = "\0" * (place - begin - 1)
+    return "".join(characters)
 
 
 def _place(text: str, hidden: str, literal: str, begin: int, end: int) -> int:
@@ -187,6 +228,5 @@ def _place(text: str, hidden: str, literal: str, begin: int, end: int) -> int:
 
 
 def joints_of(text: str, joint: str) -> list[tuple[int, int]]:
-    """Where a text may have been joined: not in what is quoted."""
-    hidden = _hidden(text)
-    return [match.span() for match in re.finditer(re.escape(joint), hidden)]
+    """Where a text may have been joined: not in what is quoted, nor in brackets."""
+    return [match.span() for match in re.finditer(re.escape(joint), _outside(text))] if joint in text else []
