@@ -97,7 +97,7 @@ def _print_configured(console: Console, value: FormatsHere, configured: Sequence
         chain = value.toolchains.get(others[names[0]].toolchain or "")
         cure = bracketed("", f"`{chain.command}`") if chain is not None and chain.command else ""
         line = translated("[bold]lacks {lack}[/bold]{cure}: {names}")
-        put(console, line.format(lack=escape(translated_text(lack)), cure=escape(cure), names=escape(listed(names))))
+        put(console, spaced(line.format(lack=escape(translated_text(lack)), cure=escape(cure), names=escape(listed(names)))))
     put(
         console,
         translated(
