@@ -12,11 +12,13 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
+from daemon.cli.views.joining import bracketed, labelled
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
 from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.lists import names as list_names
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -103,7 +105,7 @@ def show(
             "values": {".".join(names): {"value": value, "origin": origins[names]} for names, value in rows},
         })  # fmt: skip
         return
-    named = ", ".join(str(file) for file, _ in files.each) or translated("no file; these are the defaults")
+    named = list_names(str(file) for file, _ in files.each) or translated("no file; these are the defaults")
     from daemon.operating.log.wrapping import width_of
 
     width = width_of(terminal())
@@ -147,7 +149,7 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
     else:
         for place, error in answers.items():
-            say(f"{place}: {translated('delivered') if error is None else translated_text(error)}")
+            say(labelled(place, translated("delivered") if error is None else translated_text(error)))
     if any(answers.values()):
         raise typer.Exit(1)
 
@@ -186,7 +188,7 @@ def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], wid
 def _in_language(origin: str) -> str:
     """Where a value comes from, in the reader's language: a file is called as it is."""
     name, bracket, kind = origin.partition(" (")
-    return f"{name} ({translated(kind.rstrip(')'))})" if bracket and kind in ("command line)", "environment)") else translated(origin)
+    return bracketed(name, translated(kind.rstrip(")"))) if bracket and kind in ("command line)", "environment)") else translated(origin)
 
 
 def _comment(text: str, width: int | None) -> list[str]:

@@ -18,6 +18,7 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
+from daemon.cli.views.joining import bracketed, labelled
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -111,7 +112,7 @@ def _print_verification(verification: Verification) -> None:
     read = translated("{files} files, {size}, {seconds:.1f} s").format(
         files=verification.files, size=human(verification.bytes), seconds=verification.seconds
     )
-    say(f"{verification.folder}: {state} ({read})")
+    say(labelled(str(verification.folder), bracketed(state, read)))
     for problem in verification.problems:
         say(f"  {translated_text(problem.sentence())}")
 
@@ -158,12 +159,16 @@ def _print_findings(findings: Findings) -> None:
     read = translated("{jobs} jobs, {exports} exports, {seconds:.1f} s").format(
         jobs=findings.jobs, exports=findings.exports, seconds=findings.seconds
     )
-    say(f"{findings.state}: {summary} ({read})")
+    say(labelled(str(findings.state), bracketed(summary, read)))
     for finding in findings.findings:
-        say(f"  {finding.job + ': ' if finding.job else ''}{translated_text(finding.sentence())}")
+        say("  " + _of_job(finding.job, translated_text(finding.sentence())))
     for note in findings.notes:
-        about = f"{note.job + ': ' if note.job else ''}{translated_text(note.text)} ({note.path})"
+        about = _of_job(note.job, bracketed(translated_text(note.text), str(note.path)))
         say("  " + translated("note: {about}").format(about=about))
+
+
+def _of_job(job: str | None, text: str) -> str:
+    return labelled(job, text) if job else text
 
 
 def prune_command(

@@ -14,10 +14,11 @@ import typer
 
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
 from daemon.cli.groups import place
+from daemon.cli.views.joining import labelled
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action
@@ -134,7 +135,7 @@ def _look() -> Proposal:
     for folder in proposal.searched:
         say_error("  " + translated("{folder}: base models").format(folder=folder))
     for name, folder in proposal.mapped:
-        say_error(f"  {name}: {folder}")
+        say_error("  " + labelled(name, str(folder)))
     for name in proposal.missing:
         line = translated("{name}: a base that checkpoints name, but it was not found; give its folder with --base")
         say_error("  " + line.format(name=name))
@@ -233,7 +234,11 @@ def _words(question: str, proposed: list[Any]) -> list[str]:
     default = shlex.join(map(str, proposed))
     while True:
         answer = typer.prompt(
-            question if default else f"{question} [{translated('none')}]", default=default, show_default=bool(default), err=True
+            question if default else f"{question} [{translated('none')}]",
+            default=default,
+            show_default=bool(default),
+            err=True,
+            prompt_suffix=": " if language() == "en" else "：",
         )
         try:
             words = shlex.split(answer)

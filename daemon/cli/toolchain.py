@@ -13,6 +13,7 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
+from daemon.cli.views.joining import labelled
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.language.catalog import translated, translated_text
 
@@ -56,7 +57,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
             else translated_text(row.state)
         )
         hint = translated("installed, {size}").format(size=size) if row.installed else missing
-        say(f"{name}: {hint}")
+        say(labelled(name, hint))
         say(f"  {translated(row.about)}")
 
 

@@ -87,6 +87,15 @@ def test_no_english_sentence_is_left(chinese: Run, words: tuple[str, ...]) -> No
     assert re.search(r"[\u4e00-\u9fff]", said)
 
 
+@pytest.mark.parametrize("words", [*HELP, *SHOWN, *REFUSED], ids=" ".join)
+def test_marks_and_blanks_are_those_of_chinese(chinese: Run, words: tuple[str, ...]) -> None:
+    _, said = chinese(*words)
+    wrong = re.compile(
+        r"[\u4e00-\u9fff，。：；] （|[\u4e00-\u9fff][,:;]|[\u4e00-\u9fff][A-Za-z0-9]|[A-Za-z0-9][\u4e00-\u9fff]|[，。：；] +[\u4e00-\u9fff]"
+    )
+    assert [line for line in said.splitlines() if wrong.search(re.sub("无法(?=make|retry)", "", line))] == []
+
+
 @pytest.mark.parametrize("words", [*HELP, *(words for words in SHOWN if words[0] not in ("verify", "prune", "toolchain"))], ids=" ".join)
 def test_lines_fit_the_terminal(chinese: Run, words: tuple[str, ...]) -> None:
     _, said = chinese(*words)

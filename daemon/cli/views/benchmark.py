@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rich.text import Text
 
+from daemon.cli.views.joining import bracketed
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.lists import after_each_other, clauses, sentences
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -56,7 +58,12 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
         if variant.fault:
             lines += hanging(f"{variant.variant}:", translated_text(variant.fault), width, style="red")
         for said, places in _problems(variant).items():
-            lines += hanging(f"{variant.variant}:", f"{translated_text(said.removesuffix('.'))} ({places}).", width, style="yellow")
+            lines += hanging(
+                f"{variant.variant}:",
+                translated("{sentence}.").format(sentence=bracketed(translated_text(said.removesuffix(".")), places)),
+                width,
+                style="yellow",
+            )
     if value.no_pytorch:
         lines += hanging("", translated_text(value.no_pytorch), width)
     for note in value.notes:
@@ -103,7 +110,7 @@ def _points(value: Bench, width: int | None) -> list[Text]:
         for batch in value.batches:
             some = [(name, point) for name, point in everything if (point.threads, point.batch) == (threads, batch)]
             if some:
-                lines.append(Text(f"{_threads(threads)}, {_rows(batch)}"))
+                lines.append(Text(clauses([_threads(threads), _rows(batch)])))
                 lines += [line for row in table(*_table(value, some, quartiles=False, apart=True), width) for line in row]
     return lines
 
@@ -138,13 +145,13 @@ def _explained(value: Bench, width: int | None, *, quartiles: bool) -> list[Text
         ),
         "encoder": translated("one pass: over all rows. tokens/s: tokens read."),
     }.get(value.kind or "", "")
-    threads = "" if len(value.threads) > 1 else f", {_threads(value.threads[0])}"
-    batch = "" if len(value.batches) > 1 else f", {_together(value.batches[0])}"
+    threads = "" if len(value.threads) > 1 else clauses(["", _threads(value.threads[0])])
+    batch = "" if len(value.batches) > 1 else clauses(["", _together(value.batches[0])])
     about = translated("; ±: half the range between the quartiles") if quartiles else ""
     end = translated("Medians of {rounds} rounds{conditions}. {time} in all.").format(
         rounds=value.rounds, conditions=f"{threads}{batch}{about}", time=duration(value.seconds)
     )
-    return hanging("", f"{what} {end}".strip(), width)
+    return hanging("", after_each_other(filter(None, [what, end])), width)
 
 
 def _threads(count: int) -> str:
@@ -168,7 +175,7 @@ def _problems(variant: BenchedVariant) -> dict[str, str]:
                 threads=_threads(point.threads), batch=point.batch, length=point.length
             )
             by_problem.setdefault(point.problem, []).append(place)
-    return {said: "; ".join(places) for said, places in by_problem.items()}
+    return {said: sentences(places) for said, places in by_problem.items()}
 
 
 def spread(value: Spread | None, say: Callable[[float], str], quartiles: bool = True) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from daemon.cli.views.joining import labelled, spaced
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.language.catalog import to_translate, translated, translated_text
@@ -73,7 +74,8 @@ def print_comparison(value: Comparison) -> None:
 def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     """The lines, none wider than `width`."""
     a, b = value.a, value.b
-    lines = hanging("A", f"{_label(a)}: {a.folder}", width, style="bold") + hanging("B", f"{_label(b)}: {b.folder}", width, style="bold")
+    lines = hanging("A", labelled(_label(a), a.folder), width, style="bold")
+    lines += hanging("B", labelled(_label(b), b.folder), width, style="bold")
     for note in value.notes:
         lines += hanging("note", translated_text(note), width, style="yellow")
     rows = list(_rows(_OF_EXPORT, a, b))
@@ -86,7 +88,7 @@ def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
     for variant, figures in value.differences.items():
         for name, figure in figures.items():
             lines += hanging(
-                translated("{figure} of {variant}:").format(figure=translated(_LABELS.get(name, name)), variant=variant),
+                spaced(translated("{figure} of {variant}:").format(figure=translated(_LABELS.get(name, name)), variant=variant)),
                 translated_text(figure.sentence),
                 width,
             )

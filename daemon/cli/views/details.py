@@ -15,6 +15,7 @@ from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.lists import names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
 
@@ -83,7 +84,7 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
     if stage.state == "skipped":
         spec, states = find_spec(stage.name), {other.name: other.state for other in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
-        return translated("needs {stages}").format(stages=", ".join(lacking)) if lacking else ""
+        return translated("needs {stages}").format(stages=names(lacking)) if lacking else ""
     if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":
         return translated("rejected the artifact")
     if _reused(stage):

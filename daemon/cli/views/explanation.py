@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from daemon.cli.views.joining import bracketed, labelled, verdicts_of
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
@@ -41,8 +42,8 @@ def _recorded(value: CheckpointExplanation) -> str:
     known = value.journal
     if not known:
         return ""
-    state = f" ({translated(known.job_state)})" if known.job_state else ""
-    job = translated(" as job {job}").format(job=known.job) + state if known.job else ""
+    name = bracketed(known.job, _state(known.job_state)) if known.job and known.job_state else known.job
+    job = translated(" as job {job}").format(job=name) if name else ""
     what = {
         "taken": translated("taken"), "known": translated("known already"), "skipped": translated("skipped"),
         "damaged": translated("reported as damaged"),
@@ -51,6 +52,11 @@ def _recorded(value: CheckpointExplanation) -> str:
     then = "" if known.current else translated("; it has changed since")
     at = local_time(known.at, "seconds")
     return translated("{what}{job}{where} at {time}{then}").format(what=what or known.verdict, job=job, where=where, time=at, then=then)
+
+
+def _state(state: str) -> str:
+    """The state of a job; Chinese calls it as `ckptd list` does."""
+    return translated("waiting" if state == "pending" and language() != "en" else state)
 
 
 def _not_taken(value: CheckpointExplanation) -> str:
@@ -88,7 +94,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     def line(label: str, text: str, style: str = "") -> None:
         put_field(console, label, text, 10 if language() == "en" else 12, style)
 
-    put(console, f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
+    put(console, labelled(f"[bold]{escape(value.path)}[/bold]", _verdict(value)))
     writer = translated_text(value.writer or "")
     layout = translated("{layout} ({writer}), step {step}").format(layout=value.layout, writer=writer, step=value.step)
     line("layout", layout if value.layout else translated("not recognized yet"))
@@ -121,7 +127,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
 def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> None:
     line("journal", _recorded(value) or translated("knows nothing of it"))
     if value.journal and value.journal.artifacts:
-        line("artifacts", " ".join(f"{name}:{translated(verdict)}" for name, verdict in value.journal.artifacts.items()))
+        line("artifacts", verdicts_of(value.journal.artifacts))
         for text in describe_lost(value.journal.lost):
             line("failed", text, "yellow")
     if value.selected:

@@ -12,8 +12,9 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
+from daemon.cli.views.joining import gap_after
 from daemon.contract.faults.text import printable
-from daemon.contract.language.catalog import translated
+from daemon.contract.language.catalog import language, translated
 from daemon.operating.log.wrapping import wrap
 
 GAP = 2
@@ -44,7 +45,9 @@ def _begin(text: str, width: int) -> str:
 def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:
     """`label text` with the label in a style; lines after the first are indented."""
     label, text = printable(translated(label)), printable(text)
-    gap = "" if label.endswith("：") else " "
+    if label.endswith(":") and language() == "zh_CN":
+        label = f"{label[:-1]}："
+    gap = gap_after(label, text) if label else ""
     first, *more = wrap(f"{label}{gap}{text}".strip() if label else text, None if width is None else width - indent)
     shown = Text(first)
     if label and style and first.startswith(label):

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from daemon.cli.views.joining import bracketed, labelled, spaced
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.lists import names as listed
+from daemon.contract.language.lists import sentences
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -58,7 +61,9 @@ def _fact(key: str, text: str) -> str:
     if key == "toolchains":
         line = translated("{name} is not installed")
         parts = [part.partition(" is not installed") for part in text.split("; ")]
-        return "; ".join(line.format(name=name) + cure if cut else name for name, cut, cure in parts)
+        missing = listed(bracketed(name, cure.strip(" ()")) if cure else name for name, cut, cure in parts if cut)
+        there = [translated_text(name) for name, cut, _ in parts if not cut]
+        return sentences([*there, *([line.format(name=missing)] if missing else [])])
     return translated(text) if text == "none" else translated_text(text)
 
 
@@ -86,13 +91,13 @@ def _print_configured(console: Console, value: FormatsHere, configured: Sequence
     _print_unchecked(console, value, configured)
     others = {name: row for name, row in value.variants.items() if name not in configured}
     if here := [name for name, row in others.items() if row.available]:
-        put(console, translated("[bold]also made here[/bold]: {names}").format(names=escape(", ".join(here))))
+        put(console, translated("[bold]also made here[/bold]: {names}").format(names=escape(listed(here))))
     for lack in dict.fromkeys("; ".join(row.lacks) for row in others.values() if row.lacks):
         names = [name for name, row in others.items() if "; ".join(row.lacks) == lack]
         chain = value.toolchains.get(others[names[0]].toolchain or "")
-        cure = f" (`{chain.command}`)" if chain is not None and chain.command else ""
+        cure = bracketed("", f"`{chain.command}`") if chain is not None and chain.command else ""
         line = translated("[bold]lacks {lack}[/bold]{cure}: {names}")
-        put(console, line.format(lack=escape(translated_text(lack)), cure=escape(cure), names=escape(", ".join(names))))
+        put(console, spaced(line.format(lack=escape(translated_text(lack)), cure=escape(cure), names=escape(listed(names)))))
     put(
         console,
         translated(
@@ -105,14 +110,14 @@ def _print_all(console: Console, value: FormatsHere) -> None:
     _print_table(console, value.variants)
     _print_unchecked(console, value, value.variants)
     for target, names in value.targets.items():
-        made = escape(", ".join(names)) if names else f"[yellow]{translated('no installed format fits')}[/yellow]"
+        made = escape(listed(names)) if names else f"[yellow]{translated('no installed format fits')}[/yellow]"
         others = [name for name, row in value.variants.items() if target in row.also_for]
-        also = translated("; if export.variants names them, also {names}").format(names=escape(", ".join(others)))
+        also = translated("; if export.variants names them, also {names}").format(names=escape(listed(others)))
         more = also if others else ""
-        put(console, f"export.deploy {escape(target)}: {made}{more}")
+        put(console, labelled(f"export.deploy {escape(target)}", f"{made}{more}"))
     for name, chain in value.toolchains.items():
         label = translated("toolchain {name}").format(name=escape(name))
-        put(console, f"{label}{_served(name, value)}: {_state(chain)} ({escape(translated(chain.about))})")
+        put(console, labelled(f"{label}{_served(name, value)}", bracketed(_state(chain), escape(translated(chain.about)))))
     _print_doubts(console, value.processor)
 
 
@@ -140,7 +145,7 @@ def _print_unchecked(console: Console, value: FormatsHere, names: Iterable[str])
             for need in row.check_needs:
                 unchecked.setdefault(need, []).append(name)
     for need, those in unchecked.items():
-        line = translated("{names} can't be checked here: {need}").format(names=", ".join(those), need=_need(need))
+        line = translated("{names} can't be checked here: {need}").format(names=listed(those), need=_need(need))
         put(console, f"[yellow]{escape(line)}[/yellow]")
 
 
@@ -158,11 +163,11 @@ def _served(name: str, value: FormatsHere) -> str:
     made = [variant for variant, row in value.variants.items() if row.toolchain == name]
     checked = [variant for variant, row in value.variants.items() if row.check_toolchain == name and row.toolchain != name]
     parts = [
-        translated("for {variants}").format(variants=", ".join(made)) if made else "",
-        translated("checks {variants}").format(variants=", ".join(checked)) if checked else "",
+        translated("for {variants}").format(variants=listed(made)) if made else "",
+        translated("checks {variants}").format(variants=listed(checked)) if checked else "",
     ]
-    purposes = "; ".join(filter(None, parts))
-    return escape(f" ({purposes})") if purposes else ""
+    purposes = sentences(filter(None, parts))
+    return escape(bracketed("", purposes)) if purposes else ""
 
 
 def _state(chain: ToolchainHere) -> str:
@@ -172,16 +177,15 @@ def _state(chain: ToolchainHere) -> str:
     if chain.command is None:
         return f"[yellow]{escape(translated_text(chain.state))}[/yellow]"
     there = translated(", of which {size} are there already").format(size=human(chain.downloaded)) if chain.downloaded else ""
-    return (
-        f"[yellow]{escape(translated_text(chain.state))}; `{escape(chain.command)}` {escape(translated_text(chain.costs))}{there}[/yellow]"
-    )
+    cure = f"`{escape(chain.command)}` {escape(translated_text(chain.costs))}{there}"
+    return f"[yellow]{sentences([escape(translated_text(chain.state)), cure])}[/yellow]"
 
 
 def _here(row: VariantHere) -> Cell:
     if row.available:
         return Cell(translated("yes, and can't be checked"), "yellow") if row.check_needs else Cell(translated("yes"), "green")
     return (
-        Cell(translated("lacks {what}").format(what=", ".join(map(translated_text, row.lacks))), "yellow")
+        Cell(spaced(translated("lacks {what}").format(what=listed(map(translated_text, row.lacks)))), "yellow")
         if row.lacks
         else Cell(translated("no, see below"), "red")
     )
@@ -192,7 +196,7 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     names = " ".join(processor.features) or translated("of unknown instruction sets")
     line = translated("processor: {model} ({features})")
     put(console, escape(line.format(model=processor.model or processor.architecture, features=names)))
-    kernels = ", ".join(map(translated, processor.not_run))
+    kernels = listed(map(translated, processor.not_run))
     put(
         console,
         translated("not run on this processor, proved from the weights for int8 variants: {kernels}").format(kernels=escape(kernels)),
@@ -202,4 +206,4 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         line = translated("checked only for processors like this one: {names}: {doubt}")
-        put(console, escape(line.format(names=", ".join(those), doubt=translated(doubt))))
+        put(console, escape(line.format(names=listed(those), doubt=translated(doubt))))

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from daemon.cli.views.joining import bracketed, labelled, spaced, verdicts_of
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.lists import clauses, sentences
+from daemon.contract.language.lists import names as list_names
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
@@ -224,12 +227,12 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
     kinds = [
         (translated("incomplete"), "yellow", translated("that are incomplete"), incomplete),
         *((_waiting_for(what), "yellow", _that_wait_for(what),
-           [f"{entry.path}: {translated_text(entry.why)}" for entry in value.delayed if waiting(entry.code) == what])
+           [labelled(entry.path, translated_text(entry.why)) for entry in value.delayed if waiting(entry.code) == what])
           for what in dict.fromkeys(waiting(entry.code) for entry in value.delayed)),
         (translated("seen, not watched"), "yellow", translated("that are seen and not watched"),
-         [f"{path}: {translated_text(why)}" for path, why in value.passed_over.items()]),
+         [labelled(path, translated_text(why)) for path, why in value.passed_over.items()]),
         (translated("not readable"), "red", translated("that can't be read"),
-         [f"{path}: {translated_text(why)}" for path, why in value.unreadable.items()]),
+         [labelled(path, translated_text(why)) for path, why in value.unreadable.items()]),
         (translated("lost"), "red", translated("that are lost"),
          [lost.format(path=row.path, time=local_time(row.last_seen), seconds=row.lived) for row in value.lost]),
         (translated("no export ends"), "yellow", translated("of which no export ends"),
@@ -272,9 +275,8 @@ def _trouble_of(target: TargetState) -> str:
     """Why a service does not get its notifications, and how many it did not get."""
     said = [translated("{count} wait").format(count=target.waiting)] if target.waiting else []
     said += [translated("{count} given up within a week").format(count=target.given_up)] if target.given_up else []
-    return f"{target.target} ({', '.join(said) or translated('nothing waits')})" + (
-        f": {translated_text(target.error)}" if target.error else ""
-    )
+    about = bracketed(target.target, clauses(said) or translated("nothing waits"))
+    return labelled(about, translated_text(target.error)) if target.error else about
 
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
@@ -283,8 +285,8 @@ def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
     opened["waiting"] += opened.pop("pending", 0)
     opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
-    counts = [f"{count} {translated(state)}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
-    return [(translated("exports"), ", ".join(counts), "bold")] if counts else []
+    counts = [_counted(count, state) for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
+    return [(translated("exports"), clauses(counts), "bold")] if counts else []
 
 
 # Exports
@@ -309,14 +311,14 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
         lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
     if gone := [names[job.id] for job in failed if job.checkpoint_gone]:
-        lines += hanging("", f"{translated(GONE)}: {_first_of(gone)}", width)
+        lines += hanging("", labelled(translated(GONE), _first_of(gone)), width)
     return lines
 
 
 def _first_of(names: Sequence[str]) -> str:
     """The first few of many, and how many more there are."""
-    more = len(names) - FEW
-    return ", ".join(names[:FEW]) + (" " + translated("and {count} more").format(count=more) if more > 0 else "")
+    more, blank = len(names) - FEW, " " if language() == "en" else "，"
+    return list_names(names[:FEW]) + (blank + translated("and {count} more").format(count=more) if more > 0 else "")
 
 
 def _of_several(text: str) -> str:
@@ -362,28 +364,33 @@ def _running(job: JobStatus) -> list[StageStatus]:
 def _what(job: JobStatus) -> str:
     """What happens to a job, or what came out of it."""
     if running := _running(job):
-        return ", ".join([*map(_progress, running), *_left(job)])
+        return clauses([*map(_progress, running), *_left(job)])
     if job.state not in ENDED_JOB and job.reason:
-        return ", ".join([translated_text(job.reason), *_left(job)])
+        return clauses([translated_text(job.reason), *_left(job)])
     if job.artifacts:
-        return _with_reason(" ".join(f"{name}:{translated(verdict)}" for name, verdict in job.artifacts.items()), job)
-    return translated_text(job.reason or "") if job.state in ENDED_JOB else ", ".join(_left(job))
+        return _with_reason(verdicts_of(job.artifacts), job)
+    return translated_text(job.reason or "") if job.state in ENDED_JOB else clauses(_left(job))
+
+
+def _counted(count: int, state: str) -> str:
+    """So many of a state."""
+    return f"{count} {translated(state)}" if language() == "en" else f"{count} 个{translated(state)}"
 
 
 def _with_reason(verdicts: str, job: JobStatus) -> str:
     """The verdicts of an export, and why they are no better."""
-    return f"{verdicts} ({translated_text(job.reason)})" if job.reason else verdicts
+    return bracketed(verdicts, translated_text(job.reason)) if job.reason else verdicts
 
 
 def _in_short(job: JobStatus) -> str:
     """The same in words of few letters, without the names of stages and variants."""
     if _running(job):
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
-        return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
+        return clauses([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
     if job.artifacts and not (job.reason and job.state != "partial"):
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
-        return _with_reason(", ".join(f"{verdicts.count(verdict)} {translated(verdict)}" for verdict in known), job)
+        return _with_reason(clauses(_counted(verdicts.count(verdict), verdict) for verdict in known), job)
     return translated_text(job.reason or "")
 
 
@@ -392,13 +399,19 @@ def _left(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
     line = translated("{time} left in all") if _running(job) else translated("{time} of work")
-    return [line.format(time=translated_text(about(job.left_seconds)))]
+    return [spaced(line.format(time=translated_text(about(job.left_seconds))))]
 
 
 def _left_in_short(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
-    return [translated("{time} left").format(time=translated_text(about(max(60.0, job.left_seconds)).removeprefix("about ")))]
+    return [spaced(translated("{time} left").format(time=_at_least_a_minute(job.left_seconds)))]
+
+
+def _at_least_a_minute(seconds: float) -> str:
+    """A time that is left, in few letters."""
+    whole = about(max(60.0, seconds))
+    return whole.removeprefix("about ") if language() == "en" else translated_text(whole).removeprefix("大约").strip()
 
 
 def _progress(stage: StageStatus) -> str:
@@ -437,7 +450,7 @@ def describe_lost(lost: Iterable[LostArtifact]) -> list[str]:
         taken.setdefault((artifact.stage, artifact.cause), []).append(artifact.variant)
     own, other = translated("{names}: its stage failed: {cause}"), translated("{names}: the stage {stage} failed: {cause}")
     return [
-        (own if names == [stage] else other).format(names=", ".join(names), stage=stage, cause=translated_text(cause))
+        (own if names == [stage] else other).format(names=list_names(names), stage=stage, cause=translated_text(cause))
         for (stage, cause), names in taken.items()
     ]  # fmt: skip
 
@@ -450,8 +463,8 @@ def pace(stage: StageStatus) -> str | None:
     parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=duration(stage.seconds or 0))]
     parts += [translated_text(stage.message)] if stage.message else []
     parts += (
-        [translated("{time} left for this stage").format(time=translated_text(about(stage.left_seconds)))]
+        [spaced(translated("{time} left for this stage").format(time=translated_text(about(stage.left_seconds))))]
         if stage.left_seconds is not None
         else []
     )
-    return ", ".join(parts) + (f"; {translated_text(stage.starved)}" if stage.starved else "")
+    return sentences([clauses(parts), *([translated_text(stage.starved)] if stage.starved else [])])

@@ -14,12 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
+from daemon.cli.views.joining import labelled, spaced
 from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
 from daemon.contract.advice.merits import in_words
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
-from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.catalog import language, to_translate, translated, translated_text
+from daemon.contract.language.lists import names as list_names
+from daemon.contract.language.lists import sentences
 from daemon.contract.values import Json
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
@@ -51,10 +54,10 @@ def note_of(running: Running) -> str:
     left = stage_left(None, time.monotonic() - running.began, said.fraction, cpu)
     parts = (
         [translated_text(said.message)]
-        + ([translated("{time} left").format(time=translated_text(about(left)))] if left is not None else [])
+        + ([spaced(translated("{time} left").format(time=translated_text(about(left))))] if left is not None else [])
         + ([translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else [])
     )
-    return "; ".join(parts)
+    return sentences(parts)
 
 
 class ExportView:
@@ -77,7 +80,7 @@ class ExportView:
         )  # fmt: skip
         if not quiet:
             step = translated("step {step}").format(step=inspection.step)
-            put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] {step}: {escape(str(inspection.path))}")
+            put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] {labelled(step, escape(str(inspection.path)))}")
         if self._live:
             self._progress.start()
 
@@ -126,10 +129,12 @@ class ExportView:
             line = translated("{name}: is tried again. {sentence}").format(name=name, sentence=translated_text(stage.fault.sentence()))
             put(self._console, escape(line))
         elif made_before:
-            self._console.print(f"{escape(name)}: {translated('was made before') if stage.attempts else translated('reused')}")
+            self._console.print(labelled(escape(name), translated("was made before") if stage.attempts else translated("reused")))
         else:
-            seconds = " " + translated("in {seconds:.1f} s").format(seconds=stage.result.seconds) if stage.result else ""
-            self._console.print(f"{escape(name)}: {translated(state)}{seconds}")
+            before = " " if language() == "en" else "，"
+            took = translated("in {seconds:.1f} s").format(seconds=stage.result.seconds) if stage.result else ""
+            seconds = before + took if took else ""
+            self._console.print(labelled(escape(name), f"{translated(state)}{seconds}"))
 
     def close(self) -> None:
         """End the live display."""
@@ -154,7 +159,7 @@ class ExportView:
             put(self._console, escape(line.format(log=self._log, folder=self._log.parent / "jobs")))
         if best := _to_deploy(report):
             put(terminal(), escape(translated("Deploy {artifact}; report.html says why.").format(artifact=best)))
-        terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
+        terminal(soft_wrap=True).print(labelled(styled(job.state), escape(job.target)))
 
     def advice(self, sentence: str) -> str:
         """A sentence that is written for the daemon's exports, as it holds for this one, which no other command knows."""
@@ -173,7 +178,7 @@ def _rejections(report: Json | None) -> list[str]:
     for artifact in (report or {}).get("artifacts", []):
         if artifact["verdict"] != "passed" and artifact.get("reasons"):
             variants.setdefault("; ".join(artifact["reasons"]), []).append(artifact["variant"])
-    return [f"{', '.join(names)}: {translated_text(why)}" for why, names in variants.items()]
+    return [labelled(list_names(names), translated_text(why)) for why, names in variants.items()]
 
 
 def _replacements(report: Json | None) -> list[str]:

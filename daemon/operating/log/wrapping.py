@@ -19,8 +19,8 @@ _AFTER = re.compile(r"(?<=[/;,])")
 _CHINESE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef"
 _OPENS, _CLOSES = r"（《“‘【(\[", r"，。；：、！？）》”’…】,.;:!?)\]"
 _PAUSES = re.compile(r"(?<=[，。；：、])")
-_BETWEEN = re.compile(rf"(?<![{_OPENS}])(?![{_CLOSES}])(?:(?<=[{_CHINESE}])|(?=[{_CHINESE}]))")
-"""Where Chinese, which has no blanks, may be broken: beside a character of it, not before what closes, nor after what opens."""
+_BETWEEN = re.compile(rf"(?<![{_OPENS}])(?<!\[.)(?![{_CLOSES}])(?:(?<=[{_CHINESE}])|(?=[{_CHINESE}]))")
+"""Where Chinese, which has no blanks, may be broken: beside a character, not before what closes, nor after what opens, nor in "[必填]"."""
 
 
 def width_of(console: Console) -> int | None:
