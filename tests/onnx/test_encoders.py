@@ -219,7 +219,7 @@ def test_a_model_that_reads_images_is_refused_with_the_reason(tmp_path: Path, ex
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
     transformers.ViTModel(transformers.ViTConfig(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(Permanent, match="ViTModel does not read token ids but pixel_values"):
+    with pytest.raises(Permanent, match="ViTModel reads pictures, and graphs are made of models that read text alone"):
         export(tmp_path)
 
 

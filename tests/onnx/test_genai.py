@@ -118,7 +118,7 @@ def test_the_folder_holds_what_onnxruntime_genai_reads_and_nothing_else(folders:
     assert made.output.figures["op_types"]["GroupQueryAttention"] == 2
 
 
-def test_the_tokenizer_is_the_checkpoints_byte_by_byte_but_for_the_name_of_its_class(
+def test_the_tokenizer_is_the_checkpoints_byte_by_byte_but_for_its_class_and_inputs_said_for_transformers_4(
     folders: dict[str, Exported], pico_base: Path
 ) -> None:  # fmt: skip
     made = folders["onnx-genai-int4"].folder
@@ -126,7 +126,7 @@ def test_the_tokenizer_is_the_checkpoints_byte_by_byte_but_for_the_name_of_its_c
         assert (made / name).read_bytes() == (pico_base / name).read_bytes()
     written, source = (models.read_json(folder / "tokenizer_config.json") for folder in (made, pico_base))
     assert source["tokenizer_class"] == "TokenizersBackend"
-    assert written == {**source, "tokenizer_class": "PreTrainedTokenizerFast"}
+    assert written == {**source, "tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
 
 
 # R3.3

@@ -16,7 +16,7 @@ from pathlib import Path
 from daemon.checkpoints.completeness import read_json
 from daemon.contract.disk import away
 from daemon.contract.faults.advice import MOST_OF_NAME, quoted
-from daemon.contract.faults.errors import Fault, Permanent, Retryable, from_oserror
+from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
@@ -127,7 +127,7 @@ def says_its_model(folder: Path) -> bool:
         return True
     try:
         return is_torchtitan(read_tensors(folder))
-    except (OSError, ValueError):  # damaged
+    except (CkptdError, OSError, ValueError):  # damaged, or not whole yet
         return True
 
 
@@ -253,7 +253,7 @@ class Bases:
         `pin`: its files, which show whether a full fine-tune needs one; without them it does not.
         Raises Retryable where that can't be found out now, as on a disk that does not read.
         """
-        configured = pin is None or says_its_model(pin)
+        configured = pin is None or checkpoint.layout not in SHARDED or says_its_model(pin)
         name = base_wanted(checkpoint.method, checkpoint.layout, checkpoint.base_name, self._mapped, configured=configured)
         if name is None:
             return None, None

@@ -28,6 +28,7 @@ from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import CkptdError, Fault, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.journal.file.database import reading
 from daemon.journal.overview import job_of_id, seen_as
@@ -259,7 +260,8 @@ def _base(settings: Settings, inspection: Inspection) -> tuple[str | None, str |
     """The folder of a checkpoint's base, or why there is none, by the rules of an export."""
     if inspection.method is None:
         return None, None
-    configured = any(path.name == "config.json" for path in inspection.borrowed) or says_its_model(inspection.path)
+    borrowed = any(path.name == "config.json" for path in inspection.borrowed)
+    configured = borrowed or inspection.layout not in SHARDED or says_its_model(inspection.path)
     name = base_wanted(inspection.method, inspection.layout, inspection.base_name, settings.base.map, configured=configured)
     if name is None:
         return None, None
