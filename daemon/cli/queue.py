@@ -128,7 +128,8 @@ def _each(jobs: Iterable[Job], act: Callable[[Job], str]) -> None:
 
 
 def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
-    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
+    cause = "it has begun, and is paused" if job.paused and job.state == "running" else told_state(job.state)
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", cause, remedy)
 
 
 @_app.command(epilog="Example: ckptd queue retry my-run/500")

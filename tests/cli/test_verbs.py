@@ -244,3 +244,9 @@ def test_several_jobs_are_cancelled_or_put_first_at_once_and_a_refusal_keeps_not
         app(["queue", "cancel", "run-2", "run-1", "run-3"], standalone_mode=False)
     assert jobs()[0] == ["succeeded", "cancelled", "cancelled", "pending"]
     assert capsys.readouterr().out.count("is cancelled") == 2
+    journal = Journal(StatePaths(state).journal)
+    journal.jobs.start("run-4-abcdef10", None)
+    journal.close()
+    app(["queue", "pause", "run-4"], standalone_mode=False)
+    with pytest.raises(UsageError, match="it has begun, and is paused"):
+        app(["queue", "first", "run-4"], standalone_mode=False)
