@@ -99,5 +99,5 @@ def urls_in(text: str) -> tuple[SecretUrl, ...]:
     if len(lines) > MOST_URLS:
         raise ValueError(f"the file has {len(lines)} URLs; at most {MOST_URLS} can be used")
     if wrong := [number for number, line in lines.items() if not _URL.fullmatch(line)]:
-        raise ValueError(f"line {wrong[0]} is no URL; write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org")
+        raise ValueError(f"line {wrong[0]} is no URL; write one Apprise URL a line, for example ntfys://ntfy.sh/TOPIC")
     return tuple(map(SecretUrl, lines.values()))

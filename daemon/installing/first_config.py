@@ -85,7 +85,7 @@ def services(notify: str) -> dict[str, Any]:
         said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).partition(";")[0]
         raise UsageError(
             FaultCode.CONFIG_INVALID, "read the URLs of --notify - from standard input", said,
-            "write one Apprise URL a line, for example mailto://USER:PASSWORD@example.org",
+            "write one Apprise URL a line, for example ntfys://ntfy.sh/TOPIC",
         ) from None  # fmt: skip
     return {"notify.urls": [url.get_secret_value() for url in urls], "notify.urls_file": None}
 
@@ -117,7 +117,7 @@ def refuse_unusable(content: str, chosen: Chosen) -> None:
             refuse_file(folder, f"use it for {key}", "give a directory")
     for receiver in settings.notify.receivers:
         if (said := fault_of(receiver.url)) is not None:
-            remedy = "give an Apprise URL, for example mailto://USER:PASSWORD@example.org, or none"
+            remedy = "give an Apprise URL, for example ntfys://ntfy.sh/TOPIC, or none"
             raise UsageError(FaultCode.CONFIG_INVALID, f"use {receiver.place}", said, remedy)
 
 
