@@ -36,8 +36,13 @@ def in_words(stored: str) -> str:
 def _in_words(merit: str) -> str:
     for template in _ALL:
         if match := _pattern(template).fullmatch(merit):
-            return translated(template).format(**match.groupdict())
+            return translated(template).format(**{name: _span(value) for name, value in match.groupdict().items()})
     return merit
+
+
+def _span(value: str) -> str:
+    low, to, high = value.partition(" to ")
+    return translated("{low} to {high}").format(low=low, high=high) if to else value
 
 
 @functools.cache
