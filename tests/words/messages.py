@@ -162,12 +162,17 @@ def placeholders(text: str) -> set[str]:
 def main() -> int:
     """Write both files; 1 where a sentence has no translation."""
     value = catalogue(extracted(), translations() if FILE.exists() else {})
-    FILE.write_bytes(as_text(value))
-    COMPILED.write_bytes(as_compiled(value))
+    return write(value, FILE, "sentences")
+
+
+def write(value: Catalog, file: Path, noun: str) -> int:
+    """Write a catalogue and its compiled form, and say what it lacks; 1 where a sentence has no translation."""
+    file.write_bytes(as_text(value))
+    file.with_suffix(".mo").write_bytes(as_compiled(value))
     lacking = [message_text(message.id) for message in value if message.id and not all(_forms(message.string))]
     for text in lacking:
         print(f"no translation: {text!r}")
-    print(f"{len(value)} sentences, {len(lacking)} without a translation, in {FILE.relative_to(ROOT)}")
+    print(f"{len(value)} {noun}, {len(lacking)} without a translation, in {file.relative_to(ROOT)}")
     return 1 if lacking else 0
 
 

@@ -18,7 +18,7 @@ from daemon.contract.language.catalog import DOMAIN
 from daemon.contract.language.recorded import JOINED
 from daemon.operating.monitoring.reasons import failure, waiting
 from tests.words import messages
-from tests.words.messages import ROOT, as_compiled, as_text, catalogue
+from tests.words.messages import ROOT, catalogue
 from tests.words.sources import Templates
 
 FILE = messages.FILE.with_stem("recorded")
@@ -92,14 +92,7 @@ def catalogue_of(known: dict[Key, str]) -> Catalog:
 
 def main() -> int:
     """Write both files; 1 where a text has no translation."""
-    value = catalogue_of(translations())
-    FILE.write_bytes(as_text(value))
-    COMPILED.write_bytes(as_compiled(value))
-    lacking = [message.id for message in value if message.id and not message.string]
-    for text in lacking:
-        print(f"no translation: {text!r}")
-    print(f"{len(value)} recorded sentences, {len(lacking)} without a translation, in {FILE.relative_to(ROOT)}")
-    return 1 if lacking else 0
+    return messages.write(catalogue_of(translations()), FILE, "recorded sentences")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import language, to_translate, translated, translated_text
 from daemon.contract.language.lists import names as list_names
 from daemon.contract.language.lists import sentences
-from daemon.contract.values import Json
+from daemon.contract.values import Json, text_at
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
 from daemon.running.rules.ready import describe
@@ -168,8 +168,8 @@ class ExportView:
 
 def _to_deploy(report: Json | None) -> str | None:
     """The artifact that the report recommends, with what speaks for it."""
-    best = ((report or {}).get("recommendation") or {}).get("best") or {}
-    return in_words(str(best["sentence"]).rstrip(".")) if best.get("sentence") else None
+    best = text_at(report, "recommendation", "best", "sentence")
+    return in_words(best.rstrip(".")) if best else None
 
 
 def _rejections(report: Json | None) -> list[str]:

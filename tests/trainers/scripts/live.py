@@ -33,6 +33,16 @@ def logits(model: Any) -> Any:
     return found
 
 
+def train_step(model: Any, optimizer: Any) -> None:
+    """One step of a language model on IDS, in a loop of the script's own."""
+    import torch
+
+    ids = torch.tensor([IDS])
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def vectors(model: Any) -> Any:
     """Embeddings of SENTENCES by a SentenceTransformer, float32 (sentences, width)."""
     training = model.training

@@ -8,7 +8,7 @@ import torch
 from nemo_automodel.components.checkpoint.checkpointing import Checkpointer
 from nemo_automodel.components.checkpoint.config import CheckpointingConfig
 
-from tests.trainers.scripts.live import IDS, arguments, causal, logits
+from tests.trainers.scripts.live import arguments, causal, logits, train_step
 
 if __name__ == "__main__":
     bases, run, record = arguments()
@@ -21,10 +21,7 @@ if __name__ == "__main__":
     )
     checkpointer = Checkpointer(config, dp_rank=0, tp_rank=0, pp_rank=0)
     for step in range(1, 5):
-        ids = torch.tensor([IDS])
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer)
         if step % 2 == 0:
             place = run / f"epoch_0_step_{step}"
             checkpointer.lifecycle.reserve(str(place))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tests.trainers.scripts.live import IDS, arguments, causal, logits
+from tests.trainers.scripts.live import arguments, causal, logits, train_step
 
 
 class _Anything(ModuleType):
@@ -42,10 +42,7 @@ if __name__ == "__main__":
     strategy.stage, strategy.ds_tensor_parallel_size = 2, 1
     strategy.is_rank_0, strategy._unwrap_model = (lambda: True), (lambda wrapped: wrapped)
     for step in range(1, 5):
-        ids = torch.tensor([IDS])
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer)
         if step % 2 == 0:
             tag = run / f"global_step{step}"
             tag.mkdir(parents=True)

@@ -3,7 +3,7 @@
 import torch
 from torchtitan.components.checkpointer.dcp import CheckpointManager
 
-from tests.trainers.scripts.live import IDS, arguments, causal, logits
+from tests.trainers.scripts.live import arguments, causal, logits, train_step
 
 
 class Stateful:
@@ -32,10 +32,7 @@ if __name__ == "__main__":
         base_folder=str(run),
     )  # fmt: skip
     for step in range(1, 5):
-        ids = torch.tensor([IDS])
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer)
         manager.save(step, last_step=step == 4)
         if step % 2 == 0:
             record.add(run / "checkpoint" / f"step-{step}", logits(model))

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from verl.utils.checkpoint import fsdp_checkpoint_manager
 
-from tests.trainers.scripts.live import IDS, arguments, causal, logits, lora
+from tests.trainers.scripts.live import arguments, causal, logits, lora, train_step
 
 
 def join() -> tuple[int, subprocess.Popen[bytes] | None]:
@@ -58,10 +58,7 @@ def train(peft: bool) -> None:
     if rank == 0:
         record.versions("verl", "torch", *(["peft"] if peft else []))
     for step in range(1, 5):
-        ids = torch.tensor([IDS])
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(model, optimizer)
         if step % 2:
             continue
         folder = run / f"global_step_{step}"
