@@ -145,7 +145,7 @@ def _staging(target: Path) -> Iterator[Path]:
 
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
-    from daemon.running.workers.environment import IN_UTF_8, for_children
+    from daemon.running.attempts.environment import IN_UTF_8, for_children
     from daemon.system.processes.commands import run_to_end
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())

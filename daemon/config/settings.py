@@ -13,29 +13,27 @@ import string
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, LiteralString, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     PrivateAttr,
-    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
+from daemon.config.cluster import ClusterSettings
 from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
 from daemon.config.places.states import own_state, state_of_service
 from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
+from daemon.config.section import OptionalPath, Section
 from daemon.config.sources import over
 from daemon.contract.faults.secret_url import SecretUrl
 from daemon.contract.formats.catalog import catalog
@@ -48,28 +46,6 @@ PLACEHOLDERS = {
     "quantization": "int8",
 }  # fmt: skip
 """The fields of `output.naming`, each with a value of its kind."""
-
-
-class Section(BaseModel):
-    """A section of the file: frozen, closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _a_number_is_no_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false for a number, which would be taken for 1 and 0."""
-        kind = _NUMBERS.get(cls.model_fields[info.field_name or ""].annotation)
-        if isinstance(value, bool) and kind:
-            raise PydanticCustomError(f"{kind}_type", "is no number")
-        return value
-
-
-_NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}
-"""Types of settings that are numbers → what pydantic's errors about them begin with."""
-
-OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value == "" else value)]
-"""A path, or "" for none: TOML has no null."""
 
 
 class WatchSettings(Section):
@@ -378,6 +354,7 @@ with warnings.catch_warnings():
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
+        cluster: ClusterSettings = ClusterSettings()
         toolchains: ToolchainSettings = ToolchainSettings()
         schedule: ScheduleSettings = ScheduleSettings()
         notify: NotifySettings = NotifySettings()
@@ -386,6 +363,11 @@ with warnings.catch_warnings():
         log: LogSettings = LogSettings()
         metrics: MetricsSettings = MetricsSettings()
         _older: tuple[str, ...] = PrivateAttr(default=())
+
+        @property
+        def jobs_at_once(self) -> int:
+            """Jobs that may be at work at the same time."""
+            return max(self.limits.jobs, self.cluster.jobs) if self.cluster.is_used else self.limits.jobs
 
         @property
         def older(self) -> tuple[str, ...]:

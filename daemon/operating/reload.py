@@ -43,6 +43,7 @@ def changed_for_good(old: Settings, new: Settings) -> str | None:
         "state.directory": (old.state_directory, new.state_directory),
         "output.directory": (old.output.directory, new.output.directory),
         "pin.directory": (old.pin.directory, new.pin.directory),
+        "cluster": (old.cluster, new.cluster),
     }
     changed = [key for key, (before, after) in fixed.items() if before != after]
     return f"{', '.join(changed)} can't be changed while the daemon runs; restart it" if changed else None

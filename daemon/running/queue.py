@@ -48,7 +48,7 @@ class Queue:
     def next(self, jobs: list[JobRow], tried: set[str]) -> JobRow | None:
         """Return the pending job to start now, if there is room for another beside the running `jobs`: none of those `tried` in this round,
         and none that waits."""
-        journal, waits, limit = self._parts.journal, self._parts.waits, self._parts.settings.limits.jobs
+        journal, waits, limit = self._parts.journal, self._parts.waits, self._parts.settings.jobs_at_once
         awake = [job for job in jobs if not job.paused]
         busy = [job for job in awake if not (job.id in waits.of and waits.of[job.id].is_long)]
         if len(busy) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:

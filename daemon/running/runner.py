@@ -193,6 +193,8 @@ class Runner:
         """Stop the children and record them; what the journal can't take now, the next start finds and records."""
         complaints, failures = Complaints(log, "the runner"), 0
         patience = time.monotonic() + self.settings.limits.stop_seconds + STUCK_SECONDS
+        if not self.at_once:
+            self.children.let_go()
         self.children.stop()
         while self.children.running and failures < JOURNAL_TRIES and time.monotonic() < patience:
             if self._hurry:

@@ -252,9 +252,9 @@ class Starter:
         return min(spec.threads, share) if spec.threads else share
 
     def _has_turn(self, job: str) -> bool:
-        """Whether `limits.jobs` allows the job to have children."""
+        """Whether `limits.jobs`, or `cluster.jobs`, allows the job to have children."""
         at_work = self._children.jobs()
-        return job in at_work or len(at_work) < self._settings.limits.jobs
+        return job in at_work or len(at_work) < self._settings.jobs_at_once
 
     def let_others_go(self, going: Collection[str]) -> None:
         """Hold nothing back for jobs that are not `going`, or have no turn: what waits to run alone could not start anyway."""
@@ -263,7 +263,9 @@ class Starter:
 
     def _may_share(self, job: JobRow, spec: StageSpec) -> bool:
         """Whether a start disturbs nothing that measures time: neither what runs, nor what waits until nothing else of ours does."""
-        attempts = self._children.running.values()
+        if not self._children.runs_here(spec):
+            return True
+        attempts = self._children.here()
         if any(running.spec.alone for running in attempts):
             return False
         waiting = (job.id, spec.name)

@@ -26,7 +26,8 @@ class QueueAttempt:
     """An entry of the queue."""
 
     memory = peak = 0
-    wait_handle = cpu = None
+    wait_handle = cpu = place = None
+    ended_surely = True
 
     def __init__(self, entry: Path, context: StageContext, bounds: Bounds) -> None:
         self.id = PREFIX + entry.name

@@ -28,8 +28,8 @@ from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.publishing import kept, lending, publication
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
-from daemon.running.workers.attempt_log import AttemptLog
-from daemon.running.workers.post_mortem import Death, conclude
+from daemon.contract.disk.attempt_log import AttemptLog
+from daemon.running.attempts.post_mortem import Death, conclude
 from handlers.__main__ import _failed
 from tests.journal.conftest import enter
 from tests.runner.desk import Desks, done

@@ -381,6 +381,11 @@ class FaultCode(StrEnum):
 
     To do: Check whether another program or another version of ckptd writes into the state directory; the attempt is repeated automatically.
     """
+    CANCELLED_THERE = "cancelled-there"
+    """Somebody cancelled the job of an attempt in its scheduler.
+
+    To do: Find out who cancels jobs there; `ckptd queue cancel` ends an export for good.
+    """
     CRASHED = "crashed"
     """The child's process crashed inside a library.
 
@@ -396,6 +401,11 @@ class FaultCode(StrEnum):
 
     To do: Find out who sends signals on this machine: an administrator, a job limit, a container's memory limit.
     """
+    LOST_THERE = "lost-there"
+    """The scheduler does not know the job of an attempt any more, and it left no result.
+
+    To do: Read the attempt's log, which `ckptd show JOB` names, and what the scheduler wrote beside it.
+    """
     MEMORY_LIMIT = "memory-limit"
     """The attempt used more memory than its limit.
 
@@ -410,6 +420,11 @@ class FaultCode(StrEnum):
     """The attempt used several times the memory that was estimated for it, and was ended: a file of the model may be made to do that.
 
     To do: If you trust the model, run `ckptd queue retry JOB`: ckptd then expects as much. Otherwise leave the variant out.
+    """
+    NODE_LOST = "node-lost"
+    """The machine that ran an attempt was lost to its scheduler.
+
+    To do: Nothing; it is handed in again.
     """
     NO_CONTROL_GROUP = "no-control-group"
     """The child process could not enter its control group.
@@ -431,10 +446,40 @@ class FaultCode(StrEnum):
 
     To do: Start only one daemon on this state directory.
     """
+    OTHER_VERSIONS = "other-versions"
+    """The machine that was to run an attempt has other releases of the libraries than the daemon.
+
+    To do: Install the same releases there, or let `cluster.python` name an environment on the shared file system.
+    """
     OUT_OF_MEMORY = "out-of-memory"
     """Memory ran out: the kernel killed the child process, or a library could not allocate memory.
 
     To do: Free memory, export when the training is over, raise `limits.memory_fraction`, or leave the variant out.
+    """
+    PREEMPTED = "preempted"
+    """The job of an attempt had to give way to another one.
+
+    To do: Nothing; it is handed in again.
+    """
+    SCHEDULER_AWAY = "scheduler-away"
+    """The scheduler gave no answer when an attempt was handed in, and has no job of its name.
+
+    To do: Nothing; it is handed in again.
+    """
+    SCHEDULER_REFUSED = "scheduler-refused"
+    """The scheduler does not take the job of an attempt.
+
+    To do: Correct the keys of `[cluster]`, or ask the site's administrator; `ckptd check` submits a probe.
+    """
+    SCHEDULER_TIME = "scheduler-time"
+    """The job of an attempt reached the scheduler's time limit.
+
+    To do: Nothing; it is handed in again with twice the time, as far as `cluster.most_minutes` allows.
+    """
+    WORKER_NOT_BEGUN = "worker-not-begun"
+    """The scheduler ran the job of an attempt, which could not begin.
+
+    To do: Make sure that the machines see the state directory and the interpreter by the same paths; `ckptd check` submits a probe.
     """
     POISON = "poison"
     """The daemon died five times while the stage ran; the stage is not tried again.

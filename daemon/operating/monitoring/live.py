@@ -246,7 +246,7 @@ def live_file(
         waiting=waiting,
         waiting_codes=codes,
         rivals=runner.children.rivals.seen,
-        jobs=settings.limits.jobs,
+        jobs=settings.jobs_at_once,
         in_order=in_order,
         stopping=stopping,
         clock=time.monotonic(),

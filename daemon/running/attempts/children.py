@@ -30,7 +30,7 @@ from daemon.contract.language.catalog import Language
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow, JobRow
-from daemon.running.attempts.executor import Attempt, CpuShare, Executor, Order, Progress, read_job_file, wait_for_news
+from daemon.running.attempts.executor import Attempt, CpuShare, Executor, Order, Progress, Whereabouts, read_job_file, wait_for_news
 from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context, priority_named, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
@@ -78,6 +78,8 @@ class Running:
     """Since when, by the monotonic clock, others have kept it from most of the CPU time that it could use; None while they do not."""
     fed_since: float | None = None
     """Since when it has got its share again."""
+    place: Whereabouts | None = None
+    """As `Attempt.place`, of the same moment as `memory`."""
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
@@ -100,6 +102,7 @@ class Running:
         try:
             result = self.attempt.poll()
             self.memory, self.progress, self.cpu = self.attempt.memory, self.attempt.progress, self.attempt.cpu
+            self.place = self.attempt.place
             self._note_starvation(time.monotonic())
             self._pass_on(self.attempt.warnings)
             if result is not None:
@@ -204,14 +207,15 @@ class Children:
 
     def reserved(self) -> Reserved:
         """What of this box is reserved for the attempts and not used yet."""
-        memory_left = sum(max(0, running.estimate.memory - running.memory) for running in self._here())
+        memory_left = sum(max(0, running.estimate.memory - running.memory) for running in self.here())
         return Reserved(memory_left, sum(running.estimate.disk for running in self.running.values()))
 
     def threads(self, job: str = "") -> int:
         """Threads of this box that attempts have: those of one job, or of all."""
-        return sum(running.context.limits.threads for running in self._here() if job in ("", running.job.id))
+        return sum(running.context.limits.threads for running in self.here() if job in ("", running.job.id))
 
-    def _here(self) -> list[Running]:
+    def here(self) -> list[Running]:
+        """The attempts that take memory and threads of this box."""
         return [running for running in self.running.values() if self.runs_here(running.spec)]
 
     def getting_ready(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> bool:
@@ -242,7 +246,7 @@ class Children:
         if row is None:
             return None, None
         try:
-            attempt = self._executor.start(Order(context, folder, bounds_of(limits, need.memory)))
+            attempt = self._executor.start(Order(context, folder, bounds_of(limits, need.memory), need.memory))
         except (OSError, MemoryError) as error:
             operation = f"start the stage {spec.name}"
             return self._away(error, operation) or _not_started(error, operation), row
@@ -298,7 +302,7 @@ class Children:
             if (result := running.poll()) is not None:
                 yield running, result
                 del self.running[running.job.id, running.spec.name]
-        starved = [running.cpu.got for running in self._here() if running.cpu is not None and running.cpu.starved]
+        starved = [running.cpu.got for running in self.here() if running.cpu is not None and running.cpu.starved]
         if starved:
             self.rivals.look(time.monotonic(), sum(starved))
         elif not any(running.starved_since for running in self.running.values()):
@@ -341,6 +345,11 @@ class Children:
         for running in self.running.values():
             if running.spec.heavy:
                 running.stop()
+
+    def let_go(self) -> None:
+        """Leave alone what runs on other machines: it goes on without this daemon, and the next one takes it over."""
+        for key in [key for key, running in self.running.items() if not self.runs_here(running.spec)]:
+            del self.running[key]
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask all attempts to end at their next safe point, or (`hurry`) end them now."""

@@ -65,6 +65,8 @@ class Order:
     context: StageContext
     folder: Path
     bounds: Bounds
+    memory: int = 0
+    """Bytes that it is estimated to need; 0 where that is not known."""
 
     def write_job_file(self, context: StageContext | None = None) -> Path:
         """Write the job file; give its path. `context`: what the executor adds to its own children's. Raises OSError."""
@@ -87,6 +89,23 @@ class Progress:
 
     fraction: float = 0.0
     message: str = "starting"
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where an attempt is that does not run as a process of this box."""
+
+    scheduler: str
+    id: str = ""
+    """The scheduler's own name of its job, "" until it has one."""
+    state: str = ""
+    """`pending`, `running`, `gone` or, where the scheduler gives no answer, `unknown`."""
+    word: str = ""
+    """The scheduler's own word for that."""
+    reason: str = ""
+    """Why it waits, in words."""
+    host: str = ""
+    """The machine that runs it."""
 
 
 WANTING, STARVED = 0.3, 0.5
@@ -132,6 +151,15 @@ class Attempt(Protocol):
     @property
     def cpu(self) -> CpuShare | None:
         """CPU time that it got of late; None where that is not known."""
+
+    @property
+    def place(self) -> Whereabouts | None:
+        """Where it is, where that is not this box."""
+
+    @property
+    def ended_surely(self) -> bool:
+        """Once `poll` has given the result: whether nothing of it can run any more. Another attempt never goes on in the staging folder of
+        one that was lost."""
 
     @property
     def wait_handle(self) -> int | None:

@@ -72,7 +72,7 @@ class Outcomes:
                     is_void = True
                 if is_void:
                     result = StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
-                if running.unanswered is not None:
+                if running.unanswered is not None or not running.attempt.ended_surely:
                     _clear(running.row.staging)  # a lost attempt may still write there, and no other goes on with that
                 result = self._if_away(job, result)
                 self.settle(running.row, stages[running.row.stage], result, measured=_measure(running, result))

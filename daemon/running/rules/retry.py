@@ -10,7 +10,10 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0
-NOT_ITS_OWN = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.READ_ONLY, FaultCode.NO_PROCESS, FaultCode.SOURCE_AWAY})
+NOT_ITS_OWN = frozenset({
+    FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.READ_ONLY, FaultCode.NO_PROCESS, FaultCode.SOURCE_AWAY,
+    FaultCode.NODE_LOST, FaultCode.PREEMPTED, FaultCode.SCHEDULER_AWAY,
+})  # fmt: skip
 """What says nothing about the stage: it is tried again for as long as that lasts, and never given up for it."""
 
 

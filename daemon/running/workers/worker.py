@@ -16,19 +16,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import Code, FaultCode
 from daemon.contract.jobs import large_pages
 from daemon.contract.jobs.messages import StageResult
-from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress
+from daemon.running.attempts.environment import IN_UTF_8, for_children
+from daemon.running.attempts.executor import LOG_FILE, Bounds, CpuShare, Order, Progress, Whereabouts
+from daemon.running.attempts.post_mortem import Death, conclude, mib, over_limit
+from daemon.running.attempts.progress_channel import Channel
 from daemon.running.workers import procfs, warm
-from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
 from daemon.running.workers.cpu_meter import CpuMeter
-from daemon.running.workers.environment import IN_UTF_8, for_children
-from daemon.running.workers.post_mortem import Death, conclude, mib, over_limit
-from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_BYTES, probe
 from daemon.system.logger import Logger
@@ -151,6 +151,16 @@ class Worker:
     def ended(self) -> bool:
         """Whether `poll` has given the result."""
         return self._ended is not None
+
+    @property
+    def place(self) -> Whereabouts | None:
+        """None: it is this box."""
+        return None
+
+    @property
+    def ended_surely(self) -> bool:
+        """Its processes were waited for."""
+        return True
 
     @property
     def wait_handle(self) -> int | None:

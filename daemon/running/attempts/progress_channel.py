@@ -1,6 +1,6 @@
 """The progress channel: JSON lines that a child writes to its standard output, read without trusting them.
 
-Used by `worker`. Nothing depends on a line, so everything that is not progress is dropped. Memory and time are bounded, whatever the child
+Used by what supervises an attempt. Nothing depends on a line, so everything that is not progress is dropped. Memory and time are bounded, whatever the child
 writes: one `read` takes at most `READ_LIMIT` bytes and parses at most `LINES` lines of them, the last ones.
 """
 
@@ -25,35 +25,26 @@ WARNINGS = 200
 _BLOCK = 1 << 16
 
 
-class Channel:
-    """The reading end of a child's pipe, which must not block."""
+class Progressing:
+    """What an attempt has said so far, of blocks of its progress channel."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self) -> None:
         self.progress = Progress()
         self.warnings: list[str] = []
         self._buffer = b""
         self._too_long = False
         self._dropped = False
 
-    def read(self) -> bool:
-        """Take in what is there; whether there was a sign of life: a line that is a JSON object."""
-        alive, taken = False, 0
-        while taken < READ_LIMIT:
-            try:
-                block = os.read(self.pipe, _BLOCK)
-            except OSError:
-                break
-            if not block:
-                break
-            taken += len(block)
-            *lines, self._buffer = (self._buffer + block).split(b"\n")
-            if lines and self._too_long:
-                lines, self._too_long = lines[1:], False
-            if len(self._buffer) > LINE_LIMIT:
-                self._buffer, self._too_long = b"", True
-            for line in lines[-LINES:]:
-                alive = self._take(line) or alive
+    def take(self, block: bytes) -> bool:
+        """Take in the next bytes of the channel; whether there was a sign of life: a line that is a JSON object."""
+        *lines, self._buffer = (self._buffer + block).split(b"\n")
+        if lines and self._too_long:
+            lines, self._too_long = lines[1:], False
+        if len(self._buffer) > LINE_LIMIT:
+            self._buffer, self._too_long = b"", True
+        alive = False
+        for line in lines[-LINES:]:
+            alive = self._take(line) or alive
         return alive
 
     def _take(self, line: bytes) -> bool:
@@ -84,6 +75,28 @@ class Channel:
         if not math.isfinite(fraction):
             raise ValueError
         self.progress = Progress(min(max(fraction, 0.0), 1.0), _printable(value["message"], 200))
+
+
+class Channel(Progressing):
+    """The reading end of a child's pipe, which must not block."""
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__()
+        self.pipe = pipe
+
+    def read(self) -> bool:
+        """Take in what is there; whether there was a sign of life."""
+        alive, taken = False, 0
+        while taken < READ_LIMIT:
+            try:
+                block = os.read(self.pipe, _BLOCK)
+            except OSError:
+                break
+            if not block:
+                break
+            taken += len(block)
+            alive = self.take(block) or alive
+        return alive
 
 
 def _printable(value: Any, limit: int) -> str:

@@ -1,6 +1,6 @@
 """How an attempt ended: the result file where it can be trusted, else a fault that names the cause of its end.
 
-Called by `worker` once the child's processes are gone. What ends a process by force may not be the stage's fault, so all
+Called once the child's processes are gone. What ends a process by force may not be the stage's fault, so all
 these faults are retryable; the limit on attempts bounds them.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.faults.fault_codes import Code, FaultCode, OtherCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.running.attempts.result_file import examine
-from daemon.running.workers.attempt_log import AttemptLog
 
 EXIT_BAD_JOB = 65
 EXIT_NO_GROUP = 71

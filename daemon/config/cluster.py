@@ -1,0 +1,57 @@
+"""`[cluster]`: which stages run on other machines, and what is asked of their scheduler."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import ByteSize, Field, model_validator
+
+from daemon.config.section import OptionalPath, Section
+
+
+class QueueSettings(Section):
+    """`[cluster.slurm]`, and each of `[cluster.queues.NAME]`: how attempts are handed in."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    options: tuple[str, ...] = ()
+    cpus: int = Field(default=0, ge=0, le=4096)
+    memory: ByteSize = Field(default=ByteSize(0), ge=0, validate_default=True)
+    gpus: int = Field(default=0, ge=0, le=64)
+    prefix: tuple[str, ...] = ()
+
+
+class ClusterSettings(Section):
+    """`[cluster]`: the executor of stages."""
+
+    executor: Literal["local", "slurm"] = "local"
+    stages: dict[str, str] = Field(default_factory=dict)
+    jobs: int = Field(default=16, ge=1, le=100_000)
+    late_seconds: float = Field(default=90.0, ge=1, le=3600)
+    most_minutes: int = Field(default=0, ge=0)
+    python: OptionalPath = None
+    prefix: tuple[str, ...] = ()
+    slurm: QueueSettings = QueueSettings()
+    queues: dict[str, QueueSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _stages_name_a_place(self) -> Self:
+        places = ["local", *(["slurm"] if self.executor == "slurm" else []), *self.queues]
+        for stage, place in self.stages.items():
+            if place not in places:
+                raise ValueError(
+                    f"stages: {stage!r} is to run in {place!r}, which is none of {', '.join(places)}; add [cluster.queues.{place}]"
+                )
+        reserved = {"local", "slurm"} & self.queues.keys()
+        if reserved:
+            raise ValueError(f"queues: {min(reserved)!r} can't be the name of a queue")
+        if self.executor == "local" and any(place != "local" for place in self.stages.values()):
+            raise ValueError('stages: these run in queues of a scheduler, which cluster.executor must name, for example executor = "slurm"')
+        return self
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any stage may run on another machine."""
+        return self.executor != "local"

@@ -1,0 +1,31 @@
+"""What every section of the configuration is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, LiteralString
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """A section of the file: frozen, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_is_no_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number, which would be taken for 1 and 0."""
+        kind = _NUMBERS.get(cls.model_fields[info.field_name or ""].annotation)
+        if isinstance(value, bool) and kind:
+            raise PydanticCustomError(f"{kind}_type", "is no number")
+        return value
+
+
+_NUMBERS: dict[Any, LiteralString] = {int: "int", float: "float", ByteSize: "byte_size"}
+"""Types of settings that are numbers → what pydantic's errors about them begin with."""
+
+OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""A path, or "" for none: TOML has no null."""

@@ -1,0 +1,87 @@
+"""One executor of several: some stages run on this box, others by a scheduler, as `[cluster]` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from daemon.config.cluster import ClusterSettings
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
+from daemon.running.cluster.executor import ClusterExecutor, Terms
+from daemon.running.cluster.slurm.scheduler import Options, Slurm
+
+LOCAL = "local"
+
+
+class ByStage:
+    """`local` and `cluster`, each for its stages. What an earlier configuration handed in stays the cluster's."""
+
+    def __init__(self, settings: ClusterSettings, local: Executor, cluster: ClusterExecutor) -> None:
+        self._settings, self._local, self._cluster = settings, local, cluster
+
+    def prepare(self) -> None:
+        """As `Executor.prepare`."""
+        self._local.prepare()
+        self._cluster.prepare()
+
+    def _queue(self, stage: str) -> str:
+        """`local`, or the name of the queue that a stage is handed in to, "" for the one without a name."""
+        for pattern, place in self._settings.stages.items():
+            if fnmatchcase(stage, pattern):
+                return "" if place == self._settings.executor and place != LOCAL else place
+        return LOCAL if self._settings.executor == LOCAL else ""
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        """As `Executor.runs_here`."""
+        return self._queue(spec.name) == LOCAL
+
+    def start(self, order: Order) -> Attempt:
+        """As `Executor.start`."""
+        queue = self._queue(order.context.stage)
+        return self._local.start(order) if queue == LOCAL else self._cluster.start(order, terms_of(self._settings, queue))
+
+    def getting_ready(self, context: StageContext, bounds: Bounds) -> bool:
+        """As the local executor's, for stages of this box."""
+        ask = getattr(self._local, "getting_ready", None)
+        return self._queue(context.stage) == LOCAL and ask is not None and bool(ask(context, bounds))
+
+    def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> Attempt | StageResult | None:
+        """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now."""
+        owner: Executor = self._cluster if (folder / ORDERS).exists() else self._local
+        return owner.reclaim(id, folder, bounds)
+
+    def tidy(self) -> None:
+        """As `Executor.tidy`."""
+        self._local.tidy()
+
+    def at_work(self, jobs: Path) -> Mapping[str, Path]:
+        """As `Executor.at_work`."""
+        return {**self._local.at_work(jobs), **self._cluster.at_work(jobs)}
+
+
+def terms_of(settings: ClusterSettings, queue: str) -> Terms:
+    """What is asked for attempts of a queue; of the queue without a name for ""."""
+    options = settings.queues.get(queue, settings.slurm)
+    python = {"python": str(settings.python)} if settings.python is not None else {}
+    return Terms(
+        queue=queue, prefix=options.prefix or settings.prefix, cpus=options.cpus, memory=int(options.memory), gpus=options.gpus,
+        most_seconds=60.0 * settings.most_minutes, **python,
+    )  # fmt: skip
+
+
+def slurm_of(settings: ClusterSettings) -> Slurm:
+    """Slurm with the options of all queues."""
+    rows = {"": settings.slurm, **settings.queues}
+    return Slurm({
+        name: Options(row.partition, row.account, row.qos, row.constraint, row.options) for name, row in rows.items()
+    })  # fmt: skip
+
+
+def with_cluster(settings: ClusterSettings, local: Executor, command: Sequence[str] = ()) -> Executor:
+    """The executor of a configuration. `command`: as for `ClusterExecutor`."""
+    cluster = ClusterExecutor(slurm_of(settings), terms_of(settings, ""), settings.late_seconds, command)
+    return ByStage(settings, local, cluster)

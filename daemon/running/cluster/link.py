@@ -1,0 +1,173 @@
+"""The daemon's side of a scheduler: one thread talks to it, one looks into the attempts' folders. Either may hang without the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+
+from daemon.contract.faults.events import Event
+from daemon.running.cluster.attempt import ClusterAttempt
+from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, State, Unsure
+from daemon.system.logger import Logger
+from daemon.system.processes.threads import Supervised
+
+log = Logger("cluster")
+
+LOOK_SECONDS = 5.0
+"""Between questions to the scheduler about all attempts: twelve a minute."""
+SUBMISSIONS_A_SECOND = 20.0
+FULL_SECONDS = 30.0
+"""After the scheduler said that it takes no more."""
+QUICK_SECONDS, SLOW_SECONDS = 0.2, 5.0
+"""Between looks into the folders: of a few attempts, and of attempts that wait in a queue or are very many."""
+LOOKS_A_SECOND = 200.0
+
+
+class Link:
+    """Carries attempts to a scheduler and back."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.away_since: float | None = None
+        """Since when (monotonic) it has given no answer; None while it does."""
+        self._attempts: dict[str, ClusterAttempt] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._full_until = 0.0
+        self._stopping = False
+        self._threads: list[Supervised] = []
+
+    def add(self, attempt: ClusterAttempt) -> None:
+        """Care for an attempt from now on."""
+        with self._lock:
+            self._attempts[attempt.orders.token] = attempt
+            if not self._threads:
+                self._threads = [
+                    Supervised(f"{self.scheduler.name}-calls", self._call, log), Supervised(f"{self.scheduler.name}-files", self._watch, log)
+                ]  # fmt: skip
+                for thread in self._threads:
+                    thread.start()
+        self._news.set()
+
+    def close(self) -> None:
+        """End the threads; what runs there goes on."""
+        self._stopping = True
+        self._news.set()
+        for thread in self._threads:
+            thread.join(2 * QUICK_SECONDS)
+
+    def _open(self) -> list[ClusterAttempt]:
+        with self._lock:
+            for token in [token for token, attempt in self._attempts.items() if attempt.over and not attempt.cancel]:
+                del self._attempts[token]
+            return list(self._attempts.values())
+
+    # The scheduler's thread
+
+    def _call(self) -> None:
+        looked = 0.0
+        while not self._stopping:
+            attempts = self._open()
+            self._cancel(attempts)
+            for attempt in attempts:
+                if attempt.orders.submission == "none" and not attempt.course.stopped and not self._stopping:
+                    self._submit(attempt)
+                if time.monotonic() - looked >= LOOK_SECONDS:
+                    looked = self._look(attempts)
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                looked = self._look(attempts)
+            self._news.wait(QUICK_SECONDS if attempts else LOOK_SECONDS)
+            self._news.clear()
+
+    def _submit(self, attempt: ClusterAttempt) -> None:
+        if time.monotonic() < self._full_until:
+            return
+        began = time.monotonic()
+        try:
+            attempt.note(submission="asked")
+        except OSError:
+            return  # nothing was asked; the folder's look says what is wrong with it
+        try:
+            id = self.scheduler.submit(attempt.orders.token, attempt.script, attempt.resources)
+            attempt.note(submission="taken", id=id)
+            self._answered()
+        except Full as error:
+            attempt.note(submission="none")
+            self._full_until = time.monotonic() + FULL_SECONDS
+            log.warning(f"{self.scheduler.name} takes no more jobs now: {error}", event_id=Event.SCHEDULER_FULL)
+        except Refused as error:
+            attempt.refuse(str(error))
+        except Unsure as error:
+            self._no_answer(str(error))
+        time.sleep(max(0.0, 1 / SUBMISSIONS_A_SECOND - (time.monotonic() - began)))
+
+    def _look(self, attempts: Iterable[ClusterAttempt]) -> float:
+        """Ask about all that were handed in; gives when that was."""
+        began = time.monotonic()
+        asked = [attempt for attempt in attempts if attempt.orders.submission != "none" and not attempt.over]
+        if not asked:
+            return began
+        try:
+            seen = self.scheduler.look([attempt.orders.token for attempt in asked])
+        except Unsure as error:
+            self._no_answer(str(error))
+            for attempt in asked:
+                attempt.sighting = NOT_SEEN
+            return began
+        self._answered()
+        for attempt in asked:
+            attempt.sighting = seen.get(attempt.orders.token, ABSENT)
+        return began
+
+    def _cancel(self, attempts: Iterable[ClusterAttempt]) -> None:
+        wanted = [attempt for attempt in attempts if attempt.cancel]
+        if not wanted:
+            return
+        try:
+            self.scheduler.cancel({attempt.orders.token: attempt.orders.id or attempt.sighting.id for attempt in wanted})
+        except Unsure as error:
+            self._no_answer(str(error))
+            return
+        for attempt in wanted:
+            attempt.cancel = False
+
+    def _no_answer(self, why: str) -> None:
+        if self.away_since is None:
+            self.away_since = time.monotonic()
+            log.warning(
+                f"{self.scheduler.name} gives no answer ({why}); what runs there goes on, and it is asked again",
+                event_id=Event.SCHEDULER_AWAY,
+            )
+
+    def _answered(self) -> None:
+        if self.away_since is not None:
+            log.info(
+                f"{self.scheduler.name} answers again", event_id=Event.SCHEDULER_BACK, seconds=round(time.monotonic() - self.away_since)
+            )
+            self.away_since = None
+
+    # The folders' thread
+
+    def _watch(self) -> None:
+        slow = 0.0
+        while not self._stopping:
+            attempts = [attempt for attempt in self._open() if not attempt.over]
+            all_of_them = time.monotonic() - slow >= SLOW_SECONDS
+            slow = time.monotonic() if all_of_them else slow
+            for attempt in attempts:
+                if all_of_them or not attempt.is_quiet or attempt.sighting.state is State.GONE:
+                    self._advance(attempt)
+            time.sleep(min(SLOW_SECONDS, max(QUICK_SECONDS, len(attempts) / LOOKS_A_SECOND)))
+
+    def _advance(self, attempt: ClusterAttempt) -> None:
+        try:
+            attempt.advance(attempt.look())
+            attempt.unreachable = False
+        except OSError as error:
+            if not attempt.unreachable:
+                attempt.unreachable = True
+                log.warning(
+                    f"the folder of an attempt can't be read ({error.strerror}); it is looked at again, and nothing is concluded from that",
+                    event_id=Event.ATTEMPT_UNREACHABLE, id=attempt.id,
+                )  # fmt: skip

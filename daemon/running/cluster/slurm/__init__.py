@@ -1,0 +1,1 @@
+"""Slurm, by its commands sbatch, squeue and scancel. Nothing needs its accounting."""

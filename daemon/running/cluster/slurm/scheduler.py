@@ -1,0 +1,137 @@
+"""Slurm's four verbs, by sbatch(1), squeue(1) and scancel(1).
+
+A job's name is the attempt's token. squeue lists a job for `MinJobAge` seconds (300 by default) after its end, with the state in which it
+ended; after that it is absent, which is as good: how an attempt ended is in its folder. A command that fails, or gives no answer in time,
+says nothing about any job.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+from daemon.running.cluster.port import ABSENT, CALL_SECONDS, Full, Refused, Resources, Sighting, State, Unsure
+from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
+
+OUTPUT = "scheduler.txt"
+"""File of the attempt's folder for what Slurm itself has to say."""
+_SURELY_NOT = re.compile(r"Batch job submission failed: (.*)|sbatch: (?:error|fatal): (Invalid .*|invalid .*|Unable to open file .*)")
+_LATER = re.compile(r"limit|temporarily|unavailable|drained|too many", re.IGNORECASE)
+_NO_ANSWER = re.compile(r"contact|timed out|communicat|connect|socket|slurm_?ctld|credential", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of sbatch, as a site has them; "" and 0 leave the site's default."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    more: tuple[str, ...] = ()
+    """Further options, as they are."""
+
+    def words(self) -> list[str]:
+        """As words of the command line."""
+        named = {"partition": self.partition, "account": self.account, "qos": self.qos, "constraint": self.constraint}
+        return [*(f"--{name}={value}" for name, value in named.items() if value), *self.more]
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """`options`: name of a queue → its options, "" for those of all."""
+
+    options: Mapping[str, Options] = field(default_factory=dict)
+    directory: str = ""
+    """Folder of the commands, "" for those of PATH."""
+
+    @property
+    def name(self) -> str:
+        """As `Scheduler.name`."""
+        return "slurm"
+
+    def submit(self, token: str, script: Path, resources: Resources) -> str:
+        """As `Scheduler.submit`."""
+        given = {
+            "time": f"{max(1, ceil(resources.seconds / 60))}", "cpus-per-task": f"{max(1, resources.cpus)}",
+            "mem": f"{ceil(resources.memory / (1 << 20))}M" if resources.memory else "", "gres": f"gpu:{resources.gpus}" if resources.gpus else "",
+        }  # fmt: skip
+        options = self.options.get(resources.queue) or self.options.get("") or Options()
+        words = [
+            "--parsable", f"--job-name={token}", "--no-requeue", "--export=NIL", "--nodes=1", "--ntasks=1", "--open-mode=append",
+            f"--output={script.parent / OUTPUT}", *(f"--{name}={value}" for name, value in given.items() if value),
+            *(["--exclusive"] if resources.alone else []), *options.words(), str(script),
+        ]  # fmt: skip
+        code, out, err = self._call("sbatch", words)
+        if code == 0 and (id := out.strip().partition(";")[0]).isdigit():
+            return id
+        said = " ".join(err.split())[:300] or f"sbatch ended with code {code}"
+        refusal = _SURELY_NOT.search(err)
+        if refusal is None or _NO_ANSWER.search(refusal[0]):
+            raise Unsure(said)
+        raise (Full if _LATER.search(refusal[0]) else Refused)(said)
+
+    def look(self, tokens: Collection[str]) -> Mapping[str, Sighting]:
+        """As `Scheduler.look`. All jobs of this user are listed, since the names of a thousand fit into no command line."""
+        code, out, err = self._call("squeue", ["--me", "--noheader", "--states=all", "--format=%i|%j|%T|%r|%N"])
+        if code != 0:
+            raise Unsure(" ".join(err.split())[:300] or f"squeue ended with code {code}")
+        wanted, seen = set(tokens), dict[str, Sighting]()
+        for line in out.splitlines():
+            id, _, rest = line.strip().partition("|")
+            token, _, rest = rest.partition("|")
+            if token in wanted:
+                word, _, rest = rest.partition("|")
+                reason, _, host = rest.rpartition("|")
+                sighting = _sighting(id, word, reason, host)
+                if token not in seen or sighting.state is not State.GONE:  # of two with one name the one that lives
+                    seen[token] = sighting
+        return {token: seen.get(token, ABSENT) for token in wanted}
+
+    def cancel(self, jobs: Mapping[str, str]) -> None:
+        """As `Scheduler.cancel`."""
+        known = sorted(id for id in jobs.values() if id)
+        calls = [[*known]] if known else []
+        calls += [[f"--name={token}"] for token, id in jobs.items() if not id]
+        for words in calls:
+            code, _, err = self._call("scancel", words)
+            if code != 0 and "Invalid job id" not in err:
+                raise Unsure(" ".join(err.split())[:300] or f"scancel ended with code {code}")
+
+    def tail(self, token: str, folder: Path) -> str:
+        """As `Scheduler.tail`."""
+        try:
+            return (folder / OUTPUT).read_bytes()[-4000:].decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _call(self, program: str, words: Sequence[str]) -> tuple[int, str, str]:
+        """Exit code, output and errors of a command. Raises Unsure where there is no answer."""
+        path = f"{self.directory}/{program}" if self.directory else program
+        try:
+            done = subprocess.run(
+                [path, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CALL_SECONDS,
+                check=False,
+                text=True,
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired:
+            raise Unsure(f"{program} gave no answer in {CALL_SECONDS:.0f} s") from None
+        except OSError as error:
+            raise Unsure(f"{path} can't be run: {error.strerror}") from None
+        return done.returncode, done.stdout, done.stderr
+
+
+def _sighting(id: str, word: str, reason: str, host: str) -> Sighting:
+    if word in ENDINGS:
+        return Sighting(State.GONE, id, word, "", host, ENDINGS[word])
+    if word in PENDING:
+        return Sighting(State.PENDING, id, word, reason_in_words(reason))
+    return Sighting(State.RUNNING, id, word, "", host)  # RUNNING, COMPLETING, SUSPENDED, STAGE_OUT …: it has not ended

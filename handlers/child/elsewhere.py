@@ -1,0 +1,180 @@
+"""Entry of a worker: `python -m handlers.child.elsewhere FOLDER` runs the attempt in `FOLDER` on a machine that a scheduler chose.
+
+It does what the daemon does for a child on its own box: it starts `handlers` with the job file, hands on what stops it, bounds its log,
+sees that nothing of it is left, and writes how it ended. What passes between the two is in `daemon.contract.jobs.elsewhere`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from daemon.contract.disk.attempt_log import AttemptLog
+from daemon.contract.disk.files import write_atomic
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs import elsewhere
+from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, SAID, STOP, Claim, End, Orders
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.version import __version__
+
+LOOK_SECONDS = 0.1
+FILES_SECONDS = 1.0
+"""Between looks for what the daemon has written."""
+JOB_IDS = ("SLURM_JOB_ID", "CKPTD_SCHEDULER_ID")
+EXIT_TAKEN = 0
+"""Somebody else has the attempt: there is nothing to say."""
+
+
+class Worker:
+    """Runs one attempt."""
+
+    def __init__(self, folder: Path, orders: Orders) -> None:
+        self.folder, self.orders = folder, orders
+        self.log = AttemptLog(folder / "log.txt", orders.log_size)
+        self.terminated = self.asked = False
+        self.peak = 0
+        self._kills = oom_kills()
+
+    def run(self) -> End:
+        """Run the child to its end."""
+        if (fault := self._other_versions()) is not None:
+            return End(code=0, result=False, fault=fault)
+        signal.signal(signal.SIGTERM, self._terminate)
+        with open(self.folder / SAID, "ab") as said, open(self.log.path, "ab") as stderr:
+            child = subprocess.Popen(
+                [*self.orders.command, str(self._job_file())], stdin=subprocess.DEVNULL, stdout=said, stderr=stderr, cwd=self.folder,
+                env={**os.environ, **self.orders.environment, "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+            )  # fmt: skip
+        self._supervise(child)
+        self._sweep(child)
+        self.log.finish()
+        return End(
+            code=child.returncode, result=self._result.exists(), peak=self.peak, terminated=self.terminated,
+            out_of_memory=oom_kills() > self._kills,
+        )  # fmt: skip
+
+    def _job_file(self) -> Path:
+        """The child's own job file: its parent is this process, and its threads are those that the scheduler gave."""
+        context = StageContext.model_validate_json((self.folder / "job.json").read_bytes())
+        self._result = Path(context.result)
+        cores = len(os.sched_getaffinity(0))
+        given = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0) or min(cores, context.limits.threads)
+        limits = context.limits.model_copy(update={
+            "parent_pid": os.getpid(), "threads": max(1, min(given, cores)), "nice": 0, "idle": False,
+            "device": "cuda" if self.orders.gpus else context.limits.device,
+        })  # fmt: skip
+        path = self.folder / "job-there.json"
+        write_atomic(path, context.model_copy(update={"limits": limits}).model_dump_json(indent=1))
+        return path
+
+    def _other_versions(self) -> Fault | None:
+        """The fault where other releases are installed here than the daemon plans with."""
+        differing = [
+            f"{name} {here or 'none'} instead of {there}" for name, there in sorted(self.orders.versions.items())
+            if (here := version_of(name)) != (there or None)
+        ]  # fmt: skip
+        if not differing:
+            return None
+        return Fault(
+            code=FaultCode.OTHER_VERSIONS, operation=f"run an attempt on {socket.gethostname()}",
+            cause=f"its environment differs from the daemon's: {', '.join(differing)}", path=sys.prefix,
+            remedy="install the same releases there, or let cluster.python name an environment on the shared file system",
+        )  # fmt: skip
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.terminated = True
+
+    def _supervise(self, child: subprocess.Popen[bytes]) -> None:
+        looked = 0.0
+        while child.poll() is None:
+            if self.terminated and not self.asked:
+                self._tell(child, signal.SIGTERM)
+            if time.monotonic() - looked >= FILES_SECONDS:
+                looked = time.monotonic()
+                self._look(child)
+            time.sleep(LOOK_SECONDS)
+
+    def _look(self, child: subprocess.Popen[bytes]) -> None:
+        """Measure, bound the log, and obey. A file system that does not answer says nothing."""
+        self.peak = max(self.peak, memory_of(child.pid))
+        self.log.trim()
+        with contextlib.suppress(OSError):
+            names = set(os.listdir(self.folder))
+            if FENCE in names:
+                self._tell(child, signal.SIGKILL)
+            elif STOP in names and not self.asked:
+                self._tell(child, signal.SIGTERM)
+
+    def _tell(self, child: subprocess.Popen[bytes], number: int) -> None:
+        self.asked = True
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, number)
+
+    def _sweep(self, child: subprocess.Popen[bytes]) -> None:
+        """Nothing of the session outlives the child."""
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process and of all that descend from it."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        leader = psutil.Process(pid)
+        for process in [leader, *leader.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory so far, on this machine or in any control group of it; proc_vmstat(5)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def version_of(name: str) -> str | None:
+    """The release of a distribution that is installed here."""
+    if name == "ckptd":
+        return __version__
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def job_id(environment: Mapping[str, str]) -> str:
+    """The scheduler's own name of the job that runs this process, "" where it does not say."""
+    return next((environment[name] for name in JOB_IDS if name in environment), "")
+
+
+def main(folder: Path) -> int:
+    """Run the attempt in `folder`, unless somebody has it; gives the exit code."""
+    orders = elsewhere.get(folder, ORDERS, Orders)
+    if orders is None or (folder / FENCE).exists():
+        return EXIT_TAKEN
+    if not elsewhere.take(folder, Claim(by="worker", host=socket.gethostname(), id=job_id(os.environ))):
+        print(f"{folder}: this attempt was begun before, or taken back; nothing is done", file=sys.stderr)
+        return EXIT_TAKEN
+    end = Worker(folder, orders).run()
+    elsewhere.put(folder, END, end)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

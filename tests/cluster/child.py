@@ -1,0 +1,32 @@
+"""`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` is in its folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from daemon.contract.jobs.messages import StageContext
+from handlers.__main__ import main
+from handlers.child.progress import Reporter, StageOutput
+
+PAUSE = 0.05
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Write `out.bin`, which names the attempt."""
+    folder = Path(context.result).parent
+    with open(folder.parent / "begun", "a", encoding="utf-8") as stream:
+        stream.write(f"{context.attempt_id}\n")
+    while (folder / "hold").exists():
+        reporter.progress(0.5, "held")
+        time.sleep(PAUSE)
+    (Path(context.staging) / "out.bin").write_text(context.attempt_id)
+    return StageOutput()
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "entry": "tests.cluster.child:run"}))
+    sys.exit(main(str(path)))

@@ -1,0 +1,23 @@
+"""The contract of schedulers: the tests' own and a real Slurm pass it unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.bench import Bench
+from tests.cluster.contract import CONTRACT
+
+Promise = Callable[[Bench], None]
+BY_NAME = pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+
+
+@BY_NAME
+def test_the_scheduler_of_the_tests_keeps(promise: Promise, bench: Bench) -> None:
+    promise(bench)
+
+
+@BY_NAME
+def test_slurm_keeps(promise: Promise, slurm_bench: Bench) -> None:
+    promise(slurm_bench)
