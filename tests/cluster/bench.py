@@ -17,6 +17,8 @@ from daemon.running.cluster.port import Scheduler
 from tests.workers.helpers import make_context
 
 LATE = 2.0
+PATIENCE = 60.0
+"""Seconds that anything is waited for."""
 BOUNDS = Bounds(timeout=120, grace=1, memory=0, memory_reserve=0, silence=60, pass_environment=("PYTHONPATH",), warm=0)
 
 
@@ -74,9 +76,9 @@ class Bench:
         self.executor.close()
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Wait until something has happened."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -92,15 +94,15 @@ def stays(condition: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def outcome(attempt: ClusterAttempt, seconds: float = 60) -> tuple[Outcome, Code | None]:
+def outcome(attempt: ClusterAttempt) -> tuple[Outcome, Code | None]:
     """How it ended, and the fault's code."""
-    result = result_of(attempt, seconds)
+    result = result_of(attempt)
     return result.outcome, result.fault.code if result.fault else None
 
 
-def result_of(attempt: ClusterAttempt, seconds: float = 60) -> StageResult:
+def result_of(attempt: ClusterAttempt) -> StageResult:
     """Its result, once there is one."""
-    until(lambda: attempt.poll() is not None, seconds)
+    until(lambda: attempt.poll() is not None)
     result = attempt.poll()
     assert result is not None
     return result
@@ -108,7 +110,7 @@ def result_of(attempt: ClusterAttempt, seconds: float = 60) -> StageResult:
 
 def runs(attempt: ClusterAttempt) -> bool:
     """Whether its stage is at work."""
-    return attempt.course.begun_at is not None and attempt.progress.message == "held"
+    return attempt.course.begun_at is not None and attempt.progress.message.startswith("held")
 
 
 def context_of(attempt: ClusterAttempt) -> StageContext:

@@ -24,6 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.3)
     monkeypatch.setattr(link, "QUICK_SECONDS", 0.05)
     monkeypatch.setattr(course, "UNCONFIRMED_SECONDS", 0.5)
+    monkeypatch.setattr(link, "FULL_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

@@ -52,7 +52,8 @@ class FakeScheduler:
             if self.drops:
                 self.drops = False
                 raise Unsure("no answer")
-            self.jobs[token] = Job(str(len(self.jobs) + 1), script, resources)
+            before = self.jobs.get(token)
+            self.jobs[token] = Job(str(len(self.submitted)), script, resources, before.runs if before else [])
             if not self.held:
                 self.begin(token)
             if self.swallows:

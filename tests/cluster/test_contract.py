@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.bench import Bench
 from tests.cluster.contract import CONTRACT
+from tests.cluster.failures import FAILURES
 
 Promise = Callable[[Bench], None]
 BY_NAME = pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
@@ -21,3 +22,8 @@ def test_the_scheduler_of_the_tests_keeps(promise: Promise, bench: Bench) -> Non
 @BY_NAME
 def test_slurm_keeps(promise: Promise, slurm_bench: Bench) -> None:
     promise(slurm_bench)
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
+def test_whatever_fails(failure: Promise, bench: Bench) -> None:
+    failure(bench)

@@ -1,6 +1,6 @@
 """The log of one attempt: a file that the child's standard error is appended to, kept within a size while it is written.
 
-Used by what supervises an attempt. The child writes the file itself, so that nothing is lost when the daemon dies. While it does, `trim` gives
+The child writes the file itself, so that nothing is lost when the daemon dies. While it does, `trim` gives
 the middle back to the file system as a hole, which takes no line from a writer; `finish` closes the hole when nobody writes
 any more. Between two calls the file may grow past its limit by as much as the child writes in that time.
 """

@@ -25,6 +25,7 @@ from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
 from daemon.operating.monitoring.outlook import starving
+from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules.ready import describe
 from daemon.system.filesystems.disks import Place, Shortage, write_padded
 from daemon.system.processes.rivals import Rival
@@ -138,6 +139,8 @@ class StageProgress:
     """CPU time that it could have used, in cores."""
     priority: str = ""
     """Its priority, as `limits.priority` has it; "" where that is not known."""
+    place: Whereabouts | None = None
+    """Where it is, where a scheduler runs it on another machine."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
         progress.setdefault(job, {})[stage] = StageProgress(
             running.row.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
             None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3), running.priority,
+            running.place,
         )  # fmt: skip
     return progress
 

@@ -59,7 +59,7 @@ from daemon.operating.monitoring.live import (
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.reasons import failure, together, waiting
-from daemon.running.attempts.executor import CpuShare
+from daemon.running.attempts.executor import CpuShare, Whereabouts
 from daemon.running.rules import ready
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
@@ -116,6 +116,8 @@ class StageStatus:
     """Estimated remaining time, from earlier stages and from its progress; None if there is no estimate, or if it does not run."""
     cores: float | None = None
     """CPU time that it got recently, in cores; None if it is not known, or if it does not run."""
+    place: Whereabouts | None = None
+    """Where it runs or waits, where a scheduler has it."""
     starved: str | None = None
     """A sentence if other processes take the CPU time that it could use; None if they do not."""
     rivals: tuple[Rival, ...] = ()
@@ -448,6 +450,7 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         error=stage.fault.sentence() if stage.fault else None,
         left_seconds=None if left is None else round(left),
         cores=share.got if share else None,
+        place=live.place if live else None,
         starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
         rivals=rivals,
     )

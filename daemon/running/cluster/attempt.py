@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract.faults.errors import Fault
@@ -16,7 +17,10 @@ from daemon.running.attempts.executor import Bounds, Progress, Whereabouts
 from daemon.running.attempts.progress_channel import READ_LIMIT, Progressing
 from daemon.running.cluster.conclusion import Case, result_of
 from daemon.running.cluster.course import Act, Course, Over, Signs
-from daemon.running.cluster.port import NOT_SEEN, Resources, Sighting, State
+from daemon.running.cluster.port import NOT_SEEN, Resources, Scheduler, Sighting, State
+
+Clock = Callable[[], float]
+"""Seconds, monotonic."""
 
 
 class ClusterAttempt:
@@ -26,14 +30,16 @@ class ClusterAttempt:
     wait_handle = cpu = None
 
     def __init__(
-        self, scheduler: str, context: StageContext, folder: Path, bounds: Bounds, orders: Orders, late: float,
+        self, scheduler: Scheduler, context: StageContext, folder: Path, bounds: Bounds, orders: Orders, late: float,
         resources: Resources, *, adopted: bool = False,
+        clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self.context, self.folder, self.bounds, self.orders = context, folder, bounds, orders
-        self.scheduler = scheduler
-        self.id = f"{scheduler}:{orders.token}"
+        self.scheduler, self._tail = scheduler.name, scheduler.tail
+        self.id = f"{scheduler.name}:{orders.token}"
         self.peak = 0
         self.course = Course(bounds.timeout, bounds.grace, bounds.silence, late)
+        self._clock = clock
         self.resources, self.script = resources, folder / SCRIPT
         self.unreachable = False
         """Its folder can't be read, and that was said."""
@@ -54,9 +60,11 @@ class ClusterAttempt:
     @property
     def progress(self) -> Progress:
         """The last thing that it said; where it is until then."""
+        place, said = self.place, self._talk.progress
         if self.course.begun_at is None:
-            return Progress(0.0, f"waits in the queue of {self.scheduler}")
-        return self._talk.progress
+            job, reason = f", job {place.id}" if place.id else "", f": {place.reason}" if place.reason else ""
+            return Progress(0.0, f"waits in the queue of {self.scheduler}{job}{reason}")
+        return Progress(said.fraction, f"{said.message} (on {place.host}, {self.scheduler} job {place.id})")
 
     @property
     def warnings(self) -> list[str]:
@@ -66,7 +74,9 @@ class ClusterAttempt:
     @property
     def place(self) -> Whereabouts:
         """Where it is."""
-        known, claim = self.course.last_known, self._signs.claim
+        known, claim = self.sighting, self._signs.claim
+        if known.state not in (State.PENDING, State.RUNNING):
+            known = self.course.last_known
         state = "running" if self.course.begun_at is not None else str(self.sighting.state)
         host = claim.host if claim is not None else known.host
         return Whereabouts(self.scheduler, self.orders.id or known.id, state, known.word, known.reason, host)
@@ -78,12 +88,12 @@ class ClusterAttempt:
     def stop(self, fault: Fault | None = None) -> None:
         """As `Attempt.stop`."""
         with self._lock:
-            self.course.stop(time.monotonic(), fault)
+            self.course.stop(self._clock(), fault)
 
     def hurry(self) -> None:
         """As `Attempt.hurry`."""
         with self._lock:
-            self.course.hurry(time.monotonic())
+            self.course.hurry(self._clock())
 
     # For the link
 
@@ -112,7 +122,7 @@ class ClusterAttempt:
         """Take in the signs, and do what is to be done. Raises OSError; nothing is lost by that."""
         with self._lock:
             self._signs = signs
-            acts = self.course.step(time.monotonic(), signs, self.sighting)
+            acts = self.course.step(self._clock(), signs, self.sighting)
         for act in acts:
             self._do(act)
         if self.course.over is not None and self._result is None:
@@ -120,9 +130,16 @@ class ClusterAttempt:
             if signs.end is None:
                 self.note(ending=self.course.ending)
             began = self.course.begun_at
-            seconds = round(time.monotonic() - began + self.course.ran, 3) if began is not None else 0.0
-            case = Case(self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds)
+            seconds = round(self._clock() - began + self.course.ran, 3) if began is not None else 0.0
+            case = Case(
+                self.context, self.folder, self.bounds, self.orders, self.course, signs.end, self.scheduler, seconds, self._last_words()
+            )
             self._result = result_of(case)
+
+    def _last_words(self) -> str:
+        """The last line that the scheduler wrote about it."""
+        lines = self._tail(self.orders.token, self.folder).splitlines()
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def _do(self, act: Act) -> None:
         if act is Act.CANCEL:

@@ -33,6 +33,8 @@ class Case:
     """Its name."""
     seconds: float = 0.0
     """For which it ran, as far as that is known."""
+    said: str = ""
+    """The last line that the scheduler wrote about it."""
 
 
 def result_of(case: Case) -> StageResult:
@@ -70,7 +72,8 @@ def _broken(case: Case) -> Fault | None:
     operation = f"run the stage {case.context.stage}"
     if case.course.breach is Breach.TIMEOUT:
         cause = f"it ran longer than limits.stage_timeout, {case.bounds.timeout:.0f} s"
-        return Fault(code=FaultCode.TIMEOUT, operation=operation, cause=cause, remedy="raise limits.stage_timeout if the stage still made progress")  # fmt: skip
+        remedy = "raise limits.stage_timeout if the stage still made progress"
+        return Fault(code=FaultCode.TIMEOUT, operation=operation, cause=cause, remedy=remedy)
     if case.course.breach is Breach.SILENCE:
         cause = f"it hung: it showed no activity for {case.bounds.silence:.0f} s"
         remedy = "read the attempt's log; look at its machine, and at the file system that it shares with this one"
@@ -91,15 +94,16 @@ def _not_begun(case: Case, stopped: Fault | None) -> StageResult:
     if case.orders.submission == "asked":
         fault = Fault(
             code=FaultCode.SCHEDULER_AWAY, operation=operation,
-            cause=f"{case.scheduler} gave no answer when it was handed in, and has no job of its name", remedy="nothing; it is handed in again",
+            cause=f"{case.scheduler} gave no answer when it was handed in, and has no job of its name",
+            remedy="nothing; it is handed in again",
         )  # fmt: skip
         return StageResult(outcome=Outcome.RETRYABLE, fault=fault, retry_after=RESUBMIT_SECONDS)
     if case.course.ending is not Ending.ENDED:
         return StageResult(outcome=Outcome.RETRYABLE, fault=_by_scheduler(case), retry_after=RESUBMIT_SECONDS)
     fault = Fault(
         code=FaultCode.WORKER_NOT_BEGUN, operation=operation, path=str(case.folder),
-        cause=f"{case.scheduler} ran its job {case.orders.id or case.orders.token}, which could not begin: it made no claim in its folder",
-        remedy="make sure that the machines see this folder and the interpreter by the same paths; `ckptd check` submits a probe that says more",
+        cause=f"{case.scheduler} ran its job {case.orders.id or case.orders.token}, which could not begin{_quoted(case)}",
+        remedy="make sure that the machines see this folder and the interpreter by the same paths; `ckptd check` submits a probe",
     )  # fmt: skip
     return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
 
@@ -127,7 +131,11 @@ def _by_scheduler(case: Case) -> Fault:
             "nothing; it is handed in again with more memory",
         ),
         Ending.ENDED: (
-            FaultCode.LOST_THERE, f"its job{where} is gone and left no result{said}", READ_LOG,
+            FaultCode.LOST_THERE, f"its job{where} is gone and left no result{said}{_quoted(case)}", READ_LOG,
         ),
     }[case.course.ending]  # fmt: skip
     return Fault(code=code, operation=f"run the stage {case.context.stage} by {name}", cause=cause, remedy=remedy)
+
+
+def _quoted(case: Case) -> str:
+    return f': "{case.said}"' if case.said else ""

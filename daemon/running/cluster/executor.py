@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.contract.version import __version__
 from daemon.running.attempts.environment import IN_UTF_8
 from daemon.running.attempts.executor import Attempt, Bounds, Order, read_job_file
-from daemon.running.cluster.attempt import ClusterAttempt
+from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.link import Link
 from daemon.running.cluster.port import Ending, Resources, Scheduler
 from daemon.running.rules.resume_keys import library_version
@@ -60,9 +61,10 @@ class ClusterExecutor:
     terms: Terms = field(default_factory=Terms)
     late: float = 90.0
     command: Sequence[str] = ()
+    clock: Clock = time.monotonic
 
     def __post_init__(self) -> None:
-        self._link = Link(self.scheduler)
+        self.link = Link(self.scheduler, self.clock)
 
     def prepare(self) -> None:
         """Nothing: the threads begin with the first attempt."""
@@ -90,8 +92,8 @@ class ClusterExecutor:
     def _care_for(
         self, context: StageContext, folder: Path, bounds: Bounds, orders: Orders, resources: Resources, *, adopted: bool = False
     ) -> ClusterAttempt:
-        attempt = ClusterAttempt(self.scheduler.name, context, folder, bounds, orders, self.late, resources, adopted=adopted)
-        self._link.add(attempt)
+        attempt = ClusterAttempt(self.scheduler, context, folder, bounds, orders, self.late, resources, adopted=adopted, clock=self.clock)
+        self.link.add(attempt)
         return attempt
 
     def _resources(self, order: Order, terms: Terms) -> Resources:
@@ -119,7 +121,7 @@ class ClusterExecutor:
 
     def close(self) -> None:
         """End the threads; what runs elsewhere goes on."""
-        self._link.close()
+        self.link.close()
 
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
         """Attempts that were handed in and have left no last words."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from daemon.contract.faults.events import Event
-from daemon.running.cluster.attempt import ClusterAttempt
+from daemon.running.cluster.attempt import Clock, ClusterAttempt
 from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, State, Unsure
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Supervised
@@ -27,13 +28,17 @@ LOOKS_A_SECOND = 200.0
 class Link:
     """Carries attempts to a scheduler and back."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, clock: Clock = time.monotonic) -> None:
+        self.scheduler, self._clock = scheduler, clock
+        self._looked = self._watched = float("-inf")
         self.away_since: float | None = None
         """Since when (monotonic) it has given no answer; None while it does."""
         self._attempts: dict[str, ClusterAttempt] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
+        self.runs = True
+        """Whether it has threads of its own; else somebody calls `call` and `watch`."""
+        self.pause: Callable[[float], object] = time.sleep
         self._full_until = 0.0
         self._stopping = False
         self._threads: list[Supervised] = []
@@ -42,7 +47,7 @@ class Link:
         """Care for an attempt from now on."""
         with self._lock:
             self._attempts[attempt.orders.token] = attempt
-            if not self._threads:
+            if not self._threads and self.runs:
                 self._threads = [
                     Supervised(f"{self.scheduler.name}-calls", self._call, log), Supervised(f"{self.scheduler.name}-files", self._watch, log)
                 ]  # fmt: skip
@@ -66,59 +71,65 @@ class Link:
     # The scheduler's thread
 
     def _call(self) -> None:
-        looked = 0.0
         while not self._stopping:
-            attempts = self._open()
-            self._cancel(attempts)
-            for attempt in attempts:
-                if attempt.orders.submission == "none" and not attempt.course.stopped and not self._stopping:
-                    self._submit(attempt)
-                if time.monotonic() - looked >= LOOK_SECONDS:
-                    looked = self._look(attempts)
-            if time.monotonic() - looked >= LOOK_SECONDS:
-                looked = self._look(attempts)
-            self._news.wait(QUICK_SECONDS if attempts else LOOK_SECONDS)
+            self._news.wait(QUICK_SECONDS if self.call() else LOOK_SECONDS)
             self._news.clear()
 
+    def call(self) -> int:
+        """Say to the scheduler what there is to say, and ask it where it is time; gives for how many attempts."""
+        attempts = self._open()
+        self._cancel(attempts)
+        for attempt in attempts:
+            if attempt.orders.submission == "none" and not attempt.course.stopped and not self._stopping:
+                self._submit(attempt)
+                self._look_where_due(attempts)
+        self._look_where_due(attempts)
+        return len(attempts)
+
+    def _look_where_due(self, attempts: Collection[ClusterAttempt]) -> None:
+        if self._clock() - self._looked >= LOOK_SECONDS:
+            self._looked = self._clock()
+            self._look(attempts)
+
     def _submit(self, attempt: ClusterAttempt) -> None:
-        if time.monotonic() < self._full_until:
+        if self._clock() < self._full_until:
             return
-        began = time.monotonic()
+        began = self._clock()
         try:
             attempt.note(submission="asked")
         except OSError:
             return  # nothing was asked; the folder's look says what is wrong with it
         try:
             id = self.scheduler.submit(attempt.orders.token, attempt.script, attempt.resources)
-            attempt.note(submission="taken", id=id)
             self._answered()
+            with contextlib.suppress(OSError):  # a look finds the job by its name
+                attempt.note(submission="taken", id=id)
         except Full as error:
-            attempt.note(submission="none")
-            self._full_until = time.monotonic() + FULL_SECONDS
+            with contextlib.suppress(OSError):
+                attempt.note(submission="none")
+            self._full_until = self._clock() + FULL_SECONDS
             log.warning(f"{self.scheduler.name} takes no more jobs now: {error}", event_id=Event.SCHEDULER_FULL)
         except Refused as error:
             attempt.refuse(str(error))
         except Unsure as error:
             self._no_answer(str(error))
-        time.sleep(max(0.0, 1 / SUBMISSIONS_A_SECOND - (time.monotonic() - began)))
+        self.pause(max(0.0, 1 / SUBMISSIONS_A_SECOND - (self._clock() - began)))
 
-    def _look(self, attempts: Iterable[ClusterAttempt]) -> float:
-        """Ask about all that were handed in; gives when that was."""
-        began = time.monotonic()
+    def _look(self, attempts: Iterable[ClusterAttempt]) -> None:
+        """Ask about all that were handed in."""
         asked = [attempt for attempt in attempts if attempt.orders.submission != "none" and not attempt.over]
         if not asked:
-            return began
+            return
         try:
             seen = self.scheduler.look([attempt.orders.token for attempt in asked])
         except Unsure as error:
             self._no_answer(str(error))
             for attempt in asked:
                 attempt.sighting = NOT_SEEN
-            return began
+            return
         self._answered()
         for attempt in asked:
             attempt.sighting = seen.get(attempt.orders.token, ABSENT)
-        return began
 
     def _cancel(self, attempts: Iterable[ClusterAttempt]) -> None:
         wanted = [attempt for attempt in attempts if attempt.cancel]
@@ -134,7 +145,7 @@ class Link:
 
     def _no_answer(self, why: str) -> None:
         if self.away_since is None:
-            self.away_since = time.monotonic()
+            self.away_since = self._clock()
             log.warning(
                 f"{self.scheduler.name} gives no answer ({why}); what runs there goes on, and it is asked again",
                 event_id=Event.SCHEDULER_AWAY,
@@ -142,23 +153,25 @@ class Link:
 
     def _answered(self) -> None:
         if self.away_since is not None:
-            log.info(
-                f"{self.scheduler.name} answers again", event_id=Event.SCHEDULER_BACK, seconds=round(time.monotonic() - self.away_since)
-            )
+            log.info(f"{self.scheduler.name} answers again", event_id=Event.SCHEDULER_BACK, seconds=round(self._clock() - self.away_since))
             self.away_since = None
 
     # The folders' thread
 
     def _watch(self) -> None:
-        slow = 0.0
         while not self._stopping:
-            attempts = [attempt for attempt in self._open() if not attempt.over]
-            all_of_them = time.monotonic() - slow >= SLOW_SECONDS
-            slow = time.monotonic() if all_of_them else slow
-            for attempt in attempts:
-                if all_of_them or not attempt.is_quiet or attempt.sighting.state is State.GONE:
-                    self._advance(attempt)
-            time.sleep(min(SLOW_SECONDS, max(QUICK_SECONDS, len(attempts) / LOOKS_A_SECOND)))
+            time.sleep(min(SLOW_SECONDS, max(QUICK_SECONDS, self.watch() / LOOKS_A_SECOND)))
+
+    def watch(self) -> int:
+        """Look into the folders where it is time, and do what is to be done; gives how many attempts there are."""
+        attempts = [attempt for attempt in self._open() if not attempt.over]
+        all_of_them = self._clock() - self._watched >= SLOW_SECONDS
+        if all_of_them:
+            self._watched = self._clock()
+        for attempt in attempts:
+            if all_of_them or not attempt.is_quiet or attempt.sighting.state is State.GONE:
+                self._advance(attempt)
+        return len(attempts)
 
     def _advance(self, attempt: ClusterAttempt) -> None:
         try:

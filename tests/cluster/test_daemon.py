@@ -1,0 +1,162 @@
+"""The real daemon with a real Slurm: whole exports, and what happens to daemon, controller and machine meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config.cluster import ClusterSettings
+from daemon.operating.integrity.fsck import examine
+from daemon.running.cluster.by_stage import with_cluster
+from daemon.running.workers.executor import LocalExecutor
+from tests.cluster.slurm_site import SlurmSite
+from tests.runner.conftest import STAGES_OF_ONE, Toy, add
+from tests.service import making
+
+__all__ = ["add"]
+Add = Callable[..., Path]
+PASSED = ["PYTHONPATH", "TOY_LOG", "TOY_HOLD"]
+CLUSTER = '[cluster]\nexecutor = "slurm"\nlate_seconds = 3\n'
+
+
+class Submitting(Toy):
+    """The toy daemon, whose stages run by a Slurm."""
+
+    command = (sys.executable, "-m", "tests.cluster.toy_daemon")
+    commands: Path
+
+    def __init__(self, folder: Path, *, cluster: str = "", **options: Any) -> None:
+        super().__init__(folder, **{"extra": CLUSTER + cluster, **options})
+        self.environment["CKPTD_LIMITS__PASS_ENVIRONMENT"] = json.dumps(PASSED)
+        self.environment["PATH"] = f"{self.commands}:{os.environ['PATH']}"
+
+    def sound(self) -> None:
+        """Nothing is wrong with state and output."""
+        executor = with_cluster(ClusterSettings(executor="slurm"), LocalExecutor())
+        findings = examine(self.state, self.exports, quiescent=True, deep=True, executor=executor)
+        assert findings.findings == (), findings
+
+
+@pytest.fixture
+def make_submitting(tmp_path: Path, site: SlurmSite) -> Iterator[Callable[..., Submitting]]:
+    """Makes daemons over the real Slurm."""
+
+    class Here(Submitting):
+        commands = site.commands
+
+    yield from making(Here, tmp_path)
+
+
+def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
+    service = make_submitting()
+    service.held.touch()
+    add(service)
+    service.start()
+    service.wait_held()
+    (stage,) = [stage for job in service.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
+    assert stage["place"]["scheduler"] == "slurm" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
+    assert "ckptd." in site.run("squeue", "--me", "--noheader", "--format=%j")
+    service.held.unlink()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded", service.log()[-3000:]
+    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+    service.sound()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [Submitting.kill, Submitting.stop], ids=["killed", "stopped"])
+def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_runs(
+    make_submitting: Callable[..., Submitting], add: Add, end: Callable[[Submitting], object]
+) -> None:
+    service = make_submitting()
+    service.held.touch()
+    add(service)
+    service.start()
+    service.wait_held()
+    end(service)
+    time.sleep(2)
+    service.start()
+    service.wait_for(lambda v: v["daemon"]["running"] and service.process is not None and v["daemon"]["pid"] == service.process.pid, 60)
+    service.wait_held()
+    service.held.unlink()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded", service.log()[-3000:]
+    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+    service.sound()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["before.spawned", "runner.spawned"])
+def test_a_daemon_that_dies_around_the_handing_in_hands_nothing_in_twice(
+    make_submitting: Callable[..., Submitting], add: Add, fault: str
+) -> None:
+    service = make_submitting()
+    add(service)
+    service.start(fault=fault)
+    assert service.wait_dead() == -signal.SIGKILL
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded"
+    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE)
+    service.sound()
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_away_ends_nothing(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
+    service = make_submitting()
+    service.held.touch()
+    add(service)
+    service.start()
+    service.wait_held()
+    site.stop_controller()
+    try:
+        time.sleep(12)
+        service.held.unlink()
+        service.wait_for(lambda v: any(s["state"] == "succeeded" for job in v["jobs"] for s in job["stages"]), 60)
+    finally:
+        site.start_controller()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded", service.log()[-3000:]
+    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE)
+    assert "gives no answer" in service.log()
+    service.sound()
+
+
+@pytest.mark.slow
+def test_a_cancelled_export_is_cancelled_there(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
+    service = make_submitting()
+    service.held.touch()
+    add(service)
+    service.start()
+    service.wait_held()
+    (job,) = service.status()["jobs"]
+    assert service.run_verb("queue", "cancel", job["id"]) == 0, service.said
+    service.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"])
+    assert service.stop() == 0
+    assert site.run("squeue", "--me", "--noheader", "--states=R,PD") == ""
+    service.sound()
+
+
+@pytest.mark.slow
+def test_stages_run_where_the_configuration_says(make_submitting: Callable[..., Submitting], add: Add) -> None:
+    service = make_submitting(cluster='stages = { merge = "local", "p*" = "wide" }\n[cluster.queues.wide]\npartition = "main"\ncpus = 2\n')
+    add(service)
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded", service.log()[-3000:]
+    elsewhere = {path.parent.name.partition(".")[0] for path in (service.state / "jobs").glob("*/*/orders.json")}
+    assert elsewhere == {*STAGES_OF_ONE} - {"merge"}
+    service.sound()
