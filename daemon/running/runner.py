@@ -194,7 +194,7 @@ class Runner:
         complaints, failures = Complaints(log, "the runner"), 0
         patience = time.monotonic() + self.settings.limits.stop_seconds + STUCK_SECONDS
         if not self.at_once:
-            self.children.let_go()
+            complaints.during(lambda: self.children.let_go({job.id for job in self.journal.jobs.running()}))
         self.children.stop()
         while self.children.running and failures < JOURNAL_TRIES and time.monotonic() < patience:
             if self._hurry:

@@ -1,4 +1,5 @@
-"""Entry of a worker: `python -m handlers.child.elsewhere FOLDER` runs the attempt in `FOLDER` on a machine that a scheduler chose.
+"""Entry of a worker: `python -m handlers.child.elsewhere FOLDER` runs the attempt in `FOLDER` on a machine that a scheduler chose;
+`--probe FOLDER` says what that machine sees.
 
 It does what the daemon does for a child on its own box: it starts `handlers` with the job file, hands on what stops it, bounds its log,
 sees that nothing of it is left, and writes how it ended. What passes between the two is in `daemon.contract.jobs.elsewhere`.
@@ -25,7 +26,7 @@ from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, SAID, STOP, Claim, End, Orders
+from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, PROBE, PROBED, SAID, STOP, Claim, End, Orders, Probe, Probed
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.version import __version__
 
@@ -81,10 +82,7 @@ class Worker:
 
     def _other_versions(self) -> Fault | None:
         """The fault where other releases are installed here than the daemon plans with."""
-        differing = [
-            f"{name} {here or 'none'} instead of {there}" for name, there in sorted(self.orders.versions.items())
-            if (here := version_of(name)) != (there or None)
-        ]  # fmt: skip
+        differing = differing_from(self.orders.versions)
         if not differing:
             return None
         return Fault(
@@ -148,6 +146,14 @@ def oom_kills() -> int:
     return 0
 
 
+def differing_from(versions: Mapping[str, str]) -> list[str]:
+    """The releases here that are others than these, as clauses."""
+    return [
+        f"{name} {here or 'none'} instead of {there or 'none'}" for name, there in sorted(versions.items())
+        if (here := version_of(name)) != (there or None)
+    ]  # fmt: skip
+
+
 def version_of(name: str) -> str | None:
     """The release of a distribution that is installed here."""
     if name == "ckptd":
@@ -161,6 +167,21 @@ def version_of(name: str) -> str | None:
 def job_id(environment: Mapping[str, str]) -> str:
     """The scheduler's own name of the job that runs this process, "" where it does not say."""
     return next((environment[name] for name in JOB_IDS if name in environment), "")
+
+
+def probe(folder: Path) -> int:
+    """Say what `ckptd check` wants to know of this machine."""
+    asked = elsewhere.get(folder, PROBE, Probe)
+    if asked is None:
+        return 1
+    devices = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    elsewhere.put(folder, PROBED, Probed(
+        host=socket.gethostname(), python=sys.executable, cores=len(os.sched_getaffinity(0)), time=time.time(),
+        unseen=tuple(path for path in asked.read if not os.access(path, os.R_OK)),
+        unwritable=tuple(path for path in asked.write if not os.access(path, os.W_OK)),
+        differing=tuple(differing_from(asked.versions)), gpus=tuple(devices),
+    ))  # fmt: skip
+    return 0
 
 
 def main(folder: Path) -> int:
@@ -177,4 +198,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(probe(Path(sys.argv[2])) if sys.argv[1] == "--probe" else main(Path(sys.argv[1])))

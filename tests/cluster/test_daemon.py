@@ -121,7 +121,7 @@ def test_a_controller_that_is_away_ends_nothing(make_submitting: Callable[..., S
     service.wait_held()
     site.stop_controller()
     try:
-        time.sleep(12)
+        service.wait_for(lambda v: "gives no answer" in service.log())
         service.held.unlink()
         service.wait_for(lambda v: any(s["state"] == "succeeded" for job in v["jobs"] for s in job["stages"]), 60)
     finally:

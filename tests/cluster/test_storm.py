@@ -39,6 +39,8 @@ def check(cluster: VirtualCluster, runner: VirtualRunner) -> None:
     assert all(len(stage.accepted) == 1 for stage in runner.stages), "each stage has succeeded, once"
     assert max(cluster.accepted.values()) == 1, "no attempt was handed in twice"
     assert max(job.workers for job in cluster.jobs.values()) == 1, "no two workers did one attempt's work"
+    taken = {stage.accepted[0] for stage in runner.stages}
+    assert cluster.finished <= taken, "what was finished is not done again"
     wrong = [stage.name for stage in runner.stages if runner.content(stage) != stage.accepted[0]]
     assert wrong == [], "what was taken is what that very attempt wrote, whatever came back later"
 

@@ -56,6 +56,8 @@ class VirtualCluster:
         self.accepted: Counter[str] = Counter()
         self.looks = 0
         self.met: Counter[str] = Counter()
+        self.finished: set[str] = set()
+        """Attempts that a machine in reach finished, and whose result could be seen in time."""
         self._slots, self._faults, self._chance = slots, faults, chance
         self._queue: list[str] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -222,6 +224,8 @@ class VirtualWorker:
                 files = seal(staging)
         result = StageResult(outcome=outcome, attempt=self.context.attempt_id, files=files)
         write = lambda: elsewhere.put(folder, "result.json", result)  # noqa: E731
+        if outcome is Outcome.SUCCEEDED and fault not in ("node back", "killed while it ends"):
+            self.cluster.finished.add(self.context.attempt_id)
         if fault == "result late":
             self.cluster.at(self.chance.uniform(1, 60), write)
         elif fault != "killed while it ends":

@@ -22,6 +22,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.values import Frozen
 
 ORDERS, CLAIM, STOP, FENCE, SAID, END = "orders.json", "claim.json", "stop", "fence", "progress.jsonl", "end.json"
+PROBE, PROBED = "probe.json", "probed.json"
 """`SAID`: the child's progress channel. `STOP`: end at the next safe point. `FENCE`: the attempt is settled; end at once."""
 SCRIPT = "attempt.sh"
 """What the scheduler starts."""
@@ -56,6 +57,31 @@ class Orders(Frozen):
     """The scheduler's own name of the job, once it is known."""
     ending: str = ""
     """What the scheduler said of its end, once it has ended without last words."""
+
+
+class Probe(Frozen):
+    """What a machine is asked about itself, by `ckptd check`."""
+
+    read: tuple[str, ...] = ()
+    """Paths that it must see."""
+    write: tuple[str, ...] = ()
+    """Folders that it must be able to write into."""
+    versions: Mapping[str, str] = Field(default_factory=dict)
+
+
+class Probed(Frozen):
+    """What it answers."""
+
+    host: str
+    python: str
+    cores: int
+    time: float
+    """Its clock, in seconds since 1970."""
+    unseen: tuple[str, ...] = ()
+    unwritable: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    """Releases that differ, as clauses."""
+    gpus: tuple[str, ...] = ()
 
 
 class Claim(Frozen):

@@ -22,6 +22,7 @@ from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
 from daemon.operating.diagnosis import packages
 from daemon.operating.diagnosis.capacity import capacity_of
+from daemon.operating.diagnosis.cluster import examine_cluster
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
@@ -349,6 +350,9 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         warnings.append(
             f"limits.jobs = {settings.limits.jobs}, but limits.threads = {threads} lets only {threads} run at once; each needs one thread"
         )
+    workers = examine_cluster(settings)
+    problems += workers.problems
+    warnings += workers.warnings
     total, available = memory()
     facts = {
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",
@@ -362,6 +366,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         ),
         **({"adds": ", ".join(f"{adapter.weight:g} × {adapter.path}" for adapter in settings.merge.add)} if settings.merge.add else {}),
         **room.facts,
+        **workers.facts,
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: library_version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.config.cluster import ClusterSettings
 from daemon.contract.faults.errors import Permanent
 from daemon.journal.file.database import reading, reading_as_it_is
 from daemon.journal.file.integrity import misshapen
@@ -23,6 +24,7 @@ from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
 from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows
 from daemon.running.attempts.executor import Executor
+from daemon.running.cluster.by_stage import with_cluster
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.lock import is_locked
 
@@ -57,7 +59,10 @@ def examine(
     began = time.monotonic()
     state, output = state.absolute(), output.absolute()
     paths = paths_of(state, output)
-    scene, executor = Scene(paths, (pins or paths.pins).absolute(), quiescent, deep), executor or LocalExecutor()
+    scene, executor = (
+        Scene(paths, (pins or paths.pins).absolute(), quiescent, deep),
+        executor or with_cluster(ClusterSettings(), LocalExecutor()),
+    )
     _look(scene, executor)
     for pause in () if quiescent else pauses:
         if not scene.findings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -346,9 +346,9 @@ class Children:
             if running.spec.heavy:
                 running.stop()
 
-    def let_go(self) -> None:
-        """Leave alone what runs on other machines: it goes on without this daemon, and the next one takes it over."""
-        for key in [key for key, running in self.running.items() if not self.runs_here(running.spec)]:
+    def let_go(self, jobs: Collection[str]) -> None:
+        """Leave alone what runs for these jobs on other machines: it goes on without this daemon, and the next one takes it over."""
+        for key in [key for key, running in self.running.items() if key[0] in jobs and not self.runs_here(running.spec)]:
             del self.running[key]
 
     def stop(self, *, hurry: bool = False) -> None:

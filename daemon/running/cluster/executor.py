@@ -81,11 +81,11 @@ class ClusterExecutor:
         spec = find_spec(context.stage)
         orders = Orders(
             token=f"ckptd.{context.job[-12:]}.{context.stage}.{context.attempt}.{secrets.token_hex(6)}",
-            command=tuple(self.command or (terms.python, *command_of(context)[1:])), environment=_environment(order.bounds),
+            command=tuple(self.command or (terms.python, *command_of(context)[1:])), environment=environment_there(order.bounds.pass_environment),
             versions={"ckptd": __version__, **{name: library_version(name) for name in (spec.libraries if spec else ())}},
             gpus=resources.gpus, memory=resources.memory, seconds=resources.seconds, log_size=order.bounds.log_size, queue=terms.queue,
         )  # fmt: skip
-        _write_script(folder, terms, orders.environment)
+        write_script(folder, terms, orders.environment, str(folder))
         elsewhere.put(folder, ORDERS, orders)
         return self._care_for(context, folder, order.bounds, orders, resources)
 
@@ -144,15 +144,18 @@ def _earlier(folder: Path) -> Orders | None:
     return elsewhere.get(folder.with_suffix(f".{number - 1}"), ORDERS, Orders)
 
 
-def _environment(bounds: Bounds) -> dict[str, str]:
+def environment_there(names: Sequence[str]) -> dict[str, str]:
     """Variables that a child gets beside those of its machine: what the configuration names, and nothing that is this box's."""
-    return {**{name: value for name in bounds.pass_environment if (value := os.environ.get(name)) is not None}, **IN_UTF_8}
+    return {**{name: value for name in names if (value := os.environ.get(name)) is not None}, **IN_UTF_8}
 
 
-def _write_script(folder: Path, terms: Terms, environment: Mapping[str, str]) -> None:
-    """The script that the scheduler starts: it changes into the folder, or ends, and becomes the worker."""
-    command = shlex.join([*terms.prefix, terms.python, "-m", "handlers.child.elsewhere", str(folder)])
+def write_script(folder: Path, terms: Terms, environment: Mapping[str, str], *words: str) -> Path:
+    """The script that the scheduler starts: it changes into the folder, or ends, and becomes the worker with these `words`."""
+    command = shlex.join([*terms.prefix, terms.python, "-m", "handlers.child.elsewhere", *words])
     path = f"PYTHONPATH={shlex.quote(environment['PYTHONPATH'])} " if "PYTHONPATH" in environment else ""
-    lines = ["#!/bin/sh", "# An attempt of ckptd: the file orders.json beside this one says of which stage.", f"cd {shlex.quote(str(folder))} || exit 0",
-             'export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}"', f"{path}exec {command}"]  # fmt: skip
+    lines = (
+        "#!/bin/sh", "# Made by ckptd: what orders.json beside this file asks for.", f"cd {shlex.quote(str(folder))} || exit 0",
+        'export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}"', f"{path}exec {command}",
+    )  # fmt: skip
     write_atomic(folder / SCRIPT, "\n".join(lines) + "\n", mode=0o700)
+    return folder / SCRIPT
