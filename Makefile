@@ -9,7 +9,7 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install install-dev demo test test-changed test-slow soak lint messages bench release clean
+.PHONY: help install install-dev demo test test-changed test-slow test-cluster soak lint messages bench release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-13s %s\n' "$$name" "$$what"; done
@@ -45,6 +45,9 @@ test-changed: install-dev ## what the edits since SINCE=HEAD can touch, as far a
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install-dev ## all tests, one after the other
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
+
+test-cluster: install-dev ## a real Slurm is fetched and started; exports, failures and a storm of 1,000 stages
+	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST) tests/cluster tests/runner/test_another_executor.py
 
 soak: install-dev ## half an hour of everything that can go wrong, against one daemon; SOAK="--minutes 5 --seed 1"
 	$(BIN)/python -m tests.soak $(SOAK)

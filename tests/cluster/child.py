@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` is in its folder."""
+"""`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` lies beside it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CORES, MEMORY_MIB = 8, 16_000
 
 
 def fetch(cache: Path) -> Path:
-    """The folder with the unpacked packages; they are fetched into `cache` once. Raises OSError or CalledProcessError where they can't be."""
+    """The folder with the unpacked packages; fetched into `cache` once. Raises OSError or SubprocessError."""
     tree = cache / "tree"
     if tree.is_dir():
         return tree

@@ -17,6 +17,7 @@ import pytest
 
 from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
+from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import Fault, Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
@@ -26,10 +27,9 @@ from daemon.journal.rows import AttemptId
 from daemon.operating.engine import engine
 from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.publishing import kept, lending, publication
+from daemon.running.attempts.post_mortem import Death, conclude
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
-from daemon.contract.disk.attempt_log import AttemptLog
-from daemon.running.attempts.post_mortem import Death, conclude
 from handlers.__main__ import _failed
 from tests.journal.conftest import enter
 from tests.runner.desk import Desks, done

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.faults.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.jobs.messages import Outcome
 from daemon.running.workers import post_mortem, procfs
-from daemon.contract.disk.attempt_log import AttemptLog
 from tests.workers.helpers import Start, fault_of, make_context, until, wait
 
 

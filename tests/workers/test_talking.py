@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.jobs.messages import Outcome
+from daemon.running.attempts.progress_channel import Channel, Progress
 from daemon.running.workers import attempt_log, procfs
 from daemon.running.workers import progress_channel as channel_module
-from daemon.running.attempts.progress_channel import Channel, Progress
 from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
 
 

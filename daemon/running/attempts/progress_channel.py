@@ -1,6 +1,7 @@
 """The progress channel: JSON lines that a child writes to its standard output, read without trusting them.
 
-Nothing depends on a line, so everything that is not progress is dropped. Memory and time are bounded, whatever the child writes: one `read` takes at most `READ_LIMIT` bytes and parses at most `LINES` lines of them, the last ones.
+Nothing depends on a line, so everything that is not progress is dropped. Memory and time are bounded, whatever the child writes: one `read`
+takes at most `READ_LIMIT` bytes and parses at most `LINES` lines of them, the last ones.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class ClusterExecutor:
         spec = find_spec(context.stage)
         orders = Orders(
             token=f"ckptd.{context.job[-12:]}.{context.stage}.{context.attempt}.{secrets.token_hex(6)}",
-            command=tuple(self.command or (terms.python, *command_of(context)[1:])), environment=environment_there(order.bounds.pass_environment),
+            command=tuple(self.command or (terms.python, *command_of(context)[1:])),
+            environment=environment_there(order.bounds.pass_environment),
             versions={"ckptd": __version__, **{name: library_version(name) for name in (spec.libraries if spec else ())}},
             gpus=resources.gpus, memory=resources.memory, seconds=resources.seconds, log_size=order.bounds.log_size, queue=terms.queue,
         )  # fmt: skip

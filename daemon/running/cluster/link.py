@@ -48,9 +48,8 @@ class Link:
         with self._lock:
             self._attempts[attempt.orders.token] = attempt
             if not self._threads and self.runs:
-                self._threads = [
-                    Supervised(f"{self.scheduler.name}-calls", self._call, log), Supervised(f"{self.scheduler.name}-files", self._watch, log)
-                ]  # fmt: skip
+                name = self.scheduler.name
+                self._threads = [Supervised(f"{name}-calls", self._call, log), Supervised(f"{name}-files", self._watch, log)]
                 for thread in self._threads:
                     thread.start()
         self._news.set()

@@ -58,7 +58,8 @@ class Slurm:
         """As `Scheduler.submit`."""
         given = {
             "time": f"{max(1, ceil(resources.seconds / 60))}", "cpus-per-task": f"{max(1, resources.cpus)}",
-            "mem": f"{ceil(resources.memory / (1 << 20))}M" if resources.memory else "", "gres": f"gpu:{resources.gpus}" if resources.gpus else "",
+            "mem": f"{ceil(resources.memory / (1 << 20))}M" if resources.memory else "",
+            "gres": f"gpu:{resources.gpus}" if resources.gpus else "",
         }  # fmt: skip
         options = self.options.get(resources.queue) or self.options.get("") or Options()
         words = [

@@ -1,0 +1,146 @@
+"""What a scheduler costs a stage: overhead beside a stage of this box, and beside the scheduler's own round trip; many short stages beside
+sbatch in a loop; the daemon's memory with a thousand attempts open; calls to the scheduler a minute.
+
+A real Slurm of one machine is made of the distribution's packages for it (`tests.cluster.slurm_site`), which need apt-get.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _common
+from daemon.running.attempts.executor import Attempt, Executor
+from daemon.running.cluster.port import Resources
+from daemon.running.cluster.slurm.scheduler import Slurm
+from daemon.running.workers.executor import LocalExecutor
+from tests.cluster.bench import Bench
+from tests.cluster.fake import FakeScheduler
+from tests.cluster.slurm_site import SlurmSite, fetch
+
+ROUNDS = 7
+STAGES = 200
+OPEN = 1000
+CHILD = (sys.executable, "-m", "tests.cluster.child")
+
+
+class Counted(Slurm):
+    """Slurm, whose calls are counted."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def _call(self, program: str, words: Sequence[str]) -> tuple[int, str, str]:
+        self.calls[program] += 1
+        return super()._call(program, words)
+
+
+def seconds_of(what: Callable[[], object]) -> float:
+    """Wall-clock time of a call."""
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began
+
+
+def to_the_end(attempts: Sequence[Attempt]) -> None:
+    """Ask as the runner does, until all have ended."""
+    left = list(attempts)
+    while left:
+        left = [attempt for attempt in left if attempt.poll() is None]
+        time.sleep(0.02)
+
+
+def round_trip(slurm: Slurm, folder: Path, count: int = 1) -> None:
+    """`count` jobs that do nothing, by sbatch in a loop, until a file of each is there."""
+    marks = []
+    for number in range(count):
+        script, mark = folder / f"{number}.sh", folder / f"{number}.done"
+        script.write_text(f"#!/bin/sh\n: > {mark}\n")
+        script.chmod(0o755)
+        mark.unlink(missing_ok=True)
+        marks.append(mark)
+        slurm.submit(f"plain-{number}", script, Resources(1, 50 << 20, 60))
+    while not all(mark.exists() for mark in marks):
+        time.sleep(0.02)
+
+
+def overhead(bench: Bench, local: Executor, slurm: Slurm, folder: Path) -> dict[str, float]:
+    """Seconds of one stage that does nothing: on this box, by Slurm, and of Slurm's own round trip; medians of rounds that alternate."""
+    rows: dict[str, list[float]] = {"local_s": [], "slurm_s": [], "round_trip_s": []}
+    for _ in range(ROUNDS):
+        rows["local_s"].append(seconds_of(lambda: to_the_end([local.start(bench.order())])))
+        rows["slurm_s"].append(seconds_of(lambda: to_the_end([bench.start()])))
+        rows["round_trip_s"].append(seconds_of(lambda: round_trip(slurm, folder)))
+    medians = {name: statistics.median(values) for name, values in rows.items()}
+    return {**medians, "slurm_overhead_s": medians["slurm_s"] - medians["local_s"] - medians["round_trip_s"]}
+
+
+def throughput(bench: Bench, slurm: Slurm, folder: Path) -> dict[str, float]:
+    """Seconds of many short stages, and of as many jobs by sbatch in a loop that start the same child without anybody above it."""
+    ours = seconds_of(lambda: to_the_end([bench.start() for _ in range(STAGES)]))
+    plain = seconds_of(lambda: round_trip(slurm, folder, STAGES))
+    return {"stages": STAGES, "ckptd_s": ours, "sbatch_loop_of_nothing_s": plain}
+
+
+def open_attempts(folder: Path) -> dict[str, float]:
+    """Memory of this process with many attempts open that wait, beside before; and questions a minute."""
+    fake = FakeScheduler()
+    fake.held = True
+    bench = Bench(folder, fake)
+    to_begin = resident()
+    attempts = [bench.start() for _ in range(OPEN)]
+    while len(fake.submitted) < OPEN:
+        time.sleep(0.1)
+    time.sleep(6)
+    calls, began = fake.calls, time.monotonic()
+    time.sleep(30)
+    asked = (fake.calls - calls) / (time.monotonic() - began) * 60
+    grown = resident() - to_begin
+    bench.close()
+    return {"open": len(attempts), "grown_mib": grown / (1 << 20), "calls_a_minute": asked}
+
+
+def resident() -> int:
+    """Resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    """Print the figures, and write them with --json."""
+    parser = _common.parser(str(__doc__))
+    parser.add_argument("--only", choices=("open", "slurm"), help="one part of it")
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(_common.ROOT)
+    figures: dict[str, Any] = {}
+    with _common.scratch("cluster") as folder:
+        if options.only != "slurm":
+            figures["open"] = open_attempts(folder / "open")
+        if options.only != "open":
+            figures |= by_slurm(folder)
+    _common.write("cluster", figures, options.json)
+
+
+def by_slurm(folder: Path) -> dict[str, Any]:
+    """What takes a real Slurm."""
+    site = SlurmSite(fetch(folder / "packages"), folder / "site")
+    try:
+        slurm = Counted(directory=str(site.commands))
+        bench, plain = Bench(folder / "bench", slurm), folder / "plain"
+        plain.mkdir()
+        measured = {"overhead": overhead(bench, LocalExecutor(CHILD), slurm, plain), "throughput": throughput(bench, slurm, plain)}
+        bench.close()
+        return {**measured, "calls": dict(slurm.calls)}
+    finally:
+        site.close()
+
+
+if __name__ == "__main__":
+    main()
