@@ -116,8 +116,12 @@ def _serve() -> None:
     import daemon.cli.main
     import daemon.operating.diagnosis.doctor
     import daemon.operating.monitoring.status
+    from daemon.contract.formats.catalog import catalog
+    from daemon.operating.diagnosis.declared_code import flaws
 
     del daemon
+    for variant in catalog().variants.values():
+        list(flaws(variant))  # `check` and `formats` read the code of every format, which stays as it is
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     while line := orders.readline():
         pid = os.fork()
