@@ -112,12 +112,20 @@ def _loaded() -> _Loaded:
 
 def _serve() -> None:
     """Fork a process for each order on stdin; say its id, then its exit code."""
+    import typer.main
+
     import daemon.cli.export
     import daemon.cli.main
     import daemon.operating.diagnosis.doctor
     import daemon.operating.monitoring.status
+    from daemon.contract.formats.catalog import catalog
+    from daemon.operating.diagnosis.declared_code import flaws
 
+    typer.main.get_command = functools.cache(typer.main.get_command)  # a twentieth of a second for each verb
+    typer.main.get_command(daemon.cli.main.app)
     del daemon
+    for variant in catalog().variants.values():
+        list(flaws(variant))  # `check` and `formats` read the code of every format, which stays as it is
     orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.dup(1)
     while line := orders.readline():
         pid = os.fork()

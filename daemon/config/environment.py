@@ -31,8 +31,14 @@ class ListFriendlyEnv(EnvSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """The nested values; a number stands as a number also where a key allows some numbers only."""
+        if not self.env_vars:
+            return {}
         fields = self.settings_cls.model_fields
         return {name: _typed(fields[name].annotation, value) if name in fields else value for name, value in super().__call__().items()}
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        """Ours alone: for each key all variables are looked through."""
+        return {name: value for name, value in super()._load_env_vars().items() if name.startswith(PREFIX.lower())}
 
     def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
         """JSON where it is JSON, else the parts between commas."""
@@ -45,7 +51,7 @@ class ListFriendlyEnv(EnvSettingsSource):
 class CommandLine(ListFriendlyEnv):
     """What `--set SECTION.KEY=VALUE` gave, read as a variable's value is."""
 
-    def _load_env_vars(self) -> dict[str, str | None]:
+    def _load_env_vars(self) -> Mapping[str, str | None]:
         return {f"{PREFIX}{key.replace('.', '__')}".lower(): value for key, value in given_on_command_line.items()}
 
 
@@ -53,7 +59,8 @@ def variable_for(key: str, settings: type[BaseSettings], environment: Mapping[st
     """The environment variable that gave the value of a dotted key; None where it comes from elsewhere."""
     parts = key.split(".")
     names = {name.upper(): name for name in environment}
-    if not holds(ListFriendlyEnv(settings)(), key):
+    of_section = any(name.startswith(f"{PREFIX}{parts[0]}".upper()) for name in names)
+    if not of_section or not holds(ListFriendlyEnv(settings)(), key):
         short = _SHORT.get((parts[0], parts[1]) if len(parts) > 1 else ("", ""))
         return short if short and environment.get(short) else None
     variables = ("__".join([f"{PREFIX}{parts[0]}", *parts[1:length]]).upper() for length in range(len(parts), 0, -1))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.border.mutations import make_sources
 from tests.detection.bench import bench
+from tests.sharing import shared
 
 __all__ = ["bench"]
 
@@ -13,4 +14,4 @@ __all__ = ["bench"]
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Real checkpoints and their base, by name. Read only."""
-    return make_sources(tmp_path_factory.mktemp("sources"))
+    return shared(tmp_path_factory, "sources", make_sources)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.merge import helpers
+from tests.sharing import shared
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2
@@ -19,14 +20,18 @@ RANKS = 2
 @pytest.fixture(scope="session")
 def adapter(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter as PEFT saves it. Read only."""
-    return helpers.make_adapter(pico_base, tmp_path_factory.mktemp("adapters") / "adapter")
+    return shared(tmp_path_factory, "adapter", lambda folder: helpers.make_adapter(pico_base, folder / "adapter"))
 
 
 @pytest.fixture(scope="session")
 def saved(pico_base: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of a training left (`rank`), with what Trainer writes last. Read only."""
-    out = tmp_path_factory.mktemp("sharded")
-    commands = [[sys.executable, "-m", "tests.consolidate.rank", pico_base, adapter, out, str(rank), str(RANKS)] for rank in range(RANKS)]
+    return shared(tmp_path_factory, "sharded", lambda folder: save(pico_base, adapter, folder))
+
+
+def save(base: Path, adapter: Path, out: Path) -> Path:
+    """Have both ranks save into a folder."""
+    commands = [[sys.executable, "-m", "tests.consolidate.rank", base, adapter, out, str(rank), str(RANKS)] for rank in range(RANKS)]
     running = [subprocess.Popen(one, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in commands]
     said = [one.communicate(timeout=240)[0] for one in running]
     assert [one.returncode for one in running] == [0] * RANKS, "\n".join(said)[-6000:]

@@ -87,10 +87,16 @@ def targets(module: Any) -> set[Any]:
     return {node.target for node in module.graph.nodes if node.op == "call_function"}
 
 
+@pytest.fixture(scope="module")
+def norm() -> tuple[Any, dict[str, int]]:
+    """A norm, rewritten, and how often what was."""
+    return rewritten(Norm(), "x", wide=True)
+
+
 @settings(max_examples=10, deadline=None)
 @given(scale=st.sampled_from([1e-6, 1e-3, 1.0, 300.0, 3e4]), seed=st.integers(0, 99))
-def test_a_norm_gives_the_same_and_does_not_overflow_in_half_precision(scale: float, seed: int) -> None:
-    module, found = NORM
+def test_a_norm_gives_the_same_and_does_not_overflow_in_half_precision(norm: tuple[Any, dict[str, int]], scale: float, seed: int) -> None:
+    module, found = norm
     assert found["norms"] == 1 and aten.pow.Tensor_Scalar not in targets(module)
     x = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(seed)) * scale
     x = x.clamp(-6e4, 6e4)
@@ -101,11 +107,8 @@ def test_a_norm_gives_the_same_and_does_not_overflow_in_half_precision(scale: fl
     assert torch.allclose(half, Norm()(None, x.half().float()), rtol=1e-2, atol=2e-3)
 
 
-NORM = rewritten(Norm(), "x", wide=True)
-
-
-def test_a_norm_of_zeros_is_zeros() -> None:
-    module, _ = NORM
+def test_a_norm_of_zeros_is_zeros(norm: tuple[Any, dict[str, int]]) -> None:
+    module, _ = norm
     assert not module(torch.zeros(1, 2, dtype=torch.int32), torch.zeros(1, 2, WIDTH)).any()
 
 

@@ -14,6 +14,7 @@ import pytest
 from daemon.contract import cpu
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained
 from tests.portability import masking
+from tests.sharing import shared
 
 __all__ = ["export", "qwen3", "qwen3_int8", "trained"]
 
@@ -36,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder for sys.path with the patched onnxruntime."""
     if cpu.here().architecture != "x86_64":
         pytest.skip("the kernels of other processors can be called up on x86-64 alone; tests/portability/test_emulated.py has the others")
-    return masking.patched_copy(tmp_path_factory.mktemp("site"))
+    return shared(tmp_path_factory, "site", masking.patched_copy)
 
 
 @pytest.fixture

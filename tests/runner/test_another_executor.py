@@ -77,6 +77,19 @@ def make_queued(tmp_path: Path) -> Iterator[Callable[..., Queued]]:
         one.close()
 
 
+Held = tuple[Queued, Path]
+
+
+@pytest.fixture
+def held(make_queued: Callable[..., Queued], add: Add) -> Held:
+    """A daemon that has begun a merge, which is held, and the merge's entry in the queue."""
+    queued = make_queued()
+    queued.held.touch()
+    add(queued)
+    queued.start()
+    return queued, queued.entry_of("merge")
+
+
 def ended(entry: Path) -> None:
     end = time.monotonic() + 60
     while not (entry / "ended").exists():
@@ -120,12 +133,8 @@ def test_what_an_attempt_says_is_seen_while_it_runs(make_queued: Callable[..., Q
 
 
 @pytest.mark.slow
-def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(held: Held) -> None:
+    queued, entry = held
     queued.wait_held()
     queued.kill()
     assert not (entry / "ended").exists()
@@ -144,12 +153,8 @@ def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(ma
 
 
 @pytest.mark.slow
-def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(held: Held) -> None:
+    queued, entry = held
     queued.kill()
     queued.held.unlink()
     ended(entry)
@@ -161,12 +166,8 @@ def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Cal
 
 
 @pytest.mark.slow
-def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_again(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_again(held: Held) -> None:
+    queued, entry = held
     queued.kill()
     (entry / "kill").touch()
     ended(entry)
@@ -192,12 +193,8 @@ def test_an_attempt_whose_id_was_not_recorded_is_found_by_its_folder(make_queued
     assert sorted(queued.stages_begun()) == sorted(STAGES_OF_ONE)
 
 
-def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_a_cancelled_job_ends_what_runs_elsewhere(held: Held) -> None:
+    queued, entry = held
     (job,) = queued.status()["jobs"]
     assert queued.run_verb("queue", "cancel", job["id"]) == 0, queued.said
     ended(entry)
@@ -207,12 +204,8 @@ def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Que
 
 
 @pytest.mark.slow
-def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(held: Held) -> None:
+    queued, entry = held
     (job,) = queued.status()["jobs"]
     queued.kill()
     assert queued.run_verb("queue", "cancel", job["id"]) == 0, queued.said
@@ -225,14 +218,8 @@ def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queu
 
 
 @pytest.mark.slow
-def test_an_orderly_stop_lets_what_runs_elsewhere_go_on_and_the_next_start_takes_it_over(
-    make_queued: Callable[..., Queued], add: Add
-) -> None:
-    queued = make_queued()
-    queued.held.touch()
-    add(queued)
-    queued.start()
-    entry = queued.entry_of("merge")
+def test_an_orderly_stop_lets_what_runs_elsewhere_go_on_and_the_next_start_takes_it_over(held: Held) -> None:
+    queued, entry = held
     queued.wait_held()
     assert queued.stop() == 0
     assert not (entry / "ended").exists() and not (entry / "stop").exists()

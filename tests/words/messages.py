@@ -13,6 +13,7 @@ import string
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,6 +66,7 @@ class _Catalogue(Catalog):
     mime_headers = cast(Any, property(lambda self: list(_HEADERS), lambda self, headers: None))
 
 
+@cache
 def extracted() -> list[Message]:
     """Every sentence of the program that is shown in the reader's language, in order and once."""
     return sorted({*_of_sources(), *_of_help(), *_of_formats()})

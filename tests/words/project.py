@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 FOLDERS = ("daemon", "handlers")
@@ -22,6 +23,8 @@ class Project:
         self.file: dict[int, str] = {}
         """Node, by its id → its file."""
         self._functions: dict[str, list[ast.AST]] = defaultdict(list)
+        self._called: dict[int, list[str]] = defaultdict(list)
+        """Function, by its id → what calls name for it: itself, or its class."""
         self._constants: dict[str, list[ast.expr]] = defaultdict(list)
         self._fields: dict[str, list[ast.expr]] = defaultdict(list)
         self._calls: dict[str, list[ast.Call]] = defaultdict(list)
@@ -37,9 +40,10 @@ class Project:
     def _visit(self, node: ast.AST, name: str, function: ast.AST | None, owner: ast.ClassDef | None) -> None:
         self._inside[id(node)], self.file[id(node)] = function, name
         if isinstance(node, FUNCTION):
-            self._functions[node.name].append(node)
-            if owner is not None and node.name == "__init__":
-                self._functions[owner.name].append(node)
+            names = [node.name] if owner is None or node.name != "__init__" else [node.name, owner.name]
+            for each in names:
+                self._functions[each].append(node)
+            self._called[id(node)] += names[-1:]
             owner, function = None, node
         elif isinstance(node, ast.ClassDef):
             owner = node
@@ -63,7 +67,7 @@ class Project:
         """What a name can be: what its function gives it or is called with, else the constant that it means."""
         function, known = self._inside.get(id(node)), False
         while isinstance(function, FUNCTION) and not known:
-            for value in (*_local(function, node.id), *self._passed(function, node.id)):
+            for value in (*_local(function).get(node.id, ()), *self._passed(function, node.id)):
                 known = True
                 if value is not None:
                     yield value
@@ -112,8 +116,7 @@ class Project:
             return
         yield None
         place = ordered.index(name) - (ordered[:1] in (["self"], ["cls"])) if name in ordered else -1
-        owners = [owner for owner, functions in self._functions.items() if function in functions and owner != "__init__"]
-        for call in (call for owner in owners for call in self._calls.get(owner, ())):
+        for call in (call for owner in self._called[id(function)] for call in self._calls.get(owner, ())):
             if isinstance(call.func, ast.Name) and not self._means(call.func.id, function, call):
                 continue
             yield from call.args[place : place + 1] if place >= 0 else ()
@@ -150,6 +153,12 @@ def _each(target: ast.expr, values: list[ast.expr]) -> Iterator[tuple[ast.expr, 
             yield target, value
 
 
-def _local(function: FUNCTION, name: str) -> Iterator[ast.AST]:
+@cache
+def _local(function: FUNCTION) -> Mapping[str, list[ast.expr]]:
+    """Each plain name of a function with what it is given there."""
+    values: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(function):
-        yield from (value for target, value in given(node) if isinstance(target, ast.Name) and target.id == name)
+        for target, value in given(node):
+            if isinstance(target, ast.Name):
+                values[target.id].append(value)
+    return values

@@ -22,10 +22,8 @@ from tests.words.messages import as_compiled, as_text, placeholders
 from tests.words.recorded import COMPILED, FILE, catalogue_of, keys, translations
 from tests.words.written import SEVERAL_MEANINGS, terms
 
-KEYS = keys()
 KNOWN = translations()
 TEMPLATES = [template for several in (*templates().by_word.values(), templates().others) for template in several if template.names]
-SENTENCES = [text for place, text in KEYS if not place and "{" not in text]
 HOSTILE = (
     "/data/my runs/第 3 次 (copy)/checkpoint-5",
     '"a name, with \\" quotes: and; all"',
@@ -38,12 +36,17 @@ _APART = re.compile(r"\{[^}]*\}|`[^`]*`|\[\w+\]|\b\w+(?:[.-]\w+)+|--[a-z-]+|tran
 """Keys, commands and names, which are no words of a sentence, and words that mean something else there."""
 
 
+def _sentences() -> list[str]:
+    """Those without values. The keys are looked for when a test needs them: to read the whole program takes seconds."""
+    return [text for place, text in keys() if not place and "{" not in text]
+
+
 def test_every_recorded_text_has_a_translation() -> None:
-    assert [key for key in KEYS if not KNOWN.get(key, "").strip()] == [], "translate them in recorded.po, then: make messages"
+    assert [key for key in keys() if not KNOWN.get(key, "").strip()] == [], "translate them in recorded.po, then: make messages"
 
 
 def test_the_catalogue_has_no_recorded_text_that_the_program_has_not() -> None:
-    assert sorted(KNOWN.keys() - set(KEYS)) == [], "run: make messages"
+    assert sorted(KNOWN.keys() - set(keys())) == [], "run: make messages"
 
 
 def test_the_files_are_those_that_make_messages_writes() -> None:
@@ -130,10 +133,10 @@ def test_the_values_are_in_the_translation_as_they_are() -> None:
 
 def test_no_english_is_left_of_a_fault_whose_parts_are_known() -> None:
     """Every sentence without values once as a cause and once as a remedy, joined as a fault joins them."""
-    left = {}
+    left, sentences = {}, _sentences()
     operations = itertools.cycle(["merge the adapter", "read the configuration", "export"])
     with use_language("zh_CN"):
-        for cause, remedy, operation in zip(SENTENCES, reversed(SENTENCES), operations, strict=False):
+        for cause, remedy, operation in zip(sentences, reversed(sentences), operations, strict=False):
             if {cause[:1], remedy[:1], cause[-1:], remedy[-1:]} & set(" ,;:(.?…") or "\n" in cause + remedy:
                 continue
             fault = Fault(code=FaultCode.OS_ERROR, operation=operation, cause=cause, remedy=remedy, path="/data/run 1 (a: b)/x.json")
@@ -176,7 +179,7 @@ def test_a_fault_with_a_list_is_translated_line_by_line() -> None:
 
 
 def test_a_remedy_of_which_a_long_sentence_has_the_first_alternative_is_known() -> None:
-    whole = next(text for text in SENTENCES if text.count("; ") == 1 and "`" not in text and KNOWN["", text].count("；") == 1)
+    whole = next(text for text in _sentences() if text.count("; ") == 1 and "`" not in text and KNOWN["", text].count("；") == 1)
     with use_language("zh_CN"):
         assert translated_text(whole.partition("; ")[0]) == KNOWN["", whole].partition("；")[0]
 
@@ -194,7 +197,10 @@ def test_any_text_is_translated_to_some_text(text: str) -> None:
     assert translated_text(text) == text, "in English nothing changes"
 
 
-@given(st.lists(st.sampled_from([text for _, text in KEYS]), max_size=60), st.sampled_from(["; ", ": ", ", ", " ", ". ", " ("]))
+@given(
+    st.lists(st.deferred(lambda: st.sampled_from([text for _, text in keys()])), max_size=60),
+    st.sampled_from(["; ", ": ", ", ", " ", ". ", " ("]),
+)
 def test_the_work_for_a_text_is_bounded(texts: list[str], joint: str) -> None:
     work = recorded.Work()
     work.translation(joint.join(texts)[: recorded.MOST_READ], 0)

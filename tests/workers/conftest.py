@@ -48,12 +48,9 @@ def grouped(adopting: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def few_objects() -> Iterator[None]:
+def few_objects() -> None:
     """What the libraries have made is left out of garbage collections, each of which would take most of a second."""
-    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(params=["started", pytest.param("forked", marks=pytest.mark.slow)])

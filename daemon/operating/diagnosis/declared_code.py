@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,10 +36,10 @@ def _missing(place: str) -> str | None:
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)
+        state = os.stat(spec.origin)
+        names = _names_in(spec.origin, state.st_mtime_ns, state.st_size)
     except (OSError, SyntaxError, ValueError) as error:
         return f"the module {module} can't be read ({error})"
-    names = set(_names(tree))
     return None if name in names or names & {"*", "__getattr__"} else f"the module {module} has no {name}{near(name, names)}"
 
 
@@ -50,6 +52,12 @@ def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
     return spec
+
+
+@functools.lru_cache(1024)
+def _names_in(file: str, written: int, size: int) -> frozenset[str]:
+    """The names that a file as it is now may define: most files serve several variants. Raises OSError, SyntaxError, ValueError."""
+    return frozenset(_names(ast.parse(Path(file).read_bytes(), file)))
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

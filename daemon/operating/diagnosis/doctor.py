@@ -153,12 +153,13 @@ def _costs(chains: Toolchains, name: str) -> str:
 
 def _packages() -> dict[str, str]:
     """Variant → the distribution that brings its declaration, with its version."""
-    declared = catalog()
+    declared, rows = catalog(), dict[str, str]()
     brought = {point.value: point.dist for point in importlib.metadata.entry_points(group=GROUP)}
-    return {
-        spec.name: f"{dist.name} {dist.version}" if (dist := brought.get(entry.value)) else entry.value.partition(":")[0]
-        for entry, declaration in zip(declared.entries, declared.formats, strict=True) for spec in declaration.variants
-    }  # fmt: skip
+    for entry, declaration in zip(declared.entries, declared.formats, strict=True):
+        dist = brought.get(entry.value)
+        package = f"{dist.name} {dist.version}" if dist else entry.value.partition(":")[0]
+        rows.update(dict.fromkeys((spec.name for spec in declaration.variants), package))
+    return rows
 
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:
