@@ -67,6 +67,12 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
     return ""
 
 
+def earlier_forms(path: Path) -> list[Path]:
+    """The directories around a part of a step that may have held the same model before it, as `global_step_20` for VeOmni's `hf_ckpt`."""
+    step = step_folder(path)
+    return [folder for folder in path.parents if folder.is_relative_to(step)] if step != path else []
+
+
 def unfinished_step(path: Path) -> list[str]:
     """What the step's directory says of a save that has not ended; that nothing is said proves nothing."""
     marks = marks_of(path)
