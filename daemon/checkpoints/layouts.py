@@ -76,9 +76,15 @@ def _has_model_files(look: Look) -> bool:
 
 def has_deepspeed(look: Look) -> bool:
     """Whether DeepSpeed keeps its state here, or has begun to write it."""
-    if any(GLOBAL_STEP.fullmatch(name) for name in look.folders):
+    if any(GLOBAL_STEP.fullmatch(name) and _is_of_deepspeed(look.path / name) for name in look.folders):
         return True
     return LATEST in look.files and ("zero_to_fp32.py" in look.files or look.path.suffix == SUFFIX)
+
+
+def _is_of_deepspeed(folder: Path) -> bool:
+    """Whether DeepSpeed's state of a step lies in a folder, or nothing yet: loops of one's own call their steps so too."""
+    names = os.listdir(folder)
+    return not names or any(name.endswith("_states.pt") for name in names)
 
 
 def is_of_trainer(look: Look) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from daemon.checkpoints.names import is_unfinished_name
+
 _PINS = "ckptd-pins-"
 _IGNORED = (".", "tmp-", _PINS)
-TEMPORARY = "its name begins with tmp- or ends in -tmp, as those of directories that are not finished; rename it"
+TEMPORARY = "its name is one of directories that are not finished, as with tmp- before it or -tmp after it; rename it"
 
 
 def is_ignored(name: str) -> bool:
-    """Hidden and temporary names, among them those that older trainers staged under."""
-    return name.startswith(_IGNORED) or name.endswith("-tmp")
+    """Hidden and temporary names, among them those that older trainers and loops of one's own stage under."""
+    return name.startswith(_IGNORED) or name.endswith("-tmp") or is_unfinished_name(name)
 
 
 def is_temporary(name: str) -> bool:

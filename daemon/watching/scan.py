@@ -40,6 +40,8 @@ seconds have one time, and the clock of a server may be another."""
 MOST_ENTRIES = 2_000_000
 """Entries that one walk lists; directories that lie deeper are left out, and that is said."""
 MOST_SECONDS = 60.0
+LEFT_SECONDS = 900.0
+"""A directory with a temporary name that has not changed for so long will not be renamed any more."""
 MOST_LINKS = 10_000
 """Links of one root that are remembered."""
 
@@ -309,5 +311,8 @@ def is_a_link(path: Path) -> str:
 
 
 def _holds_checkpoints(folder: str) -> bool:
-    """Whether a run lies in a directory."""
-    return any(is_folder and is_checkpoint_name(name) for name, is_folder in names_in(folder).items())
+    """Whether a run lies in a directory, or weights that have not been renamed for long."""
+    names = names_in(folder)
+    if any(is_folder and is_checkpoint_name(name) for name, is_folder in names.items()):
+        return True
+    return any(map(may_make_checkpoint, names)) and time.time() - os.stat(folder).st_mtime > LEFT_SECONDS
