@@ -47,7 +47,7 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
         return "its adapter in lora_adapter/ is exported"
     if "consolidated" in entries and any(map(dcp_safetensors.NAME.fullmatch, entries)) and _has_weights(f"{folder}/consolidated"):
         return "the model in consolidated/ is exported"
-    if "hf_ckpt" in entries and _has_weights(f"{folder}/hf_ckpt"):
+    if "hf_ckpt" in entries and _has_weights(f"{folder}/hf_ckpt") and _holds(folder, "hf_ckpt", ("config.json",)):  # written last
         return "the model in hf_ckpt/ is exported"
     if LATEST in entries and any(map(_TAG.fullmatch, entries)) and any(map(_TAG_HF.fullmatch, (*entries, *_beside(folder, name)))):
         return "OpenRLHF's global_stepN_hf are exported"

@@ -95,7 +95,8 @@ def accelerate_fsdp(scratch: Path, *, whole: bool = False) -> Save:
         saved.write("step_20/pytorch_model_fsdp.bin", archive(scratch, MODEL))
     else:
         saved.folder("step_20/pytorch_model_fsdp_0", dcp(scratch / "dcp", MODEL), ".metadata")
-        saved.ends("step_20")  # the optimizer, which no export reads, is waited for by time
+        saved.ends("step_20")
+        saved.waits = "step_20"  # for the optimizer, which no export reads, once it is begun
         saved.folder("step_20/optimizer_0", dcp(scratch / "dcp", {"w": (4,)}), ".metadata")
     state(saved, "step_20", scratch, weights="")
     if whole:

@@ -43,6 +43,8 @@ class Save:
     outcome: dict[str, str] = field(default_factory=dict)
     whole_after: dict[str, int] = field(default_factory=dict)
     """Path → number of operations after which it may be taken, or refused."""
+    waits: str = ""
+    """What is waited for though its weights are whole, until all is written."""
     listed: tuple[str, ...] = ()
     """What has a line of its own although nothing is made of it."""
     weights: str = ""

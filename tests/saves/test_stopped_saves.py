@@ -52,15 +52,19 @@ def mistakes(saved: Save, seen: dict[str, str], count: int, part: float = 0.0) -
     begun = any(operation.path == saved.weights for operation in saved.operations[:count])
     if begun and not seen:
         wrong.append("silent")
+    broken = {following.breaks if isinstance(following, Write) else "", saved.waits if count < len(saved.operations) else ""}
+    wrong += [
+        f"missed: {path}" for path, outcome in saved.outcome.items()
+        if count >= saved.whole_after[path] and path not in broken and seen.get(path) != outcome and not _follows(saved, path, count)
+    ]  # fmt: skip
     if count == len(saved.operations):
-        wrong += [f"missed: {path}" for path, outcome in saved.outcome.items() if seen.get(path) not in (outcome, None)]
-        wrong += [f"silent: {path}" for path in (*saved.outcome, *saved.listed) if path not in seen and not _follows(saved, path)]
+        wrong += [f"silent: {path}" for path in saved.listed if path not in seen]
     return wrong
 
 
-def _follows(saved: Save, path: str) -> bool:
+def _follows(saved: Save, path: str, count: int) -> bool:
     """Whether a later form of the same step stands for this one."""
-    return any(other.startswith(f"{path}/") for other in saved.outcome)
+    return any(other.startswith(f"{path}/") and count >= saved.whole_after[other] for other in saved.outcome)
 
 
 @pytest.fixture(scope="module")
