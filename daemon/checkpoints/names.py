@@ -23,6 +23,8 @@ _NUMBERED = re.compile(
     rf"(?:epoch[-_=]?[0-9]+[-_])?(?:{_SAVED}[-_])?{_COUNTED}[-_=]?{_N}(?:[-_](?:hf|{_SAVED}))?"
     rf"|(?:{_SAVED}[-_])?epoch[-_=]?{_N}|(?:saved?|model|weights)[-_=]{_N}"
 )
+_VAGUE = re.compile(r"(?:saved?|model|weights)[-_=][0-9]+")
+"""Those of them that a downloaded model may have too."""
 """Names that trainers and loops of one's own give to steps. `adapter-2`, `lora-16`, `batch-32` are none: so people call different runs."""
 _EPOCH = re.compile(rf"(?:{_SAVED}[-_])?epoch[-_=]?{_N}")
 _UNFINISHED = re.compile(rf"(?:tmp|temp)[-_.](?:{_NUMBERED.pattern})|(?:{_NUMBERED.pattern})[-_.](?:tmp|temp|partial|incomplete)")
@@ -122,7 +124,7 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
         return Candidate.OURS
     if is_others_part(name):
         return Candidate.NONE
-    loose = is_loose_name(name)
+    loose = is_loose_name(name) and not _VAGUE.fullmatch(name)
     if marks & _ADAPTER or _is_sharded(marks, entries) or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries):
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):

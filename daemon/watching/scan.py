@@ -315,4 +315,7 @@ def _holds_checkpoints(folder: str) -> bool:
     names = names_in(folder)
     if any(is_folder and is_checkpoint_name(name) for name, is_folder in names.items()):
         return True
-    return any(map(may_make_checkpoint, names)) and time.time() - os.stat(folder).st_mtime > LEFT_SECONDS
+    try:
+        return any(map(may_make_checkpoint, names)) and time.time() - os.stat(folder).st_mtime > LEFT_SECONDS
+    except OSError:
+        return False  # it has been renamed meanwhile

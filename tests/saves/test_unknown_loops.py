@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save
 
 from tests.detection.bench import Bench, open_bench
+from tests.saves.saves import CONFIG, MODEL, arrays
 from tests.saves.unknown import Loop, draw
 
 PAUSE = 5.0
@@ -75,6 +77,17 @@ def test_a_step_that_was_never_renamed_is_listed_when_that_is_clear(tmp_path: Pa
         os.utime(left, (time.time() - 1000,) * 2)
         bench.pass_time(60.0)
         assert list(bench.tracker.listing.passed_over) == [left] and bench.tracker.listing.incomplete == {}
+
+
+@pytest.mark.parametrize("name", ["model-7", "weights_7", "lora-16", "7"])
+def test_a_whole_model_under_a_name_that_a_download_may_have_is_listed_and_not_taken(tmp_path: Path, name: str) -> None:
+    with open_bench(tmp_path) as bench:
+        model = bench.root / "models" / name
+        model.mkdir(parents=True)
+        for file, content in (("config.json", CONFIG.encode()), ("model.safetensors", save(arrays(MODEL)))):
+            (model / file).write_bytes(content)
+        bench.pass_time(60.0)
+        assert bench.jobs() == [] and list(bench.tracker.listing.passed_over) == [model]
 
 
 @pytest.mark.slow
