@@ -44,10 +44,14 @@ ACCELERATE = "accelerate"
 PATIENCE_SECONDS = 30.0
 """Extra quiet time for what has no last file to tell that it is done: longer than any pause between two files of one
 `save_pretrained` that we met."""
-_TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
-"""Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
+_TRAINERS = re.compile(r"training_args\.bin|rng_state.*\.pth")
+"""Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json. Loops of one's own have an
+optimizer.pt and a scheduler.pt too, accelerate a scaler.pt; beside a model or an adapter Trainer has written training_args.bin before."""
+_TRAINERS_BESIDE_PIECES = re.compile(rf"{_TRAINERS.pattern}|optimizer\.pt|scheduler\.pt")
+"""The same where its weights lie in pieces, beside which it writes no training_args.bin."""
 _DIFFUSERS_PARTS = ("unet", "unet_ema", "transformer", "controlnet", "prior")
 """Folders in which diffusers' examples (examples/*/train_*.py, `save_model_hook`) save the part that they train."""
+_TORCHTUNE = re.compile(r"adapter_(?:model|[0-9]+)\.pt|recipe_state\.pt")
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 
 
@@ -72,9 +76,15 @@ def _has_model_files(look: Look) -> bool:
 
 def has_deepspeed(look: Look) -> bool:
     """Whether DeepSpeed keeps its state here, or has begun to write it."""
-    if any(GLOBAL_STEP.fullmatch(name) for name in look.folders):
+    if any(GLOBAL_STEP.fullmatch(name) and _is_of_deepspeed(look.path / name) for name in look.folders):
         return True
     return LATEST in look.files and ("zero_to_fp32.py" in look.files or look.path.suffix == SUFFIX)
+
+
+def _is_of_deepspeed(folder: Path) -> bool:
+    """Whether DeepSpeed's state of a step lies in a folder, or nothing yet: loops of one's own call their steps so too."""
+    names = os.listdir(folder)
+    return not names or any(name.endswith("_states.pt") for name in names)
 
 
 def is_of_trainer(look: Look) -> bool:
@@ -82,7 +92,8 @@ def is_of_trainer(look: Look) -> bool:
     if TRAINER_STATE in look.files:
         return True
     named = CHECKPOINT_NAME.fullmatch(look.path.name) is not None
-    return named and (any(_TRAINERS.fullmatch(name) for name in look.files) or _has_trainers_sibling(look.path))
+    own = _TRAINERS if has_weights(look) else _TRAINERS_BESIDE_PIECES
+    return named and (any(map(own.fullmatch, look.files)) or _has_trainers_sibling(look.path))
 
 
 def _has_trainers_sibling(path: Path) -> bool:
@@ -139,11 +150,8 @@ def _is_megatron(look: Look) -> bool:
 
 
 def _is_torchtune(look: Look) -> bool:
-    return has_adapter(look) and bool({"adapter_model.pt", "recipe_state.pt"} & look.files or _numbered_otherwise(look.path))
-
-
-def _numbered_otherwise(path: Path) -> bool:
-    return re.fullmatch(r"(?:epoch|step)[-_][0-9]+", path.name) is not None
+    """Whether torchtune's own form lies beside an adapter in PEFT's: it is written before that (torchtune's _checkpointer.py)."""
+    return has_adapter(look) and any(map(_TORCHTUNE.fullmatch, look.files))
 
 
 def _is_state(look: Look) -> bool:
@@ -190,11 +198,11 @@ TABLE = (
     Layout("trainer-adapter", "transformers Trainer 4.x and 5.x with PEFT, and TRL", lambda look: has_adapter(look) and is_of_trainer(look),
            whole_adapter, last_file=TRAINER_STATE),
     Layout("torchtune-adapter", "torchtune, adapter in PEFT's form", _is_torchtune, whole_adapter),
-    Layout("adapter", "save_pretrained of PEFT", has_adapter, whole_adapter),
+    Layout("adapter", "PEFT's save_pretrained, as in a training loop of one's own", has_adapter, whole_adapter),
     Layout("trainer-full", "transformers Trainer 4.x and 5.x", lambda look: has_model(look) and is_of_trainer(look), whole_model,
            last_file=TRAINER_STATE),
     Layout(ACCELERATE, "accelerate's save_state", _is_state, training_state, (unfinished, random_states), in_pieces=True),
-    Layout("full", "save_pretrained of transformers", has_model, whole_model),
+    Layout("full", "transformers' save_pretrained, as in a training loop of one's own", has_model, whole_model),
     Layout("diffusers", "diffusers: a LoRA, a part or a pipeline", _is_diffusers, lambda look: Weights(_diffusers_problems(look)),
            refusal=refuse_diffusers),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), lambda look: Weights(), (),

@@ -17,16 +17,28 @@ from daemon.contract.sharded import accelerate, dcp_safetensors, lightning, mlx,
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
-_NUMBERED = re.compile(rf"(?:epoch[-_=][0-9]+[-_])?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?{_N}(?:_hf)?|epoch[-_=]{_N}")
-_EPOCH = re.compile(rf"epoch[-_=]{_N}")
-_ENDING = re.compile(r"final(?:[-_](?:checkpoint|adapter|model))?|adapter")
+_SAVED = r"(?:saved?|model|weights|adapter|checkpoint|chkpt|ckpt)"
+_COUNTED = r"(?:checkpoint|chkpt|ckpt|global_?step|steps?|iterations?|iters?|it|updates?)"
+_NUMBERED = re.compile(
+    rf"(?:epoch[-_=]?[0-9]+[-_])?(?:{_SAVED}[-_])?{_COUNTED}[-_=]?{_N}(?:[-_](?:hf|{_SAVED}))?"
+    rf"|(?:{_SAVED}[-_])?epoch[-_=]?{_N}|(?:saved?|model|weights)[-_=]{_N}"
+)
+_VAGUE = re.compile(r"(?:saved?|model|weights)[-_=][0-9]+")
+"""Those of them that a downloaded model may have too."""
+"""Names that trainers and loops of one's own give to steps. `adapter-2`, `lora-16`, `batch-32` are none: so people call different runs."""
+_EPOCH = re.compile(rf"(?:{_SAVED}[-_])?epoch[-_=]?{_N}")
+_UNFINISHED = re.compile(rf"(?:tmp|temp)[-_.](?:{_NUMBERED.pattern})|(?:{_NUMBERED.pattern})[-_.](?:tmp|temp|partial|incomplete)")
+"""What loops call a step's directory until they rename it, when all is written."""
+_ENDING = re.compile(r"(?:final|last)(?:[-_](?:checkpoint|ckpt|adapter|model))?|adapter")
 """What people and tools call the directory that is written when training has ended."""
 _LIGHTNING = re.compile(r".*\.ckpt")
 _LOOSE = re.compile("|".join(pattern.pattern for pattern in (_NUMBERED, _ENDING, _LIGHTNING)))
 _PART = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]+")
 """Folders in which accelerate keeps the pieces of a model and of its optimizer: parts of the checkpoint around them."""
-PARTS = frozenset({"actor", "lora_adapter", "huggingface", "dist_ckpt", "model", "consolidated", "hf_ckpt", "trainer", "weight"})
-"""Folders into which trainers divide what they write for a step (verl, NeMo AutoModel, VeOmni, prime-rl): `parts` knows them."""
+PARTS = frozenset({"actor", "lora_adapter", "huggingface", "dist_ckpt", "model", "consolidated", "hf_ckpt", "trainer", "weight",
+                   "policy", "adapter", "lora", "hf"})  # fmt: skip
+"""Folders into which trainers divide what they write for a step (verl, NeMo AutoModel, VeOmni, prime-rl: `parts` knows them), and loops of
+one's own."""
 _MOST_PARTS = 3
 _CONSOLIDATED = "sharded"
 """Folder in which torch's HuggingFaceStorageWriter keeps the pieces of the model that it has put together beside it."""
@@ -84,6 +96,11 @@ def is_loose_name(name: str) -> bool:
     return _LOOSE.fullmatch(name) is not None
 
 
+def is_unfinished_name(name: str) -> bool:
+    """Whether a directory of this name becomes a step when it is renamed."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
 def is_others_part(name: str) -> bool:
     """Whether a directory of this name is a part of the checkpoint around it, whatever it holds."""
     return name == REFERENCE or _PART.fullmatch(name) is not None
@@ -107,7 +124,7 @@ def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
         return Candidate.OURS
     if is_others_part(name):
         return Candidate.NONE
-    loose = is_loose_name(name)
+    loose = is_loose_name(name) and not _VAGUE.fullmatch(name)
     if marks & _ADAPTER or _is_sharded(marks, entries) or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries):
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):
@@ -159,7 +176,7 @@ def step_of(path: Path) -> int | None:
     match = _NUMBERED.fullmatch(name.removesuffix(lightning.SUFFIX))
     if match is None:
         return lightning.step_in(name) if name.endswith(lightning.SUFFIX) else None
-    return int(match[1] or match[2])
+    return int(next(filter(None, match.groups())))
 
 
 def counts_epochs(path: Path) -> bool:

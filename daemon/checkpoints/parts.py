@@ -47,7 +47,7 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
         return "its adapter in lora_adapter/ is exported"
     if "consolidated" in entries and any(map(dcp_safetensors.NAME.fullmatch, entries)) and _has_weights(f"{folder}/consolidated"):
         return "the model in consolidated/ is exported"
-    if "hf_ckpt" in entries and _has_weights(f"{folder}/hf_ckpt"):
+    if "hf_ckpt" in entries and _has_weights(f"{folder}/hf_ckpt") and _holds(folder, "hf_ckpt", ("config.json",)):  # written last
         return "the model in hf_ckpt/ is exported"
     if LATEST in entries and any(map(_TAG.fullmatch, entries)) and any(map(_TAG_HF.fullmatch, (*entries, *_beside(folder, name)))):
         return "OpenRLHF's global_stepN_hf are exported"
@@ -65,6 +65,12 @@ def belongs_to(folder: str, name: str, entries: Mapping[str, bool]) -> str:
     if name == "dist_ckpt" and _has_weights(f"{os.path.dirname(folder)}/huggingface"):
         return "the model in huggingface/ is exported"
     return ""
+
+
+def earlier_forms(path: Path) -> list[Path]:
+    """The directories around a part of a step that may have held the same model before it, as `global_step_20` for VeOmni's `hf_ckpt`."""
+    step = step_folder(path)
+    return [folder for folder in path.parents if folder.is_relative_to(step)] if step != path else []
 
 
 def unfinished_step(path: Path) -> list[str]:

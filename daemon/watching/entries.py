@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+from daemon.checkpoints.names import is_checkpoint_name, is_unfinished_name, may_make_checkpoint
 
 _PINS = "ckptd-pins-"
 _IGNORED = (".", "tmp-", _PINS)
-TEMPORARY = "its name begins with tmp- or ends in -tmp, as those of directories that are not finished; rename it"
+TEMPORARY = "its name is one of directories that are not finished, as with tmp- before it or -tmp after it; rename it"
+LEFT_SECONDS = 900.0
+"""A directory with a temporary name that has not changed for so long will not be renamed any more."""
 
 
 def is_ignored(name: str) -> bool:
-    """Hidden and temporary names, among them those that older trainers staged under."""
-    return name.startswith(_IGNORED) or name.endswith("-tmp")
+    """Hidden and temporary names, among them those that older trainers and loops of one's own stage under."""
+    return name.startswith(_IGNORED) or name.endswith("-tmp") or is_unfinished_name(name)
 
 
 def is_temporary(name: str) -> bool:
@@ -38,3 +43,14 @@ def names_in(folder: str | Path) -> dict[str, bool]:
         return list_entries(folder)[0]
     except OSError:
         return {}
+
+
+def holds_checkpoints(folder: str) -> bool:
+    """Whether a run lies in a directory, or weights that have not been renamed for long."""
+    names = names_in(folder)
+    if any(is_folder and is_checkpoint_name(name) for name, is_folder in names.items()):
+        return True
+    try:
+        return any(map(may_make_checkpoint, names)) and time.time() - os.stat(folder).st_mtime > LEFT_SECONDS
+    except OSError:
+        return False  # it has been renamed meanwhile

@@ -7,6 +7,7 @@ more; so do what the run's adapters call their base, and which was there first.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,10 @@ UNTRAINED = (
 _EXPORT = "; if it is to be exported, run `ckptd export` on it"
 NAMED_AS_BASE = f"the adapters of the run around it name it as their base{_EXPORT}"
 OLDER = f"it contains a whole model that is older than every checkpoint of the run around it, as a base is{_EXPORT}"
-NOT_OF_A_TRAINING = frozenset({UNTRAINED, NAMED_AS_BASE, OLDER})
+OF_PIPELINE = "it is a part of a pipeline of diffusers, which ckptd does not export"
+NOT_OF_A_TRAINING = frozenset({UNTRAINED, NAMED_AS_BASE, OLDER, OF_PIPELINE})
+_ENCODERS = re.compile(r"(?:text|image)_encoder(?:_[0-9])?|safety_checker")
+"""Folders of a pipeline that hold models of transformers (diffusers/pipelines/*, `register_modules`)."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -43,6 +47,8 @@ def training_of(checkpoint: Path) -> Path:
 def why_untrained(folder: str, in_run: Callable[[str], bool] = is_of_run) -> str:
     """Why a model without a sign of a training in it is not taken, "" where it is that of a run. `in_run`: whether a directory is one."""
     around = os.path.dirname(folder)
+    if _ENCODERS.fullmatch(os.path.basename(folder)) and _has_part_of_diffusers(around):
+        return OF_PIPELINE
     run = around if in_run(around) else folder if in_run(folder) else None
     if run is None:
         return UNTRAINED
@@ -55,6 +61,14 @@ def why_untrained(folder: str, in_run: Callable[[str], bool] = is_of_run) -> str
         return NAMED_AS_BASE
     ours, theirs = _moments(folder, _WEIGHTS), [moment for path in checkpoints for moment in _moments(path, (*_WEIGHTS, *ADAPTERS))]
     return OLDER if ours and theirs and max(ours) < min(theirs) else ""
+
+
+def _has_part_of_diffusers(around: str) -> bool:
+    """Whether a folder below a directory holds what diffusers alone writes: a pipeline's list of its parts is written after all of them."""
+    folders = (name for name, is_folder in names_in(around).items() if is_folder)
+    return any(
+        entry.startswith(("diffusion_pytorch_model.", "scheduler_config.")) for name in folders for entry in names_in(f"{around}/{name}")
+    )
 
 
 def _base_of(folder: str) -> str | None:

@@ -29,7 +29,7 @@ from daemon.checkpoints.names import (
 )
 from daemon.checkpoints.parts import belongs_to, has_begun, kept_back
 from daemon.config.settings import WatchSettings
-from daemon.watching.entries import TEMPORARY, is_ignored, is_temporary, list_entries, names_in
+from daemon.watching.entries import TEMPORARY, holds_checkpoints, is_ignored, is_temporary, list_entries, names_in
 from daemon.watching.origins import is_of_run, why_untrained
 
 WIDE = 500
@@ -146,7 +146,7 @@ class Scanner:
                     yield Found(Path(path), why)
                 elif self._goes_into(path, entry, level):
                     levels.append((path, entry, level + 1))
-                elif is_temporary(entry) and _holds_checkpoints(path):
+                elif is_temporary(entry) and holds_checkpoints(path):
                     yield Found(Path(path), TEMPORARY)
         self.links = {**self.links, root: tuple(seen_links)}
 
@@ -306,8 +306,3 @@ def _state(folder: str) -> tuple[int, int, int]:
 def is_a_link(path: Path) -> str:
     """Why what lies below a link that is not followed is not taken, and what to do."""
     return f"{path} is a link, which scans don't follow; put its target into watch.roots"
-
-
-def _holds_checkpoints(folder: str) -> bool:
-    """Whether a run lies in a directory."""
-    return any(is_folder and is_checkpoint_name(name) for name, is_folder in names_in(folder).items())

@@ -50,7 +50,7 @@ CONTENTS: dict[str, Files] = {
     "half an adapter": {**ADAPTER, "adapter_model.safetensors": WEIGHTS[:-100]},
     "a trainer's adapter, step 4": {**ADAPTER, "training_args.bin": b"x", "trainer_state.json": state_of(4)},
     "a trainer's adapter, step 8": {**ADAPTER, "training_args.bin": b"x", "trainer_state.json": state_of(8)},
-    "a trainer's adapter without its state": {**ADAPTER, "optimizer.pt": b"x"},
+    "a trainer's adapter without its state": {**ADAPTER, "training_args.bin": b"x"},
     "a state of the trainer": {"trainer_state.json": state_of(4)},
     "a state that is no JSON": {"trainer_state.json": b"{"},
     "a model": MODEL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +47,15 @@ class Bench:
         return open_jobs(self.journal)
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    root = tmp_path / "runs"
+@contextmanager
+def open_bench(home: Path, settle_seconds: float = 2.0) -> Iterator[Bench]:
+    """A bench whose files are below `home`."""
+    root = home / "runs"
     root.mkdir()
     settings = Settings(
-        watch={"roots": (root,), "settle_seconds": 2.0}, output={"directory": tmp_path / "exports"}, state={"directory": tmp_path / "state"}
+        watch={"roots": (root,), "settle_seconds": settle_seconds},
+        output={"directory": home / "exports"},
+        state={"directory": home / "state"},
     )
     paths = prepare(settings.state_directory, settings.output.directory)
     journal = Journal(paths.journal)
@@ -59,5 +63,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     def start() -> Tracker:
         return Tracker(settings.watch, Intake(settings, journal, paths), taken=lambda: None)
 
-    yield Bench(root, start(), journal, start)
-    journal.close()
+    try:
+        yield Bench(root, start(), journal, start)
+    finally:
+        journal.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with open_bench(tmp_path) as made:
+        yield made

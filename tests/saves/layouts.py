@@ -158,12 +158,16 @@ def veomni(scratch: Path) -> Save:
 
 
 def veomni_hf(scratch: Path) -> Save:
-    """The same at the end of a training, where the model follows in `hf_ckpt`, without assets to read the pieces by."""
+    """The same at the end of a training, where the model follows in `hf_ckpt`, without assets to read the pieces by.
+
+    veomni/utils/save_safetensor_utils.py, `save_hf_safetensor`: the weights, and then configuration and tokenizer.
+    """
     saved, place = Save(), "checkpoints/global_step_20/hf_ckpt"
     saved.write("checkpoints/global_step_20/extra_state/extra_state_rank_0.pt", archive(scratch))
     saved.folder("checkpoints/global_step_20", dcp(scratch / "dcp", MODEL), ".metadata")
     saved.ends("checkpoints/global_step_20")
-    pretrained(saved, place)
+    saved.write(f"{place}/model.safetensors", save(arrays(MODEL)))
+    saved.write(f"{place}/config.json", CONFIG)
     saved.ends(place)
     tokenizer(saved, place)
     return saved

@@ -24,6 +24,8 @@ class Write:
     path: str
     content: bytes
     whole: bool = False
+    breaks: str = ""
+    """The checkpoint that was whole before, and is not while this is written."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,19 @@ class Save:
     outcome: dict[str, str] = field(default_factory=dict)
     whole_after: dict[str, int] = field(default_factory=dict)
     """Path → number of operations after which it may be taken, or refused."""
+    waits: str = ""
+    """What is waited for though its weights are whole, until all is written."""
     listed: tuple[str, ...] = ()
     """What has a line of its own although nothing is made of it."""
     weights: str = ""
     """The first file with weights: from its first byte on something is said."""
 
-    def write(self, path: str, content: bytes | str, *, whole: bool = False) -> None:
+    def write(self, path: str, content: bytes | str, *, whole: bool = False, breaks: str = "") -> None:
         """Add a file; the first with weights in it is remembered."""
         data = content.encode() if isinstance(content, str) else content
         if not self.weights and _WEIGHTS.search(path):
             self.weights = path
-        self.operations.append(Write(path, data, whole))
+        self.operations.append(Write(path, data, whole, breaks))
 
     def folder(self, below: str, tree: dict[str, bytes], *order: str) -> None:
         """Add the files of a tree below `below`: those that `order` names in its order, the others before them."""
@@ -63,7 +67,9 @@ class Save:
         self.outcome[path], self.whole_after[path] = outcome, len(self.operations)
 
 
-_WEIGHTS = re.compile(r"\.(?:safetensors|distcp|ocdbt)$|/model_world_size|_model_states\.pt$|/model_optim_rng\.pt$")
+_WEIGHTS = re.compile(
+    r"\.(?:safetensors|distcp|ocdbt|ckpt)$|/model_world_size|_model_states\.pt$|/model_optim_rng\.pt$|/pytorch_model[^/]*\.bin$"
+)
 CONFIG = json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
 ADAPTER = json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "org/base"})
 TOKENIZER = {"tokenizer_config.json": b"{}", "tokenizer.json": b'{"model": {"vocab": {}}}'}
@@ -128,12 +134,22 @@ def ranks(folder: Path, shapes: dict[str, tuple[int, ...]], count: int = 2) -> d
     return files_in(folder)
 
 
-def archive(folder: Path) -> bytes:
-    """Something of torch.save."""
+def archive(folder: Path, shapes: dict[str, tuple[int, ...]] | None = None, **more: Any) -> bytes:
+    """Something of torch.save, or a state of these shapes."""
     import torch
 
-    torch.save({"state": torch.ones(3)}, folder / "archive.pt")
+    state = {name: torch.tensor(array) for name, array in arrays(shapes).items()} if shapes else {"state": torch.ones(3)}
+    torch.save({**state, **more}, folder / "archive.pt")
     return (folder / "archive.pt").read_bytes()
+
+
+def module(folder: Path, shapes: dict[str, tuple[int, ...]], rest: Any = None) -> bytes:
+    """A `.ckpt` of Lightning's (lightning/pytorch/trainer/connectors/checkpoint_connector.py, `dump_checkpoint`)."""
+    import torch
+
+    state = {f"model.{name}": torch.tensor(array) for name, array in arrays(shapes).items()}
+    torch.save({"epoch": 1, "global_step": 20, "state_dict": state, "hyper_parameters": {"rest": rest}}, folder / "module.ckpt")
+    return (folder / "module.ckpt").read_bytes()
 
 
 def pretrained(saved: Save, below: str, *, adapter: bool = False) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.files import Fingerprint, fingerprint
+from daemon.checkpoints.parts import earlier_forms
 from daemon.checkpoints.pinning.pins import Moved, pins_of
 from daemon.config.places.paths import Paths
 from daemon.config.run_overrides import Effective
@@ -77,8 +78,9 @@ class Entering:
         reference, jobs = candidate.reference, self.journal.jobs
         with self.lock:
             job, same = jobs.get(candidate.job), jobs.of_content(reference.step, reference.digest)
-            takings = Takings(jobs.runs(), jobs.places())
-            return None if self._is_known(candidate, job, same) else self._enter(candidate, takings)
+            if self._is_known(candidate, job, same) or self._is_another_form(candidate):
+                return None
+            return self._enter(candidate, Takings(jobs.runs(), jobs.places()))
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job, whatever else has its content. Return its id, None where the journal had it already."""
@@ -186,6 +188,26 @@ class Entering:
             self.journal.sightings.remember(reference.path, candidate.known, "known", job.id)
             log.info("a copy", event_id=Event.CHECKPOINT_COPY, job=job.id, path=reference.path, of=other.path)
             return True
+        return False
+
+    def _is_another_form(self, candidate: Candidate) -> bool:
+        """Whether the same step has been exported in the form that its trainer wrote before this one: drops and remembers it then.
+
+        An export of that form which has not ended gives way to this one, which needs no other files; one that failed stays what it is.
+        """
+        reference = candidate.reference
+        for path in earlier_forms(Path(reference.path)):
+            for name in self.journal.sightings.jobs_at(str(path)):
+                job = self.journal.jobs.get(name)
+                if job is None or job.checkpoint.step != reference.step or job.checkpoint.mixture != reference.mixture:
+                    continue
+                if job.state in ("succeeded", "partial"):
+                    candidate.drop()
+                    self.journal.sightings.remember(reference.path, candidate.known, "known", name)
+                    log.info("a copy", event_id=Event.CHECKPOINT_COPY, job=name, path=reference.path, of=job.checkpoint.path)
+                    return True
+                if job.state in ("pending", "running"):
+                    self.journal.jobs.supersede(name, f"superseded by {candidate.job}")
         return False
 
     def _lies_elsewhere(self, job: str, path: str) -> bool:

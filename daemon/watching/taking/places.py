@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from daemon.checkpoints.parts import earlier_forms
 from daemon.config.places.export_names import folded, marked, safe_part, safe_run
 from daemon.config.places.output_owners import is_anothers, is_other_training, owner_of
 from daemon.config.places.paths import Paths
@@ -106,16 +107,17 @@ class Places:
     def _owner(self, job: str, target: Path, reference: CheckpointRef) -> str | None:
         """The path of another checkpoint, whose job this is; None where it is this one.
 
-        A checkpoint that is written again at its path takes over what was exported of it with the same additions, unless its content lies
-        in another directory too.
+        A checkpoint that is written again at its path, or in another form of its step, takes over what was exported of it with the same
+        additions, unless its content lies in another directory too.
         """
         other = self.journal.jobs.get(job)
         if other is None or other.checkpoint.identity == reference.identity:
             return None
         places = self.journal.sightings.places(job) or {other.checkpoint.path: ""}
-        rewritten = other.target == target and reference.path in places and other.checkpoint.mixture == reference.mixture
-        rewritten = rewritten and not self.lies_elsewhere(job, reference.path)
-        return None if rewritten else next(iter(places))
+        forms = (reference.path, *map(str, earlier_forms(Path(reference.path))))
+        path = next((path for path in forms if path in places), None)
+        rewritten = other.target == target and path is not None and other.checkpoint.mixture == reference.mixture
+        return None if rewritten and path and not self.lies_elsewhere(job, path) else next(iter(places))
 
     def _on_disk(self, target: Path, reference: CheckpointRef) -> _Taken | None:
         path = self.paths.output
