@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from daemon.contract.formats.declaration import FileKind, Format, FormatEntry, Level, Variant
+from daemon.contract.formats.entry_points import values_of
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.formats.thresholds import Thresholds
 from daemon.contract.light import dataclass
@@ -204,10 +204,9 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _entries() -> list[FormatEntry]:
-    entries = []
-    for value in sorted({entry.value for entry in importlib.metadata.entry_points(group=GROUP)}):
-        entries.append(FormatEntry(value=value, root=_root(value.partition(":")[0].partition(".")[0])))
-    return entries
+    packages = {value: value.partition(":")[0].partition(".")[0] for value in sorted(values_of(GROUP))}
+    roots = {package: _root(package) for package in packages.values()}
+    return [FormatEntry(value=value, root=roots[package]) for value, package in packages.items()]
 
 
 def _root(package: str) -> str:
