@@ -34,7 +34,12 @@ def _frozen_dataclass(*, frozen: bool, kw_only: bool = False, eq: bool = True) -
     assert frozen
 
     def made(kind: Any) -> Any:
+        above = [base.__dataclass_params__ for base in kind.__mro__[1:] if "__shape__" in vars(base)]
+        for params in above:
+            params.frozen = False
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(kind)
+        for params in (*above, kind.__dataclass_params__):
+            params.frozen = True  # for the library: a frozen class may follow from this
         fields = dataclasses.fields(kind)
         kind.__shape__ = _Shape(
             tuple(field.name for field in fields if not field.kw_only), {field.name: _default(field) for field in fields}

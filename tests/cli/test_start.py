@@ -47,7 +47,7 @@ def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(words: 
     answer, modules, _ = asked((*words, "--config", str(read_before)))
     assert "succeeded" in answer
     assert not modules & {
-        "pydantic", "pydantic_core", "annotated_types", "importlib.metadata", "importlib.resources", "email", "socket", "zipfile", "logging",
+        "pydantic", "pydantic_core", "annotated_types", "importlib.metadata", "importlib.resources", "email", "socket", "logging",
         "statistics", "decimal", "concurrent.futures", "ctypes", "graphlib", "daemon.contract.language.recorded",
         "daemon.contract.jobs.options",
         "structlog", "psutil", "apscheduler", "watchdog", "apprise", "pydantic_settings", "asyncio", "rich.live", "rich.table",
