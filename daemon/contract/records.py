@@ -41,6 +41,16 @@ class Within(NamedTuple):
         return {**handler(source), **bounds}
 
 
+class ShownAs(NamedTuple):
+    """What a JSON schema says of a type, as an annotation: `Annotated[Code, ShownAs("string")]`."""
+
+    type: str
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """That, as pydantic asks any annotation for it."""
+        return {"type": self.type}
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 class Record:
     """Immutable, hashable where its fields are, and closed to unknown keys. Made, copied, written and read as a model of pydantic is."""

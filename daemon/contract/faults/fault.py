@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from daemon.contract.faults.advice import (
     MOST_OF_SENTENCE,
@@ -18,18 +18,18 @@ from daemon.contract.faults.advice import (
 from daemon.contract.faults.fault_codes import Code, code_of
 from daemon.contract.faults.secrets import censored
 from daemon.contract.faults.text import printable, printable_lines, small_print
-from daemon.contract.records import Record
+from daemon.contract.records import Record, ShownAs
 
 _FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
 """At the end of a text; the dots of a path are none."""
 
 
 class Fault(Record):
-    """What failed, where, why, and what a person can do about it. Its texts are cleaned whenever one is made."""
+    """What failed, where, why, and what a person can do about it."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
 
-    code: Code
+    code: Annotated[Code, ShownAs("string")]
     """Stable name for programs. What an old journal or another package says is read as it is: a plain string where it is no FaultCode."""
     operation: str
     """What was being done, as a verb phrase: "merge the adapter"."""
