@@ -18,6 +18,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text, printable
 from daemon.contract.language.catalog import speak_english, translated_text
+from daemon.contract.light import dataclass
 
 if TYPE_CHECKING:
     from daemon.config.layers import Files, Source
@@ -120,7 +121,7 @@ class DaemonConfiguration:
         return self._source
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DaemonPlace:
     """Where a daemon's state lies, for the verbs that need no more of its configuration."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.light import dataclass
 from daemon.journal.states import ENDED_JOB
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 from daemon.cli.groups import GROUPS
 from daemon.cli.views.markup import say
+from daemon.contract.faults.text import is_text
 from daemon.contract.language.catalog import language, to_translate
 
 
@@ -75,12 +77,23 @@ class _AsItIs:
     """How typer makes a parameter's value of the words, where that is not needed."""
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
-        """The value; by typer's own way, which checks it, for all but texts and what is not given."""
-        if value is None or (isinstance(value, str) and param.type_descriptor.annotation is str):
+        """The value; by typer's own way, which checks it, for all but texts, paths that may be anything, and what is not given."""
+        kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+        if value is None or (isinstance(value, str) and kind is str):
             return value
+        if kind == list[str] and isinstance(value, tuple | list) and all(isinstance(part, str) and is_text(part) for part in value):
+            return list(value)
+        if kind is Path and isinstance(value, str) and is_text(value) and _may_be_anything(info):
+            return Path(value)
         from typer._coercion import build_runtime_param
 
         return build_runtime_param(param.type_descriptor).coerce(value, param=param, ctx=ctx)
+
+
+def _may_be_anything(info: Any) -> bool:
+    """Whether nothing of a path is looked at."""
+    asked = (info.exists, info.readable, info.writable, info.resolve_path, info.allow_dash, info.path_type, info.parser)
+    return info.file_okay and info.dir_okay and not any(asked)
 
 
 def take_as_they_are(parameters: list[Any]) -> list[Any]:

@@ -13,7 +13,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from daemon.config.sources import holds, keep_secrets, named_by, option_for, ove
 from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.errors import Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.light import dataclass
 from daemon.contract.values import digest_of
 
 PARTS = "conf.d"

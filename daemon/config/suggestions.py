@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from daemon.config.sources import PREFIX
 from daemon.contract.faults.secrets import SECTIONS, STARS, is_plain_word, may_be_secret, name_shown
 from daemon.contract.formats.mistakes import near
+from daemon.contract.records import Record
 
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
@@ -39,18 +40,18 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | type[Record] | None:
     """The model class at a location, or None where the location is inside a free-form value."""
     current: Any = model
     for part in path:
         fields = getattr(current, "model_fields", {})
         if part in fields:
-            current = fields[part].annotation
+            current = getattr(fields[part], "annotation", None)
         elif get_origin(current) is dict:
             current = get_args(current)[1]
         else:
             return None
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+    return current if isinstance(current, type) and issubclass(current, BaseModel | Record) else None
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -59,7 +60,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     for item in error.errors():
         location = tuple(part for part in item["loc"] if not (isinstance(part, str) and _KIND_OF_A_UNION.fullmatch(part)))
         dotted = place_shown(location, model)
-        if item["type"] == "extra_forbidden":
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a record
             lines.append(f"{dotted}: is not a known key; {_hint(location, item['input'], model)}")
             continue
         hides = (location[:1] and location[0] in SECTIONS) or may_be_secret(item["input"])

@@ -10,10 +10,10 @@ import functools
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.language.catalog import to_translate
+from daemon.contract.light import dataclass
 
 CPU_INFO = Path("/proc/cpuinfo")
 

@@ -1,4 +1,7 @@
-"""Immutable values and their digest, which the contract and the options are built on. Pure."""
+"""Immutable values and their digest, which the contract and the options are built on. Pure.
+
+`Frozen`, the base of models, is imported when it is asked for: what needs none of them had better not wait for pydantic.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,44 @@ import math
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from daemon.contract.records import Record, validator_of
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from daemon.contract.frozen import Frozen as Frozen
 
 Json: TypeAlias = Mapping[str, Any]
 """A JSON object whose keys others decide: a configuration, a trainer's state, the file of a tokenizer. It is read, never changed."""
 
 
-class Frozen(BaseModel):
-    """Immutable, hashable where its fields are, and closed to unknown keys. Its validator is built when it is first needed."""
+def __getattr__(name: str) -> Any:
+    if name == "Frozen":
+        from daemon.contract.frozen import Frozen
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+        return Frozen
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def build_models(kind: type[BaseModel] = BaseModel) -> None:
+def build_models() -> None:
     """Build the validators of all models that are imported: for whoever begins threads, two of which could need one for the first time.
     Not every release of pydantic that we run with has a lock for that."""
+    from pydantic import BaseModel
+
+    _build(BaseModel)
+    for record in Record.__subclasses__():
+        validator_of(record)
+
+
+def _build(kind: type[BaseModel]) -> None:
     for model in kind.__subclasses__():
         model.model_rebuild(raise_errors=False)
-        build_models(model)
+        _build(model)
 
 
-def docstrings(model: type[BaseModel]) -> dict[str, str]:
+def docstrings(model: type[BaseModel] | type[Record]) -> dict[str, str]:
     """Field → the text below it in the source of its class.
 
     pydantic reads them too (`use_attribute_docstrings`), whenever a class is made: for all of ours that takes a tenth of a second in every
@@ -39,15 +57,15 @@ def docstrings(model: type[BaseModel]) -> dict[str, str]:
     import ast
     import inspect
 
-    texts = {}
+    texts, fields = {}, model.model_fields
     for kind in reversed(model.__mro__):
-        if kind is BaseModel or not issubclass(kind, BaseModel):
+        if not fields.keys() & inspect.get_annotations(kind).keys():
             continue
         (written,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         assert isinstance(written, ast.ClassDef)
         for field, text in pairwise(written.body):
             match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))) if name in model.model_fields:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))) if name in fields:
                     texts[name] = inspect.cleandoc(words)
     return texts
 

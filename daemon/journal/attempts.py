@@ -9,14 +9,18 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from daemon.contract.formats.stages import ModelSize
-from daemon.contract.jobs.messages import AttemptFacts, JobFacts, Outcome, StageFacts, StageResult
+from daemon.contract.jobs.messages import AttemptFacts, Outcome, StageFacts, StageResult
+from daemon.contract.light import dataclass
 from daemon.journal.file.database import Database
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow, StageRow, fault_of, now
 from daemon.journal.stages import Ended, close_stage
+
+if TYPE_CHECKING:
+    from daemon.contract.jobs.messages import JobFacts
 
 MEASUREMENTS = 200
 """Measurements kept for each stage; estimates learn from the newest."""
@@ -79,7 +83,7 @@ class Attempts:
 
     def facts(self, job: JobRow, stages: Mapping[str, StageRow]) -> JobFacts:
         """The job with its stages, and all their attempts."""
-        return facts_from(job, stages.values(), self.of(job.id))
+        return _facts(job, stages.values(), self.of(job.id))
 
     def get(self, attempt: AttemptId) -> AttemptRow:
         """One attempt. Raises LookupError where there is none."""
@@ -204,18 +208,23 @@ def attempt_of(row: sqlite3.Row) -> AttemptRow:
     )  # fmt: skip
 
 
-def facts_from(job: JobRow, rows: Iterable[StageRow], attempts: Sequence[AttemptRow] = ()) -> JobFacts:
-    """A job with the stages and attempts that were read already; what came of its stages is said without the attempts too."""
-    stages = tuple(
+def stage_facts(rows: Iterable[StageRow], attempts: Sequence[AttemptRow] = ()) -> tuple[StageFacts, ...]:
+    """Stages and attempts that were read already; what came of stages is said without the attempts too."""
+    return tuple(
         StageFacts(
             name=stage.name, state=stage.state, result=stage.result, fault=stage.fault,
             attempts=tuple(_attempt(row) for row in attempts if row.stage == stage.name),
         )
         for stage in rows
     )  # fmt: skip
+
+
+def _facts(job: JobRow, rows: Iterable[StageRow], attempts: Sequence[AttemptRow]) -> JobFacts:
+    from daemon.contract.jobs.messages import JobFacts
+
     return JobFacts(
         export_id=job.id, created=job.created, started=job.started, checkpoint=job.checkpoint, base=str(job.base) if job.base else None,
-        work=job.work, stages=stages, target=str(job.target), warnings=job.warnings,
+        work=job.work, stages=stage_facts(rows, attempts), target=str(job.target), warnings=job.warnings,
     )  # fmt: skip
 
 

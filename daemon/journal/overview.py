@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 
+from daemon.contract.light import dataclass
 from daemon.contract.values import Json
 from daemon.journal.attempts import Measured, attempt_of, measured_of
 from daemon.journal.controls import PAUSED

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from daemon.contract.light import dataclass
 
 IN_PLACE = "the trainer rewrote "
 """So begins the reason of a job whose pinned files were written into; that of one whose directory was taken anew is BY and the new job."""

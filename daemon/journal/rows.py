@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, StageResult
-from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.terms import Terms, terms_of
+from daemon.contract.light import dataclass
+
+if TYPE_CHECKING:
+    from daemon.contract.jobs.options import Work
 
 
 def now() -> str:
@@ -27,7 +30,8 @@ class JobRow:
     id: str
     state: str
     checkpoint: CheckpointRef
-    work: Work
+    options: Work | str
+    """Its configuration, or the JSON text of it."""
     pin: Path
     target: Path
     base: Path | None
@@ -44,6 +48,18 @@ class JobRow:
     """Starts no further stage until a person says so."""
     first: bool = False
     """Waits at the front of the queue, where `ckptd queue first` put it."""
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """Its configuration; of one that another version wrote, every key that this one understands."""
+        from daemon.contract.jobs.options import Work
+
+        return Work.recovered(self.options) if isinstance(self.options, str) else self.options
+
+    @functools.cached_property
+    def terms(self) -> Terms:
+        """What of its configuration decides verdicts: read without the models of all options, which `ckptd status` has no time for."""
+        return terms_of(self.options) if isinstance(self.options, str) else self.options
 
 
 @dataclass(frozen=True)
@@ -142,14 +158,14 @@ def _result(text: str | None) -> StageResult | None:
     """None too for one that another version wrote and this one can't read: the stage is then made again."""
     try:
         return StageResult.model_validate_json(text) if text else None
-    except ValidationError:
+    except ValueError:
         return None
 
 
 def job_of(row: sqlite3.Row) -> JobRow:
     """A row of the table `job`."""
     return JobRow(
-        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.recovered(row["work"]),
+        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), row["work"],
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
         tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
         row["state"] == "pending" and row["priority"] > 0,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import StageResult
+from daemon.contract.light import dataclass
 from daemon.journal.file.database import Database
 from daemon.journal.rows import StageRow, stage_of
 

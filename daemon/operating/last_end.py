@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-from dataclasses import asdict, dataclass
-
-from pydantic import TypeAdapter, ValidationError
+from dataclasses import asdict
 
 from daemon.config.places.paths import StatePaths
 from daemon.contract.faults.secrets import censored_values
+from daemon.contract.light import dataclass
+from daemon.contract.records import read_json
 from daemon.system.filesystems.disks import write_padded
 
 NAME = "ended.json"
@@ -33,8 +32,8 @@ def keep(paths: StatePaths, end: LastEnd) -> None:
 def read(paths: StatePaths) -> LastEnd | None:
     """Why the last daemon ended by itself; None where it did not, or that can't be read."""
     try:
-        return _reader().validate_json((paths.state / NAME).read_bytes())
-    except (OSError, ValidationError):
+        return read_json(LastEnd, (paths.state / NAME).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
@@ -42,8 +41,3 @@ def forget(paths: StatePaths) -> None:
     """The daemon has ended in order."""
     with contextlib.suppress(OSError):
         (paths.state / NAME).unlink(missing_ok=True)
-
-
-@functools.cache
-def _reader() -> TypeAdapter[LastEnd]:
-    return TypeAdapter(LastEnd)

@@ -7,23 +7,15 @@ journal, and the log's handler names the priority of each record.
 from __future__ import annotations
 
 import io
-import logging
 import os
 import sys
 from typing import TextIO
 
 ERROR = 3
-_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, ERROR), (logging.WARNING, 4), (logging.INFO, 6))
-_DEBUG = 7
 _LINE_BYTES = 48 * 1024 - 16
 """journald breaks a line of 48 KiB, and what follows the break would have no priority."""
 _PIECE = 12_000
 """Characters, of four bytes at most."""
-
-
-def priority_of(level: int) -> int:
-    """The syslog priority of a level of `logging`."""
-    return next((priority for least, priority in _PRIORITIES if level >= least), _DEBUG)
 
 
 def prefixed(text: str, priority: int) -> str:
@@ -79,23 +71,6 @@ class JournalStream(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         """That of the stream itself."""
         return self._stream.encoding
-
-
-class JournalHandler(logging.Handler):
-    """Writes records into the journal, each under its own priority."""
-
-    def __init__(self, stream: JournalStream) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging, under the handler's lock."""
-        try:
-            self._stream.write_line(self.format(record), priority_of(record.levelno))
-        except OSError:
-            pass  # there is no other place to name it, and the work goes on
-        except Exception:
-            self.handleError(record)
 
 
 def set_up() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Literal
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
-from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -37,24 +35,11 @@ _smaller = functools.partial(
 )  # fmt: skip
 
 
-class CoreMlOptions(Frozen):
-    """What Core ML's programs compute in, and how they are made smaller."""
-
-    precision: Literal["float16", "float32"] = "float16"
-    """What programs compute in: "float16", which the Neural Engine needs, or "float32", which is exact, twice as large and runs on the CPU
-    and GPU only. The cache of a language model is in float16 in both cases, since Core ML has no other."""
-    block_size: Literal[16, 32, 64, 128] = 32
-    """Weights that share a scale in coreml-int4: 16, 32, 64 or 128. Smaller is more exact and larger on disk."""
-    palette_rows: Literal[1, 2, 4, 8, 16, 32] = 16
-    """Rows of a matrix that share a table of 16 numbers in coreml-palettized: 1, 2, 4, 8, 16 or 32. Fewer are more exact and larger on
-    disk."""
-
-
 FORMAT = Format(
     name="coreml",
     about="Core ML packages for iPhones, iPads and Macs (iOS 18, macOS 15); a language model keeps its cache as states.",
     order=100,
-    options=CoreMlOptions,
+    options="handlers.coreml.options:CoreMlOptions",
     section="coreml",
     engines={
         "coreml": {"causal": f"{_ENGINE}:CoreMlCausal", "seq2seq": f"{_ENGINE}:CoreMlSeq2Seq", "encoder": f"{_ENGINE}:CoreMlEncoder"},

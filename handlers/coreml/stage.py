@@ -23,7 +23,7 @@ from handlers.coreml.compressing import compression
 from handlers.coreml.converting import conversion, rewriting
 from handlers.coreml.evaluation import package
 from handlers.coreml.evaluation.evaluator import Evaluator
-from handlers.coreml.format import CoreMlOptions
+from handlers.coreml.options import CoreMlOptions
 from handlers.graphs import graphset, smaller
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.models.files import setting

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
-from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -42,13 +40,6 @@ def _variant(
     )  # fmt: skip
 
 
-class ExecuTorchOptions(Frozen):
-    """How ExecuTorch's programs are made smaller."""
-
-    group_size: Literal[32, 64, 128] = 32
-    """Weights that share a scale in executorch-8da4w: 32, 64 or 128. Smaller is more exact and larger on disk."""
-
-
 FORMAT = Format(
     name="executorch",
     about="Programs for ExecuTorch, PyTorch's runtime for Android, iOS and small devices, with XNNPACK; the KV cache lies inside.",
@@ -59,7 +50,7 @@ FORMAT = Format(
     },
     runtimes=("ExecuTorch",),
     modules={"executorch": "executorch", "torchao": "torchao"},
-    options=ExecuTorchOptions,
+    options="handlers.executorch.options:ExecuTorchOptions",
     section="executorch",
     engines={
         "executorch": {

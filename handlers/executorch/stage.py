@@ -17,8 +17,8 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import UNREACHED, refusing, warn_of_little
 from handlers.executorch import lowering, quantization
-from handlers.executorch.format import ExecuTorchOptions
 from handlers.executorch.lowering import Lowered, Opened
+from handlers.executorch.options import ExecuTorchOptions
 from handlers.executorch.runner import app_runner
 from handlers.executorch.session import Session
 from handlers.graphs import graphset

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
 from daemon.contract.formats.declaration import Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EIGHT_BITS, EXACT, FOUR_BITS, Thresholds
-from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -42,14 +39,6 @@ def _variant(
     )  # fmt: skip
 
 
-class GgufOptions(Frozen):
-    """How GGUF files are made smaller."""
-
-    calibration_samples: int = Field(default=32, ge=0, le=512)
-    """Texts by which gguf-q6_k, gguf-q5_k_m and gguf-q4_k_m find out which columns of a matrix count most (llama.cpp's importance matrix).
-    0: all columns count the same, which is faster."""
-
-
 FORMAT = Format(
     name="gguf",
     about="One file with weights, vocabulary and chat template for llama.cpp, Ollama and LM Studio, with a Modelfile.",
@@ -58,7 +47,7 @@ FORMAT = Format(
     runtimes=("llama.cpp", "Ollama", "LM Studio"),
     recommended_first=frozenset({"laptop"}),
     modules={"gguf": "gguf", "llama_cpp": "llama_cpp_python"},
-    options=GgufOptions,
+    options="handlers.gguf.options:GgufOptions",
     section="gguf",
     engines={
         "gguf": {"causal": "handlers.gguf.engine:GgufEngine"},

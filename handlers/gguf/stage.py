@@ -23,8 +23,8 @@ from handlers.folder import tokenizers
 from handlers.gguf import modelfile
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.model_file import ModelFile
-from handlers.gguf.format import GgufOptions
 from handlers.gguf.llama import importance, library
+from handlers.gguf.options import GgufOptions
 from handlers.texts.selection import calibration_texts
 
 

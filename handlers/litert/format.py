@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Literal
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
-from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
@@ -19,13 +17,6 @@ NO_PHONE = (
     "by LiteRT's interpreter with XNNPACK on this computer's CPU, from Python; it was not run on a phone, and no delegate for graphics or"
     " neural processors was tried"
 )
-
-
-class LiteRtOptions(Frozen):
-    """How LiteRT's models are made smaller."""
-
-    block_size: Literal[32, 64, 128, 256] = 32
-    """Weights that share a scale in litert-int4: 32, 64, 128 or 256. Smaller is more exact and larger on disk."""
 
 
 _variant = functools.partial(
@@ -47,7 +38,7 @@ FORMAT = Format(
     },
     runtimes=("LiteRT",),
     modules={"litert_torch": "litert-torch", "ai_edge_litert": "ai-edge-litert", "ai_edge_quantizer": "ai-edge-quantizer"},
-    options=LiteRtOptions,
+    options="handlers.litert.options:LiteRtOptions",
     section="litert",
     engines={
         "litert": {

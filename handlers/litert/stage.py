@@ -21,7 +21,7 @@ from handlers.child.variants import UNREACHED, refusing, warn_of_little
 from handlers.graphs import graphset, smaller
 from handlers.graphs.graphset import Graph, GraphSet
 from handlers.litert import compression, conversion
-from handlers.litert.format import LiteRtOptions
+from handlers.litert.options import LiteRtOptions
 from handlers.litert.session import Session
 from handlers.static_programs.description import LENGTH
 from handlers.static_programs.published import placing

@@ -15,7 +15,6 @@ from pathlib import Path
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EXACT, FOUR_BITS, HALF, Thresholds
-from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
@@ -43,7 +42,7 @@ FORMAT = Format(
     },
     runtimes=("ONNX Runtime",),
     recommended_first=frozenset({"laptop"}),
-    options=OnnxOptions,
+    options="handlers.onnx.options:OnnxOptions",
     section="onnx",
     engines={
         "onnx": {

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
 
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS
-from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -19,15 +15,6 @@ TOOLCHAIN = "openvino"
 _ENGINE = "handlers.openvino.engine"
 TWIN = "handlers.openvino.twin.form:OpenVinoForm"
 DEFAULTS = "on the CPU, with settings that compute in fp32; by default OpenVINO takes bf16, an int8 cache and int8 activations where it can"
-
-
-class OpenVinoOptions(Frozen):
-    """How OpenVINO's models are made smaller."""
-
-    group_size: Literal[32, 64, 128] = 64
-    """Weights that share a scale in openvino-int4: 32, 64 or 128. Smaller is more exact and larger on disk."""
-    calibration_samples: int = Field(default=32, ge=0, le=512)
-    """Texts with which openvino-int4 finds the scales of a language model. 0: the scales follow the weights alone, which is faster."""
 
 
 _variant = functools.partial(
@@ -50,7 +37,7 @@ FORMAT = Format(
     runtimes=("OpenVINO", "OpenVINO GenAI", "optimum-intel"),
     recommended_first=frozenset({"laptop"}),
     modules={"openvino": "openvino", "openvino_genai": "openvino_genai", "openvino_tokenizers": "openvino_tokenizers", "nncf": "nncf"},
-    options=OpenVinoOptions,
+    options="handlers.openvino.options:OpenVinoOptions",
     section="openvino",
     engines={
         "openvino": {

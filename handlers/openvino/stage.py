@@ -20,7 +20,7 @@ from handlers.graphs import graphset, smaller
 from handlers.graphs.attention import marks
 from handlers.openvino import library
 from handlers.openvino.converting import compression, conversion, tokenizer
-from handlers.openvino.format import OpenVinoOptions
+from handlers.openvino.options import OpenVinoOptions
 from handlers.texts.selection import calibration_texts
 
 SESSION = Path(__file__).with_name("session.py")

@@ -12,7 +12,6 @@ from pathlib import Path
 from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EIGHT_BITS, EXACT, FOUR_BITS, HALF, Thresholds
-from handlers.pytorch.options import PytorchOptions
 
 _QUANTIZE, _ENGINE = "handlers.pytorch.quantize", "handlers.pytorch.engine"
 USAGE = Path(__file__).with_name("usage.md")
@@ -37,7 +36,7 @@ FORMAT = Format(
         **MODEL_FILES,
     },
     runtimes=("transformers", "vLLM", "SGLang", "TGI"),
-    options=PytorchOptions,
+    options="handlers.pytorch.options:PytorchOptions",
     section="pytorch",
     engines={
         "torch-stored": {

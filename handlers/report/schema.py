@@ -29,8 +29,15 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> Any:
         """The schema of a model, its fields described."""
-        written = super().model_schema(schema)
-        for name, text in docstrings(schema["cls"]).items():
+        return self._described(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> Any:
+        """The schema of a record, its fields described."""
+        return self._described(super().dataclass_schema(schema), schema["cls"])
+
+    @staticmethod
+    def _described(written: Any, kind: Any) -> Any:
+        for name, text in docstrings(kind).items():
             written["properties"][name].setdefault("description", text)
         return written
 

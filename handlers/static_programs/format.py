@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from daemon.contract.formats.declaration import Format
 from daemon.contract.formats.stages import MIB, StageSpec
-from daemon.contract.values import Frozen
 
 STAGE = "static-programs"
-
-
-class StaticOptions(Frozen):
-    """How large the fixed sizes are."""
-
-    context_length: int = Field(default=1024, ge=16, le=131072)
-    """Tokens that a model for phones and small devices has room for: prompt and answer together, or one text of an encoder. Fewer if the
-    model itself knows fewer. The cache has its full size from the start, so that memory and the time of each token grow with it."""
 
 
 FORMAT = Format(
     name="static-programs",
     about="Programs of fixed sizes, of which the formats for phones and small devices are made.",
     order=85,
-    options=StaticOptions,
+    options="handlers.static_programs.options:StaticOptions",
     section="static",
     stages=(
         StageSpec(

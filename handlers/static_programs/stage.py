@@ -30,7 +30,7 @@ from handlers.graphs.graphset import Graph, GraphSet, Port
 from handlers.models.files import read_json
 from handlers.static_programs import comparison
 from handlers.static_programs.description import LENGTH, Described
-from handlers.static_programs.format import StaticOptions
+from handlers.static_programs.options import StaticOptions
 from handlers.static_programs.session import ProgramSession
 from handlers.static_programs.tracing import parts
 from handlers.static_programs.tracing.parts import FixedPart

@@ -10,7 +10,6 @@ from pathlib import Path
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Level, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EXACT, HALF
-from handlers.tensorrt.options import TensorRtOptions
 
 BUNDLE, ENGINES, LLM = (Path(__file__).with_name(name) for name in ("usage.md", "usage_engines.md", "usage_llm.md"))
 TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
@@ -51,7 +50,7 @@ FORMAT = Format(
     },
     runtimes=("TensorRT", "TensorRT-RTX", "TensorRT-LLM"),
     modules={"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"},
-    options=TensorRtOptions,
+    options="handlers.tensorrt.options:TensorRtOptions",
     section="tensorrt",
     engines={
         "tensorrt-bundle": {

@@ -1,5 +1,5 @@
 """The help, the version and completion import neither pydantic nor rich: each of them takes longer than all the rest. What shows the state
-of a daemon imports neither the types of the configuration nor what only the daemon needs."""
+of a daemon imports neither pydantic, nor the types of the configuration, nor what only the daemon needs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,16 @@ def read_before(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["status", "list"])
-def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(verb: str, read_before: Path) -> None:
-    answer, modules, _ = asked((verb, "--config", str(read_before)))
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "--json"), ("list",), ("list", "--state", "succeeded", "--json"), ("show", "done")]
+)
+def test_what_shows_the_state_imports_nothing_that_only_the_daemon_needs(words: tuple[str, ...], read_before: Path) -> None:
+    answer, modules, _ = asked((*words, "--config", str(read_before)))
     assert "succeeded" in answer
     assert not modules & {
+        "pydantic", "pydantic_core", "annotated_types", "importlib.metadata", "importlib.resources", "email", "socket", "logging",
+        "statistics", "decimal", "concurrent.futures", "ctypes", "graphlib", "daemon.contract.language.recorded",
+        "daemon.contract.jobs.options",
         "structlog", "psutil", "apscheduler", "watchdog", "apprise", "pydantic_settings", "asyncio", "rich.live", "rich.table",
         "daemon.config.settings", "daemon.config.loading", "daemon.contract.jobs.figures", "daemon.watching", "daemon.publishing",
         "daemon.checkpoints",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.child.progress import StageOutput
-from handlers.coreml.format import CoreMlOptions
+from handlers.coreml.options import CoreMlOptions
 from tests import stages
 from tests.exports.formats import FORMATS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.child.progress import StageOutput
-from handlers.executorch.format import ExecuTorchOptions
+from handlers.executorch.options import ExecuTorchOptions
 from tests import stages
 from tests.exports.formats import FORMATS
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from handlers.child.progress import StageOutput
-from handlers.gguf.format import GgufOptions
+from handlers.gguf.options import GgufOptions
 from tests import stages
 from tests.merge import helpers
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.child.progress import StageOutput
-from handlers.litert.format import LiteRtOptions
+from handlers.litert.options import LiteRtOptions
 from tests import stages
 from tests.exports.formats import FORMATS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from handlers.child.progress import StageOutput
-from handlers.openvino.format import OpenVinoOptions
+from handlers.openvino.options import OpenVinoOptions
 from tests import stages
 from tests.pytorch import forms
 

@@ -110,7 +110,7 @@ def test_an_export_whose_texts_only_their_owner_may_read_is_its_owners_alone(
         path.chmod(0o755 if path.is_dir() else 0o644)
     pin(job)
     validation = job.work.validation.model_copy(update={setting: str(tmp_path / "texts")})
-    told = dataclasses.replace(job, work=job.work.model_copy(update={"validation": validation}))
+    told = dataclasses.replace(job, options=job.work.model_copy(update={"validation": validation}))
     assert access_of(told, OutputSettings(mode="0644")).why is None
     path = tmp_path / secret
     path.chmod(0o700 if path.is_dir() else 0o600)

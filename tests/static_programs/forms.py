@@ -11,7 +11,7 @@ import pytest
 
 from handlers.child.progress import StageOutput
 from handlers.static_programs import description
-from handlers.static_programs.format import StaticOptions
+from handlers.static_programs.options import StaticOptions
 from handlers.static_programs.published.feeding import Text, crossed, one_pass
 from handlers.static_programs.session import ProgramSession
 from tests import stages

@@ -6,7 +6,6 @@ Widths are counted in cells of the terminal: a Chinese character takes two, a co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
@@ -15,6 +14,7 @@ from rich.text import Text
 from daemon.cli.views.joining import gap_after
 from daemon.contract.faults.text import printable
 from daemon.contract.language.catalog import language, translated
+from daemon.contract.light import dataclass
 from daemon.operating.log.wrapping import wrap
 
 GAP = 2

@@ -14,11 +14,11 @@ import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.files import boot_id, write_atomic
 from daemon.contract.faults.events import Event
+from daemon.contract.light import dataclass
 
 _NAME = "ckptd"
 _MOST_BYTES = 1 << 16

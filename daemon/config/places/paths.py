@@ -6,17 +6,16 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.disk.own_folders import opened
 from daemon.contract.faults.errors import FULL_DISK, TRANSIENT, CkptdError, Permanent, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.light import dataclass
 from daemon.contract.values import digest_of
 
 STAGING = ".staging"
@@ -267,7 +266,7 @@ def prepare(state: Path, output: Path) -> Paths:
         marker = whole / INSTANCE
         if not marker.exists():
             try:
-                write_atomic(marker, secrets.token_hex(4), mode=0o600)
+                write_atomic(marker, os.urandom(4).hex(), mode=0o600)
             except OSError as error:
                 raise from_oserror(error, "write to state.directory", str(marker)) from None
     paths = Paths(state, output, (state / INSTANCE).read_text(encoding="utf-8").strip(), tuple(closed))

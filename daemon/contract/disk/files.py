@@ -7,7 +7,6 @@ the name; a reader or a power cut at any instant sees the old state or the new o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -19,7 +18,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from daemon.contract.values import Frozen
+from daemon.contract.records import Record
 
 _FICLONE = 0x40049409
 _AT_FDCWD = -100
@@ -28,7 +27,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
-class FileEntry(Frozen):
+class FileEntry(Record):
     """One file of an artifact; `path` is relative to the artifact's folder, with forward slashes."""
 
     path: str
@@ -234,6 +233,8 @@ def rename_new(first: Path, second: Path) -> None:
 
 
 def _rename(first: Path, second: Path, flags: int) -> None:
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(first), None, str(second))

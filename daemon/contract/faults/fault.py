@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from typing import Annotated, Any, ClassVar
 
 from daemon.contract.faults.advice import (
     MOST_OF_SENTENCE,
@@ -18,20 +15,21 @@ from daemon.contract.faults.advice import (
     whole_clauses,
     without_advice,
 )
-from daemon.contract.faults.fault_codes import Code
+from daemon.contract.faults.fault_codes import Code, code_of
 from daemon.contract.faults.secrets import censored
 from daemon.contract.faults.text import printable, printable_lines, small_print
+from daemon.contract.records import Record, ShownAs
 
 _FULL_STOP = re.compile(r"(?<=[\w)\]}'\"`])\.+[ \t]*\Z")
 """At the end of a text; the dots of a path are none."""
 
 
-class Fault(BaseModel):
+class Fault(Record):
     """What failed, where, why, and what a person can do about it."""
 
-    model_config = ConfigDict(frozen=True)  # built at once: whoever has no handle or memory left could not do it when he needs it
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
 
-    code: Annotated[Code, Field(union_mode="left_to_right"), WithJsonSchema({"type": "string"})]
+    code: Annotated[Code, ShownAs("string")]
     """Stable name for programs. What an old journal or another package says is read as it is: a plain string where it is no FaultCode."""
     operation: str
     """What was being done, as a verb phrase: "merge the adapter"."""
@@ -43,52 +41,27 @@ class Fault(BaseModel):
     details: str | None = None
     """A traceback or the end of a log: for the report's small print, never for the sentence."""
 
-    @field_validator("operation", "cause", "remedy", "path", mode="before")
-    @classmethod
-    def _writable(cls, value: object) -> object:
-        """Text without secrets that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
-        return censored(value[:_MOST_READ].encode("utf-8", "backslashreplace").decode()) if isinstance(value, str) else value
+    @staticmethod
+    def prepared(values: dict[str, Any]) -> dict[str, Any]:
+        """Text that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
+        texts = {
+            name: small_print(value) if name == "details" else _writable(value) for name, value in values.items() if isinstance(value, str)
+        }
+        return {**values, **texts}
 
-    @field_validator("details", mode="before")
-    @classmethod
-    def _harmless(cls, value: object) -> object:
-        return small_print(value) if isinstance(value, str) else value
-
-    @field_validator("operation", "cause", "remedy", mode="after")
-    @classmethod
-    def _visible(cls, value: str) -> str:
-        """Words without characters that act on a terminal or turn the text around, which a file may bring into them."""
-        if value.isprintable():
-            return value
-        return "".join(
-            ascii(character)[1:-1] if unicodedata.category(character)[0] == "C" and character not in "\n\t" else character
-            for character in value
+    def __post_init__(self) -> None:
+        cause, remedy = _visible(self.cause), _visible(self.remedy)
+        lists = "\n" in cause.rstrip("\n")
+        # A cause tells nobody what to do: a library's advice about a file is its author's. Words that a sentence goes on after end without
+        # a full stop, and all have a length that somebody reads, whatever a file brought into them; a path is as long as a system's may be.
+        self.__dict__.update(
+            code=code_of(self.code),
+            operation=shortened(_visible(self.operation), 300),
+            cause=_FULL_STOP.sub("", bounded_list(cause) if lists else shortened(without_advice(cause), MOST_OF_TEXT)),
+            remedy=_FULL_STOP.sub("", whole_clauses(remedy, MOST_OF_TEXT)),
+            path=self.path and shortened(censored(self.path[:_MOST_READ]), 4096),
+            details=None if self.details is None else small_print(self.details),
         )
-
-    @field_validator("cause", mode="after")
-    @classmethod
-    def _of_ours(cls, value: str) -> str:
-        """A cause that tells nobody what to do: a library's advice about a file is its author's."""
-        lists = "\n" in value.rstrip("\n")
-        return bounded_list(value) if lists else shortened(without_advice(value), MOST_OF_TEXT)
-
-    @field_validator("operation", "remedy", "path", mode="after")
-    @classmethod
-    def _bounded(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """Words of a length that somebody reads, whatever a file brought into them; a path as long as a system's may be."""
-        if value is None or info.field_name == "path":
-            return value and shortened(value, 4096)
-        return whole_clauses(value, MOST_OF_TEXT) if info.field_name == "remedy" else shortened(value, 300)
-
-    @field_validator("cause", "remedy", mode="after")
-    @classmethod
-    def _open_ended(cls, value: str) -> str:
-        """Words that a sentence goes on after: what a library says often ends with a full stop of its own."""
-        return _FULL_STOP.sub("", value)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The fault with other values, which are looked through as those of a new one."""
-        return self.model_validate({**self.model_dump(), **(update or {})})
 
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show, of at most `MOST_OF_SENTENCE` characters.
@@ -109,6 +82,21 @@ class Fault(BaseModel):
         needed = min(len(first_clause(remedy)), room - _LEAST_OF_CAUSE)
         remedy = whole_clauses(remedy, max(room // 2, room - len(cause), needed))
         return _joined(operation, path, f"{_ended(shortened(cause.rstrip(' .'), room - len(remedy) - 2))} ", remedy)
+
+
+def _writable(value: str) -> str:
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
+def _visible(value: str) -> str:
+    """Words without secrets, and without characters that act on a terminal or turn the text around, which a file may bring into them."""
+    value = censored(value[:_MOST_READ])
+    if value.isprintable():
+        return value
+    return "".join(
+        ascii(character)[1:-1] if unicodedata.category(character)[0] == "C" and character not in "\n\t" else character
+        for character in value
+    )
 
 
 _MOST_READ = 1 << 16

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from daemon.contract.formats.declaration import FileKind, Format, FormatEntry, Level, Variant
-from daemon.contract.formats.mistakes import in_one_line, mistakes, near
+from daemon.contract.formats.entry_points import values_of
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.formats.thresholds import Thresholds
-from daemon.contract.values import Frozen
+from daemon.contract.light import dataclass
+
+if TYPE_CHECKING:
+    from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
 OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report"})
@@ -74,7 +74,8 @@ class Catalog:
     @functools.cached_property
     def sections(self) -> dict[str, type[Frozen]]:
         """Section of the configuration → its class."""
-        return {declared.section: declared.options for declared in self.formats if declared.options is not None}
+        kinds = {declared.section: declared.options_class for declared in self.formats}
+        return {section: kind for section, kind in kinds.items() if kind is not None}
 
     @functools.cached_property
     def quantized(self) -> dict[tuple[str, Level], str]:
@@ -126,7 +127,7 @@ def use(entries: Iterable[FormatEntry]) -> None:
             sys.meta_path.append(_Package(package, entry.root))
 
 
-class _Package(importlib.abc.MetaPathFinder):
+class _Package:
     """Finds one package, and nothing that lies beside it: what else its folder holds may be for another Python."""
 
     def __init__(self, name: str, root: str) -> None:
@@ -150,10 +151,12 @@ def catalog() -> Catalog:
                 declared = pkgutil.resolve_name(entry.value)
             if not isinstance(declared, Format):
                 raise TypeError(f"it is a {type(declared).__name__}, not a Format")
-            wrong = None if _is_ours(entry) else next(mistakes(declared), None)
+            wrong = None if _is_ours(entry) else _mistake_of(declared)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # another package's code, which may even call sys.exit
+            from daemon.contract.formats.mistakes import in_one_line
+
             problems.append(f"the format {entry.value} was left out: {in_one_line(error)}")
             continue
         if wrong:
@@ -171,7 +174,9 @@ def _fitting(pairs: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -
     place = 0
     while place < len(left):
         entry, declared = left[place]
-        wrong = next(_clashes(declared, [other for _, other in left[:place]], [other for _, other in left]), None)
+        wrong = (
+            None if _is_ours(entry) else next(clashes(declared, [other for _, other in left[:place]], [other for _, other in left]), None)
+        )
         if wrong is None:
             place += 1
             continue
@@ -186,11 +191,22 @@ def _is_ours(entry: FormatEntry) -> bool:
     return entry.value.partition(".")[0] == "handlers"
 
 
+def _mistake_of(declared: Format) -> str | None:
+    from daemon.contract.formats.mistakes import mistakes  # which takes pydantic: only for other packages' declarations
+
+    return next(mistakes(declared), None)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    from daemon.contract.formats.mistakes import near
+
+    return near(name, known)
+
+
 def _entries() -> list[FormatEntry]:
-    entries = []
-    for value in sorted({entry.value for entry in importlib.metadata.entry_points(group=GROUP)}):
-        entries.append(FormatEntry(value=value, root=_root(value.partition(":")[0].partition(".")[0])))
-    return entries
+    packages = {value: value.partition(":")[0].partition(".")[0] for value in sorted(values_of(GROUP))}
+    roots = {package: _root(package) for package in packages.values()}
+    return [FormatEntry(value=value, root=roots[package]) for value, package in packages.items()]
 
 
 def _root(package: str) -> str:
@@ -205,7 +221,7 @@ def _root(package: str) -> str:
     return str(Path(places[0]).parent) if places else ""
 
 
-def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
+def clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
     """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
     names = {spec.name for declaration in before for spec in (*declaration.stages, *declaration.variants)} | OWN_STAGES
     own = [spec.name for spec in (*declared.stages, *declared.variants)]
@@ -219,7 +235,7 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
         if name in names or own.count(name) > 1:
             yield f"there is another stage {name}"
     for declaration in before:
-        if declared.options and declaration.section == declared.section and declaration.options is not declared.options:
+        if declared.options and declaration.section == declared.section and declaration.options_class is not declared.options_class:
             yield f"the format {declaration.name} also has a section [{declaration.section}]"
     for name in declared.engines:
         if name in OWN_ENGINES or any(name in declaration.engines for declaration in before):
@@ -234,15 +250,17 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
             if other in OWN_STAGES - FIRST_STAGES:
                 yield f"{stage.name} names the stage {other}, which runs after all formats"
             elif other not in specs and other not in FIRST_STAGES:
-                yield f"{stage.name} names a stage {other}, which does not exist{near(other, (*specs, *FIRST_STAGES))}"
+                yield f"{stage.name} names a stage {other}, which does not exist{_near(other, (*specs, *FIRST_STAGES))}"
     for spec in declared.variants:
         for other in filter(None, (spec.form_of, spec.fallback)):
             if other in OWN_STAGES - FIRST_STAGES:
                 yield f"{spec.name} names the stage {other}, which runs after all formats"
             elif other not in published:
-                yield f"{spec.name} names a variant {other}, which does not exist{near(other, published)}"
+                yield f"{spec.name} names a variant {other}, which does not exist{_near(other, published)}"
         if spec.limits.engine not in engines:
-            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which does not exist{near(spec.limits.engine, engines)}"
+            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which does not exist{_near(spec.limits.engine, engines)}"
+    from graphlib import CycleError, TopologicalSorter
+
     try:
         TopologicalSorter({name: (*spec.needs, *spec.after) for name, spec in specs.items()}).prepare()
     except CycleError as error:
@@ -264,12 +282,13 @@ def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
 
 def _unknown_settings(declared: Format, everyone: Sequence[Format]) -> Iterator[str]:
     """Settings that a stage depends on and that nobody has."""
-    keys = {declaration.section: frozenset(declaration.options.model_fields) for declaration in everyone if declaration.options} | OWN_KEYS
+    kinds = {declaration.section: declaration.options_class for declaration in everyone}
+    keys = {section: frozenset(kind.model_fields) for section, kind in kinds.items() if kind is not None} | OWN_KEYS
     for spec in (*declared.stages, *declared.variants):
         for path in spec.settings:
             section, *rest = path.split(".")
             if section not in keys or (rest and rest[0] not in keys[section]):
-                hint = near(rest[0], keys[section]) if section in keys else near(section, keys)
+                hint = _near(rest[0], keys[section]) if section in keys else _near(section, keys)
                 yield f"{spec.name} depends on a setting {path}, which does not exist{hint}"
 
 

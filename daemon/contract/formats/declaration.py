@@ -7,14 +7,23 @@ configuration's section and thresholds, `ckptd formats`, the checks, the report,
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from daemon.contract.formats.stages import MIB, StageSpec
 from daemon.contract.formats.thresholds import Thresholds
-from daemon.contract.values import Frozen
+from daemon.contract.light import dataclass
+from daemon.contract.records import Record
+
+if TYPE_CHECKING:
+    from daemon.contract.values import Frozen
+
+    Options: TypeAlias = type[Frozen]
+else:
+    Options = type  # `daemon.contract.formats.mistakes` looks which
 
 Trait = Literal["onnx", "merged", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]
 """onnx: it is made of ONNX graphs, so that EXPORT_ENABLE_ONNX switches it. merged: it is the merged model as
@@ -158,7 +167,7 @@ class Variant(StageSpec):
     """Where it can be used too: if it was made, the report may recommend it for these, by its figures."""
 
 
-class FormatEntry(Frozen):
+class FormatEntry(Record):
     """Where a declaration is found."""
 
     value: str
@@ -179,8 +188,9 @@ class Format:
     """What its variants are made of, or those of other formats, and what is never published. A format may have these alone."""
     order: int = 1000
     """Place among the formats in the plan and in every list."""
-    options: type[Frozen] | None = None
-    """Its section of the configuration: every key with default, and unit and reason in its docstring. Formats may share one class."""
+    options: Options | str | None = None
+    """Its section of the configuration: every key with default, and unit and reason in its docstring. Formats may share one class. As
+    `module:class` it is imported when the configuration is read: `ckptd status` need not wait for pydantic then."""
     section: str = ""
     """Name of that section."""
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -202,3 +212,8 @@ class Format:
     """Markdown for its section of docs/formats.md, with links relative to docs/: its files, what is refused and why, what was not run."""
     families: Mapping[str, str] = field(default_factory=dict)
     """"decoders", "encoder-decoders", "encoders and heads" → what was verified of them, for docs/formats.md."""
+
+    @property
+    def options_class(self) -> Options | None:
+        """The class of its options, imported where it is named. Raises what that import raises."""
+        return pkgutil.resolve_name(self.options) if isinstance(self.options, str) else self.options

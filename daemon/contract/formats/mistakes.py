@@ -63,6 +63,9 @@ def mistakes(declared: Format) -> Iterator[str]:
     for kind, name in (("format", declared.name), *(("engine", name) for name in declared.engines)):
         if not _NAME.fullmatch(name):
             yield f"the name of a {kind} can't be {name!r}: use only small letters, digits, - and _"
+    if declared.options is not None and not (isinstance(options := declared.options_class, type) and issubclass(options, Frozen)):
+        yield f"its options can't be {_short(options)}; they are a subclass of daemon.contract.values.Frozen"
+        return
     yield from _options(declared)
     for engine, kinds in declared.engines.items():
         if not kinds:
@@ -116,7 +119,7 @@ def _types() -> TypeAdapter[list[Format]]:
 
 def _options(declared: Format) -> Iterator[str]:
     """Options are written into job files and the journal, read back by other processes, and part of digests."""
-    section, options = declared.section, declared.options
+    section, options = declared.section, declared.options_class
     if options is None:
         if section:
             yield f"it has a section {section!r} but no options; give both or neither"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
+
+from daemon.contract.light import dataclass
 
 MIB = 1 << 20
 LAYER_BY_LAYER = "layer-by-layer"

@@ -6,11 +6,9 @@ what published measurements of real models need: docs/validation.md, "Where the 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
-
-from daemon.contract.values import Frozen
+from daemon.contract.records import Record, Within
 
 Strictness = Literal["strict", "normal", "loose"]
 FACTORS: dict[Strictness, float] = {"strict": 0.5, "normal": 1.0, "loose": 2.0}
@@ -18,14 +16,14 @@ FACTORS: dict[Strictness, float] = {"strict": 0.5, "normal": 1.0, "loose": 2.0}
 whose most likely token differs."""
 
 
-class Thresholds(Frozen):
+class Thresholds(Record):
     """What an artifact must reach against the live model to be published."""
 
-    agreement: float = Field(ge=0, le=1)
+    agreement: Annotated[float, Within(0, 1)]
     """Smallest share of positions whose most likely token is the reference's."""
-    kl: float = Field(ge=0)
+    kl: Annotated[float, Within(0)]
     """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
-    error: float = Field(ge=0)
+    error: Annotated[float, Within(0)]
     """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
 
     def scaled(self, strictness: Strictness) -> Thresholds:
@@ -35,18 +33,6 @@ class Thresholds(Frozen):
             return self
         agreement = round(max(0.0, 1 - factor * (1 - self.agreement)), 9)
         return Thresholds(agreement=agreement, kl=factor * self.kl, error=factor * self.error)
-
-
-class OwnLimits(Frozen):
-    """A table of `[validate.limits]`: the limits of a variant that a user sets, each in place of the class's."""
-
-    agreement: float | None = Field(default=None, ge=0, le=1)
-    kl: float | None = Field(default=None, ge=0)
-    error: float | None = Field(default=None, ge=0)
-
-    @model_serializer(mode="wrap")
-    def _what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
-        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 EXACT = Thresholds(agreement=0.97, kl=0.001, error=0.25)

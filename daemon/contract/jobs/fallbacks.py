@@ -7,12 +7,13 @@ it. Both must give the same answer at any time, also after a restart and from a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
-from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.plan import CHECK, fallback, unquantized
+from daemon.contract.jobs.terms import CheckTerms
+from daemon.contract.light import dataclass
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class WayDown:
 
 
 def way_down(
-    asked: Collection[str], checks: Mapping[str, ArtifactCheck], seconds: Mapping[str, float], options: ValidateOptions,
+    asked: Collection[str], checks: Mapping[str, ArtifactCheck], seconds: Mapping[str, float], options: CheckTerms,
     lost: Mapping[str, str] | None = None,
 ) -> WayDown:  # fmt: skip
     """The steps down that follow from the `checks` there are. `seconds`: stage → what its last attempt took; `lost`: variants that ended

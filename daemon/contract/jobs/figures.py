@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from daemon.contract.faults.text import small_print
-from daemon.contract.jobs.messages import JobFacts, Status
+from daemon.contract.jobs.messages import Status
+from daemon.contract.jobs.terms import Judged
 
 
 class Figures(BaseModel):
@@ -101,7 +102,7 @@ def _drop(value: dict[str, Any], place: tuple[str, ...]) -> None:
     value.pop(place[-1], None)
 
 
-def stage_figures(facts: JobFacts, stage: str, model: type[Model]) -> Model | None:
+def stage_figures(facts: Judged, stage: str, model: type[Model]) -> Model | None:
     """The figures of a stage's result; None where it has none, or none of this model."""
     result = next((entry.result for entry in facts.stages if entry.name == stage), None)
     return figures_of(result.figures, model) if result else None

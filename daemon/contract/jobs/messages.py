@@ -3,27 +3,38 @@
 The daemon writes a `StageContext` as the job file, the child answers with a `StageResult` as the result file.
 Nothing else passes between them, so that the executor behind the runner can be replaced. Both files are JSON.
 Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
+
+What the job file alone has, with the options in it, is imported from `job_file` when it is asked for: it needs pydantic, and what the
+journal holds of results does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from enum import StrEnum
-from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from daemon.contract.disk.files import FileEntry
 from daemon.contract.faults.errors import Fault
-from daemon.contract.formats.declaration import FormatEntry
-from daemon.contract.jobs.benchmark import BenchRequest
-from daemon.contract.jobs.options import Work
-from daemon.contract.jobs.points import RunFigures
-from daemon.contract.language.catalog import Language
-from daemon.contract.values import Frozen, Json, digest_of
+from daemon.contract.records import Record
+from daemon.contract.values import Json, digest_of
+
+if TYPE_CHECKING:
+    from daemon.contract.jobs.job_file import ChildLimits as ChildLimits
+    from daemon.contract.jobs.job_file import JobFacts as JobFacts
+    from daemon.contract.jobs.job_file import StageContext as StageContext
 
 CONTRACT_VERSION = 1
+_OF_THE_JOB_FILE = ("ChildLimits", "JobFacts", "StageContext")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_THE_JOB_FILE:
+        from daemon.contract.jobs import job_file
+
+        return getattr(job_file, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Outcome(StrEnum):
@@ -47,7 +58,7 @@ Status = Literal["succeeded", "partial", "failed"]
 """How an export ended as a whole; `daemon.contract.jobs.verdicts.status_of` holds the rule."""
 
 
-class Addition(Frozen):
+class Addition(Record):
     """An adapter that is merged into the base beside the checkpoint's own, as it was when the checkpoint was taken."""
 
     name: str
@@ -67,7 +78,7 @@ BESIDE_STATES = "states.json"
 """File in it that lists them all, copied or not: [name, inode, size, mtime in ns] of each, as it was when the adapter was taken."""
 
 
-class CheckpointRef(Frozen):
+class CheckpointRef(Record):
     """One checkpoint: where it was seen, and what makes it this one."""
 
     root: str
@@ -82,7 +93,7 @@ class CheckpointRef(Frozen):
     """PEFT method as adapter_config.json names it ("LORA", …), or "full" for a full fine-tune."""
     base_name: str | None = None
     base_revision: str | None = None
-    metadata: Json = Field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
     """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
     ending: bool = False
     """Its directory has no number: it was written when training had ended, after the checkpoint of the same step."""
@@ -120,22 +131,7 @@ class CheckpointRef(Frozen):
         return path if isinstance(path, str) and not same and manifest.get("identity") != self.identity else None
 
 
-class ChildLimits(Frozen):
-    """How a child must behave on a box that is busy training."""
-
-    threads: int = 1
-    nice: int = 19
-    idle: bool = True
-    """Use the idle scheduling and I/O classes."""
-    oom_score_adj: int = 800
-    device: str = "cpu"
-    parent_pid: int = 0
-    """The daemon's process id: a child that finds another parent ends itself. 0: no check."""
-    resumable: bool = False
-    """When asked to stop, the child continues to its next safe point, since its work until then is kept; otherwise it ends at once."""
-
-
-class Fallback(Frozen):
+class Fallback(Record):
     """A recorded replacement: what was done instead of what was asked for."""
 
     wanted: str
@@ -143,7 +139,7 @@ class Fallback(Frozen):
     reason: str
 
 
-class ArtifactCheck(Frozen):
+class ArtifactCheck(Record):
     """What validation found out about one artifact."""
 
     variant: str
@@ -153,10 +149,10 @@ class ArtifactCheck(Frozen):
     of_precision: bool = False
     """It failed, and all its reasons are about numbers that a less quantized form may give right."""
     remedy: str | None = None
-    figures: Json = Field(default_factory=dict)
+    figures: Json = field(default_factory=dict)
 
 
-class StageResult(Frozen):
+class StageResult(Record):
     """The result file: how one attempt ended and what it made."""
 
     contract: int = CONTRACT_VERSION
@@ -167,7 +163,7 @@ class StageResult(Frozen):
     fault: Fault | None = None
     retry_after: float | None = None
     files: tuple[FileEntry, ...] = ()
-    figures: Json = Field(default_factory=dict)
+    figures: Json = field(default_factory=dict)
     checks: tuple[ArtifactCheck, ...] = ()
     """Filled by the stages that check, `check-VARIANT` and `merged`, alone."""
     reusable: bool = True
@@ -179,7 +175,7 @@ class StageResult(Frozen):
     """Processor time of the child and of the processes that it started and waited for, user and system."""
     peak_rss: int = 0
     """Largest resident set of the child, in bytes, with interpreter and libraries; where more, what all its processes held."""
-    versions: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -187,7 +183,7 @@ class StageResult(Frozen):
         return sum(entry.size for entry in self.files)
 
 
-class AttemptFacts(Frozen):
+class AttemptFacts(Record):
     """One attempt as the journal knows it."""
 
     number: int
@@ -201,7 +197,7 @@ class AttemptFacts(Frozen):
     """Bytes of memory that were estimated before it started."""
 
 
-class StageFacts(Frozen):
+class StageFacts(Record):
     """One stage as the journal knows it."""
 
     name: str
@@ -209,78 +205,3 @@ class StageFacts(Frozen):
     attempts: tuple[AttemptFacts, ...] = ()
     result: StageResult | None = None
     fault: Fault | None = None
-
-
-class JobFacts(Frozen):
-    """What the journal knows about a job: the material of its report."""
-
-    export_id: str
-    created: str
-    started: str | None = None
-    checkpoint: CheckpointRef
-    base: str | None = None
-    work: Work
-    stages: tuple[StageFacts, ...] = ()
-    target: str = ""
-    """Folder in which the export will be published."""
-    warnings: tuple[str, ...] = ()
-    run: RunFigures | None = None
-    """What the run's other exports say; given to the report alone, as is the next."""
-    access: str | None = None
-    """Who may read the export, where its sources are open to fewer users than its folder would be."""
-
-
-class StageContext(Frozen):
-    """The job file: all input of a child."""
-
-    contract: int = CONTRACT_VERSION
-    job: str
-    stage: str
-    entry: str = ""
-    """`module:function` of the code that makes the stage."""
-    toolchain: str = ""
-    """The toolchain whose Python runs it; "" for the one that ckptd is installed in."""
-    python: str = ""
-    """The Python that ckptd is installed in, for what a stage in a toolchain needs PyTorch for."""
-    attempt: int
-    strategy: str = "default"
-    checkpoint: CheckpointRef
-    pin: str
-    """Folder with the pinned copy of the checkpoint's files; of one in pieces, what `consolidate` made of it."""
-    base: str | None = None
-    """Folder of the base model; None for a full fine-tune."""
-    inputs: dict[str, str] = Field(default_factory=dict)
-    """Stage name → folder of its output, for every stage of this job that has succeeded."""
-    staging: str
-    """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`daemon.contract.jobs.plan`), which
-    finds there what interrupted attempts with the same inputs and versions left, and decides itself what of it is whole."""
-    staging_inode: int = 0
-    """Of that folder, as the daemon made it; 0 where it was not told."""
-    result: str
-    """Where the result file goes."""
-    temporary: str
-    """Folder for temporary files; removed by the daemon."""
-    cache: str
-    """Folder for what may be reused by other jobs."""
-    work: Work
-    key: str | None = None
-    """Resume key: digest of all that determines the stage's output."""
-    limits: ChildLimits = ChildLimits()
-    language: Language = "en"
-    """Of the pages for people; what programs read, and what is recorded, is English in every language."""
-    formats: tuple[FormatEntry, ...] = ()
-    """The formats that the daemon knows: a child, perhaps in another Python, takes the same ones."""
-    facts: JobFacts | None = None
-    """Only for the report stage."""
-    bench: BenchRequest | None = None
-    """Only for the stage of `ckptd bench`."""
-
-    @property
-    def additions(self) -> tuple[tuple[Path, Addition], ...]:
-        """The adapters that are merged with the checkpoint's own, each with the folder of its pin."""
-        return tuple((Path(self.pin, ADDITIONS, str(number)), addition) for number, addition in enumerate(self.checkpoint.additions))
-
-    @property
-    def attempt_id(self) -> str:
-        """What names this attempt among all of the journal."""
-        return f"{self.job}/{self.stage}/{self.attempt}"

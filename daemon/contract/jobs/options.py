@@ -30,7 +30,7 @@ from pydantic import (
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.stages import LONG_SHORTEST
-from daemon.contract.formats.thresholds import OwnLimits, Strictness, Thresholds
+from daemon.contract.formats.thresholds import Strictness, Thresholds
 from daemon.contract.values import Frozen, digest_of, value_at
 
 Options = TypeVar("Options", bound=Frozen)
@@ -109,6 +109,18 @@ class MergeOptions(Frozen):
     the head: they then get the mean of the other rows. Off, since such a model is not the one that was trained."""
     trust_remote_code: bool = False
     """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
+
+
+class OwnLimits(Frozen):
+    """A table of `[validate.limits]`: the limits of a variant that a user sets, each in place of the class's."""
+
+    agreement: float | None = Field(default=None, ge=0, le=1)
+    kl: float | None = Field(default=None, ge=0)
+    error: float | None = Field(default=None, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _what_is_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 PATH = "path"

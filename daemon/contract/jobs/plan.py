@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from daemon.contract.formats.catalog import Catalog, catalog, ordered
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import LONG_MEMORY, MIB, StageSpec
 from daemon.contract.formats.targets import made_for
-from daemon.contract.jobs.options import ExportOptions, Work
+
+if TYPE_CHECKING:
+    from daemon.contract.jobs.options import ExportOptions, Work
 
 CHECK = "check-"
 """What the name of a check begins with; that of its variant follows."""

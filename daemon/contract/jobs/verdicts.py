@@ -12,15 +12,15 @@ from typing import Protocol
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.fallbacks import WayDown, way_down
-from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Status, Verdict
-from daemon.contract.jobs.options import ValidateOptions, Work
+from daemon.contract.jobs.messages import ArtifactCheck, Outcome, StageFacts, StageResult, Status, Verdict
 from daemon.contract.jobs.plan import CHECK, check_of, effective_variants, find_spec, find_variant, variant_names
+from daemon.contract.jobs.terms import CheckTerms, Judged, Terms
 from daemon.contract.values import Json
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd queue retry` with the export's id"
 
 
-def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: ValidateOptions, added: Sequence[str] = ()) -> Status:
+def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: CheckTerms, added: Sequence[str] = ()) -> Status:
     """The status of an export from the variants `asked` for, those `added` in place of some of them, and the `checks` of all.
 
     - "succeeded": something was asked for, and every variant asked for passed;
@@ -37,17 +37,17 @@ def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: Vali
     return "succeeded" if all(verdict is Verdict.PASSED for verdict in verdicts) else "partial"
 
 
-def status_that_follows(facts: JobFacts) -> Status:
+def status_that_follows(facts: Judged) -> Status:
     """The status of a job's export from the journal's facts."""
     return status_of(asked_variants(facts), judge(facts, speeds=False), facts.work.validation, added_variants(facts))
 
 
-def asked_variants(facts: JobFacts) -> tuple[str, ...]:
+def asked_variants(facts: Judged) -> tuple[str, ...]:
     """The variants that the job was to publish, in plan order; last those that nobody has any more, since their package was removed."""
     return _asked(facts.work)
 
 
-def _asked(work: Work) -> tuple[str, ...]:
+def _asked(work: Terms) -> tuple[str, ...]:
     chosen = work.export.variants
     return (*effective_variants(chosen, work.export.quantization), *(name for name in chosen if find_variant(name) is None))
 
@@ -63,7 +63,7 @@ class StageEnd(Protocol):
     def fault(self) -> Fault | None: ...
 
 
-def way_down_of(work: Work, stages: Mapping[str, StageEnd]) -> WayDown:
+def way_down_of(work: Terms, stages: Mapping[str, StageEnd]) -> WayDown:
     """Which forms take the place of variants whose check failed, as far as the checks are there. `stages`: by their names."""
     results = {name: stage.result for name, stage in stages.items()}
     given = _given(results)
@@ -71,7 +71,7 @@ def way_down_of(work: Work, stages: Mapping[str, StageEnd]) -> WayDown:
     return way_down(_asked(work), given, seconds, work.validation, _lost(work.validation, stages, given))
 
 
-def _lost(rules: ValidateOptions, stages: Mapping[str, StageEnd], given: Mapping[str, ArtifactCheck]) -> dict[str, str]:
+def _lost(rules: CheckTerms, stages: Mapping[str, StageEnd], given: Mapping[str, ArtifactCheck]) -> dict[str, str]:
     """Variant → why it ended without a verdict, or with none that publishes it: it was not made, or nothing here could check it."""
     lost = {}
     for variant in variant_names():
@@ -89,19 +89,19 @@ def _lost(rules: ValidateOptions, stages: Mapping[str, StageEnd], given: Mapping
     return lost
 
 
-def stages_of(facts: JobFacts) -> dict[str, StageFacts]:
+def stages_of(facts: Judged) -> dict[str, StageFacts]:
     """The stages of a job by their names."""
     return {stage.name: stage for stage in facts.stages}
 
 
-def added_variants(facts: JobFacts) -> tuple[str, ...]:
+def added_variants(facts: Judged) -> tuple[str, ...]:
     """The variants that took the place of others, as far as the job has their stages, in plan order."""
     stages = stages_of(facts)
     added = set(way_down_of(facts.work, stages).added) & stages.keys()
     return tuple(name for name in variant_names() if name in added)
 
 
-def replaced_by(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
+def replaced_by(facts: Judged, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
     """Published variant → the variants asked for whose place it takes."""
     down, by_variant = way_down_of(facts.work, stages_of(facts)), {check.variant: check for check in checks}
     taken: dict[str, list[str]] = {}
@@ -146,7 +146,7 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
     return skipped
 
 
-def judge(facts: JobFacts, *, speeds: bool = True) -> tuple[ArtifactCheck, ...]:
+def judge(facts: Judged, *, speeds: bool = True) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
     is one, else what its absence means. `speeds`: with what the stage `speed` measured among their figures."""
     stages = stages_of(facts)
@@ -156,7 +156,7 @@ def judge(facts: JobFacts, *, speeds: bool = True) -> tuple[ArtifactCheck, ...]:
     return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
 
 
-def _add_speeds(given: dict[str, ArtifactCheck], facts: JobFacts) -> None:
+def _add_speeds(given: dict[str, ArtifactCheck], facts: Judged) -> None:
     from daemon.contract.jobs.figures import SpeedFigures, stage_figures
 
     measured = stage_figures(facts, "speed", SpeedFigures)
@@ -218,7 +218,7 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     )
 
 
-def is_published(check: ArtifactCheck, rules: ValidateOptions) -> bool:
+def is_published(check: ArtifactCheck, rules: CheckTerms) -> bool:
     """What a check leads to: what passed is published, what nobody could verify if `validate.publish_unverified` names it, and what is
     not exact enough if `validate.on_failed_check` is "publish".
 
@@ -229,7 +229,7 @@ def is_published(check: ArtifactCheck, rules: ValidateOptions) -> bool:
     return check.verdict is Verdict.PASSED or check.variant in rules.publish_unverified
 
 
-def checked_on(facts: JobFacts) -> Json:
+def checked_on(facts: Judged) -> Json:
     """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
     from daemon.contract.jobs.figures import Checking, figures_of
 

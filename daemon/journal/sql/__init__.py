@@ -6,7 +6,6 @@ with what they make.
 
 from __future__ import annotations
 
-import importlib.resources
 import sqlite3
 from collections.abc import Iterator
 
@@ -34,4 +33,6 @@ def statements(number: int) -> Iterator[str]:
 
 
 def _file(name: str) -> str:
+    import importlib.resources
+
     return importlib.resources.files(__name__).joinpath(name).read_text(encoding="utf-8")

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from daemon.checkpoints.pinning.additions import changed
 from daemon.config.places.export_names import FAILED_SUFFIX
 from daemon.config.places.paths import Paths
@@ -23,6 +21,7 @@ from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef, Outcome
 from daemon.contract.jobs.plan import CHECK, find_variant, stage_names
+from daemon.contract.records import Record
 from daemon.contract.values import Json
 from daemon.journal.file.database import Database
 from daemon.journal.rows import now
@@ -226,5 +225,5 @@ def _ended_at(remains: Remains) -> str:
     return remains.published.ended if remains.published else (report.ended if report and report.ended else now())
 
 
-def _json(value: BaseModel | None) -> str | None:
+def _json(value: Record | None) -> str | None:
     return value.model_dump_json() if value is not None else None

@@ -25,8 +25,9 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.secrets import censored, censored_values
 from daemon.contract.values import Json
 from daemon.journal.overview import is_meant
+from daemon.operating.log.journal_handler import JournalHandler
 from daemon.operating.log.log_line import Readable
-from daemon.system.journald import JournalHandler, JournalStream
+from daemon.system.journald import JournalStream
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,

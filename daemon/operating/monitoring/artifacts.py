@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.messages import StageFacts, Verdict
+from daemon.contract.jobs.terms import Terms
 from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
-from daemon.journal.attempts import facts_from
+from daemon.contract.light import dataclass
+from daemon.journal.attempts import stage_facts
 from daemon.journal.overview import JobView
 from daemon.operating.monitoring.reasons import failure, rejection
 
@@ -34,6 +36,14 @@ class LostArtifact:
 
 
 @dataclass(frozen=True)
+class _Judged:
+    """What a verdict follows from."""
+
+    work: Terms
+    stages: tuple[StageFacts, ...]
+
+
+@dataclass(frozen=True)
 class Became:
     """The variants of an export."""
 
@@ -49,7 +59,7 @@ def became(view: JobView) -> Became:
     if view.job.state not in JUDGED:
         given = (check for stage in view.stages if stage.result for check in stage.result.checks)
         return Became({check.variant: str(check.verdict) for check in given})
-    facts = facts_from(view.job, view.stages)
+    facts = _Judged(view.job.terms, stage_facts(view.stages))
     stages, lost, reasons = stages_of(facts), list[LostArtifact](), list[str]()
     for check in (checks := judge(facts, speeds=False)):
         if failed := failed_stage(check, stages):

@@ -6,20 +6,19 @@ The daemon writes it, `status`, `explain` and `reload` read it. What another ver
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
-
 from daemon.contract.faults.errors import Fault, from_oserror
 from daemon.contract.faults.secrets import censored_values
+from daemon.contract.light import dataclass
+from daemon.contract.records import read_json
 from daemon.contract.version import __version__
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
@@ -371,15 +370,10 @@ def write_live(file: Path, value: LiveFile) -> None:
 def read_live(file: Path) -> LiveFile:
     """What the daemon wrote last; empty where that is nothing that this version can read."""
     for _ in range(READ_TRIES):
-        with contextlib.suppress(ValidationError):
+        with contextlib.suppress(ValueError):
             try:
-                return _reader().validate_json(file.read_bytes())
+                return read_json(LiveFile, file.read_bytes())
             except OSError:
                 return LiveFile()
         time.sleep(0.01)  # on a full disk it is overwritten in place
     return LiveFile()
-
-
-@functools.cache
-def _reader() -> TypeAdapter[LiveFile]:
-    return TypeAdapter(LiveFile)

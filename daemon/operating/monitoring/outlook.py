@@ -6,10 +6,10 @@ the same run or base, and from the progress of what runs; where there is nothing
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from daemon.contract.light import dataclass
 from daemon.journal.rows import StageRow
 from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.executor import CpuShare
@@ -34,8 +34,8 @@ class Earlier:
 
     def of(self, stage: str) -> float | None:
         """How long a stage is expected to take; None where it never ran."""
-        known = [seconds for seconds in self.seconds.get(stage, ()) if seconds > 0][:LATEST]
-        return statistics.median(known) if known else None
+        known = sorted([seconds for seconds in self.seconds.get(stage, ()) if seconds > 0][:LATEST])
+        return (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else None  # the median
 
 
 def starved(share: CpuShare | None) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection
@@ -23,6 +23,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.verdicts import is_published
+from daemon.contract.light import dataclass
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.file.database import reading
@@ -535,7 +536,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
-        errors += [_rejection(check) for check in checks if not is_published(check, job.work.validation)]
+        errors += [_rejection(check) for check in checks if not is_published(check, job.terms.validation)]
     return JobStatus(
         id=job.id,
         run=checkpoint.run,

@@ -11,16 +11,17 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Protocol
 
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.stages import StageSpec
-from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.contract.jobs.messages import StageResult
+from daemon.contract.light import dataclass
+
+if TYPE_CHECKING:
+    from daemon.contract.jobs.messages import StageContext
 
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"
@@ -77,9 +78,11 @@ class Order:
 
 def read_job_file(folder: Path) -> StageContext | None:
     """The job of the attempt in `folder`; None where there is none that this version understands."""
+    from daemon.contract.jobs.messages import StageContext
+
     try:
         return StageContext.model_validate_json((folder / JOB_FILE).read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None
 
 

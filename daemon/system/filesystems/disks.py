@@ -9,12 +9,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.disk.files import fsync_directory, remove_tree, write_atomic
 from daemon.contract.faults.errors import FULL_DISK, Fault
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.light import dataclass
 from daemon.system.box import human
 
 LEAST_BYTES = 1 << 20

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import pwd
 from collections import defaultdict
-from dataclasses import dataclass
+
+from daemon.contract.light import dataclass
 
 EVERY_SECONDS = 15.0
 MOST_PROCESSES = 4000

@@ -11,13 +11,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.secrets import censored
+from daemon.contract.light import dataclass
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MOST_DEATHS = 5
 DEATH_SECONDS = 60.0
@@ -157,6 +159,8 @@ class Owner:
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Do this when its turn comes; gives where the answer will be. Raises RuntimeError after `close`."""
+        from concurrent.futures import Future
+
         future: Future[T] = Future()
         with self._lock:
             if self._closed:

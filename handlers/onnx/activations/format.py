@@ -7,7 +7,6 @@ from pathlib import Path
 from daemon.contract.formats.declaration import EXAMPLE_FILES, MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import COARSE_EIGHT_BITS, EXACT
-from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
 TWIN = "handlers.validate.twins.onnx.form:OnnxForm"
@@ -22,7 +21,7 @@ FORMAT = Format(
         "activations.py": "example", **EXAMPLE_FILES, **MODEL_FILES,
     },
     runtimes=("ONNX Runtime",),
-    options=OnnxOptions,
+    options="handlers.onnx.options:OnnxOptions",
     section="onnx",
     variants=(
         Variant(

@@ -7,7 +7,6 @@ from pathlib import Path
 from daemon.contract.formats.declaration import MODEL_FILES, Format, Limits, Trait, Variant
 from daemon.contract.formats.stages import MIB
 from daemon.contract.formats.thresholds import EXACT, FOUR_BITS, HALF
-from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "cache", "padding", "dynamic axes", "tokenizer"})
@@ -31,7 +30,7 @@ FORMAT = Format(
     },
     runtimes=("onnxruntime-genai",),
     recommended_first=frozenset({"laptop"}),
-    options=OnnxOptions,
+    options="handlers.onnx.options:OnnxOptions",
     section="onnx",
     engines={"onnx-genai": {"causal": "handlers.validate.engines.graphs.genai:GenaiEngine"}},
     variants=(
