@@ -149,6 +149,8 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
         return DaemonPlace(load_settings(file, of_daemon=True, own_state=own_state, files=files).state_directory, file)
     except UsageError as error:
         from daemon.config.loading import WrongValues, state_despite, used_before
+        from daemon.config.places.paths import StatePaths
+        from daemon.system.lock import is_locked
 
         if error.fault.code not in WRONG_FILE or (isinstance(error, WrongValues) and error.of_the_command):
             raise
@@ -159,7 +161,7 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
             raise no_access(closed) from None
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
         command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
-        return DaemonPlace(state, file, used_before(file, why, command))
+        return DaemonPlace(state, file, used_before(file, why, command, runs=is_locked(StatePaths(state).lock)))
 
 
 def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -27,24 +27,26 @@ from daemon.checkpoints.pinning.pins import Moved
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
 from daemon.config.loading import lies_in
-from daemon.config.places.paths import Paths, foreground_state, prepare, refuse_file
+from daemon.config.places.paths import Paths, StatePaths, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.disk.answers import real_path
 from daemon.contract.disk.export_layout import MANIFEST, manifest_of
 from daemon.contract.disk.files import remove_tree
-from daemon.contract.faults.errors import Fault, Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, with_fallbacks
 from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.values import Json
+from daemon.journal.file.database import reading
 from daemon.journal.journal import Journal
-from daemon.journal.rows import StageRow, now
+from daemon.journal.overview import JobView, job_of_id
+from daemon.journal.rows import JobRow, StageRow, now
 from daemon.journal.states import ENDED_JOB, ENDED_STAGE
 from daemon.operating.diagnosis import packages
 from daemon.operating.engine import Engine, engine
 from daemon.operating.log import logs
 from daemon.operating.monitoring.live import ExportLive, of_export
-from daemon.operating.monitoring.status import JobStatus, snapshot
+from daemon.operating.monitoring.status import JobStatus, find
 from daemon.publishing.publication import REJECTED
 from daemon.running.endings import clear_staging
 from daemon.running.sources.gate import FOR_SOURCES
@@ -107,21 +109,25 @@ def export_now(
     state = foreground_state(settings.state_directory, checkpoint)
     with _opened(settings, state, checkpoint) as parts:
         logs.say_closed(parts.paths.closed)
-        job, finished = _enter(parts, inspection, force=force)
+        entered = _enter(parts, inspection, force=force)
+        job, state = entered.job, entered.state
         view = ExportView(inspection, parts.paths.log, quiet=quiet)
-        if finished:
+        if entered.finished and state == parts.paths.outer:
+            view.say(translated("the daemon has exported it already; --force makes it again"))
+        elif entered.finished:
             view.say(translated("already exported; --force makes it again"))
         else:
             if not settings.toolchains.auto_install:
                 for sentence in lacking_for(settings.variants, Toolchains(settings.state_directory)):
                     view.say(translated_text(f"{sentence}."))  # now, and not when the other variants are made
             _work(parts, job, view)
-        status = next(row for row in snapshot(state).jobs if row.id == job)
+        (status,) = find(state, job)
         if status.state != "succeeded":
             for sentence in packages.unsuitable():
                 view.say(translated_text(f"{sentence}."))
     report = Path(status.target) / "report.json"
-    value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
+    known = {field.name: getattr(status, field.name) for field in fields(JobStatus)}
+    value = ExportedJob(**known, report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)
     return value
 
@@ -207,11 +213,20 @@ def _added(text: str) -> AddedAdapter:
         ) from None
 
 
-def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> tuple[str, bool]:
-    """The job of this checkpoint, and whether it is finished and published.
+@dataclass(frozen=True)
+class _Entered:
+    """The job of a checkpoint. `state`: where its journal is; `finished`: it is published, so that there is nothing to do."""
 
-    An interrupted job goes on and a good one is left unless forced, if it is for the same output and of the same base; every other is made
-    afresh. UsageError where variants that another configuration published there would be lost.
+    job: str
+    state: Path
+    finished: bool
+
+
+def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> _Entered:
+    """The job of this checkpoint.
+
+    An interrupted job goes on and a good one is left unless forced, if it is for the same output and of the same base, also where the
+    daemon made it; every other is made afresh. UsageError where variants that another configuration published there would be lost.
     """
     root, run = _run_and_root(parts.settings, inspection.path)
     intake, journal, seen = parts.intake, parts.journal, fingerprint(inspection.path)
@@ -230,25 +245,48 @@ def _enter(parts: Engine, inspection: Inspection, *, force: bool) -> tuple[str, 
     if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
     existing, target = journal.jobs.get(candidate.job), intake.entering.place_of(candidate.reference)
-    if existing:
-        ended = existing.state in ENDED_JOB
-        earlier = _output_of(existing.target, target, parts.paths)
-        good = existing.state == "succeeded" and manifest_of(existing.target).get("export_id") == existing.id
-        same = earlier == parts.paths.output and not parts.runner.is_of_another_base(existing)
-        if same and (not ended or (good and not force)):
-            candidate.drop()
-            if not ended:
-                _try_again(journal, existing.id)
-            return candidate.job, ended
+    own = JobView(existing, tuple(journal.stages.of(existing.id).values())) if existing else None
+    goes_on = existing is not None and existing.state not in ENDED_JOB
+    if own and (goes_on or (_is_good(own.job) and not force)) and _is_for(parts, own, target):
+        candidate.drop()
+        if goes_on:
+            _try_again(journal, own.job.id)
+        return _Entered(candidate.job, parts.paths.state, finished=not goes_on)
+    made = _of_daemon(parts.paths, candidate.job)
+    if made and not force and _is_good(made.job) and _is_for(parts, made, target):
+        candidate.drop()
+        return _Entered(candidate.job, parts.paths.outer, finished=True)
     if not force:
         _refuse_loss(parts.settings, candidate, target)
     if existing:
-        if not ended:  # it is begun again, in another output or of another base
+        if goes_on:  # it is begun again, in another output or of another base
+            earlier = _output_of(existing.target, target, parts.paths)
             with suppress(FileNotFoundError):  # the folder that it was begun in is gone, with what was staged in it
                 clear_staging(earlier, earlier / parts.paths.staging.relative_to(parts.paths.output) / existing.id)
         journal.jobs.forget(existing.id)
     intake.entering.enter(candidate)
-    return candidate.job, False
+    return _Entered(candidate.job, parts.paths.state, finished=False)
+
+
+def _is_good(job: JobRow) -> bool:
+    """Whether an export has succeeded, and lies where it was published."""
+    return job.state == "succeeded" and manifest_of(job.target).get("export_id") == job.id
+
+
+def _is_for(parts: Engine, view: JobView, target: Path) -> bool:
+    """Whether a job is for the output of this command, and of the base that is found for it now."""
+    same = _output_of(view.job.target, target, parts.paths) == parts.paths.output
+    return same and not parts.runner.is_of_another_base(view.job, {stage.name: stage for stage in view.stages})
+
+
+def _of_daemon(paths: Paths, job: str) -> JobView | None:
+    """The job of this id, and so of the same content and configuration, in the daemon's journal; None where there is none, or where that
+    can't be read now: an export in the foreground does not depend on it."""
+    try:
+        with reading(StatePaths(paths.outer).journal) as connection:
+            return job_of_id(connection, job)
+    except (FileNotFoundError, CkptdError):
+        return None
 
 
 def _output_of(earlier: Path, target: Path, paths: Paths) -> Path:

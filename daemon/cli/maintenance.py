@@ -63,11 +63,13 @@ def verify_command(
 
     Exit code 1: a problem; 2: there is no export.
     """
+    from daemon.config.places.paths import states_in
+
     _refuse_contradiction(path, exports=exports, journal=journal, deep=deep)
     settings = load_settings(config)
     of_journal = path is None and not exports
     results = [] if journal else _verified(path or settings.output.directory, quiet=json_)
-    states = [_examined(settings, state, deep=deep) for state in _states(settings.state_directory)] if of_journal else []
+    states = [_examined(settings, state, deep=deep) for state in states_in(settings.state_directory)] if of_journal else []
     sound = all(result.sound for result in results) and not any(findings.findings for findings in states)
     if json_:
         parts: dict[str, object] = {} if journal else {"exports": [_with_verdict(result) for result in results]}
@@ -135,11 +137,6 @@ def _size(exports: list[Path]) -> int:
     from daemon.contract.disk.files import files_below
 
     return sum(path.stat().st_size for export in exports for path in files_below(export))
-
-
-def _states(state: Path) -> list[Path]:
-    """The daemon's state directory, and those of exports in the foreground that are left."""
-    return [state, *sorted(path.parent for path in state.glob("foreground/*/journal.sqlite3"))]
 
 
 def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
@@ -273,9 +270,10 @@ def _scope(settings: Settings) -> Scope | None:
 
 def _busy(state: Path) -> set[str]:
     """Ids of all jobs that are open now, also of exports in the foreground. Raises UsageError for a journal of an unknown schema."""
+    from daemon.config.places.paths import states_in
     from daemon.journal.overview import open_ids
 
-    return set[str]().union(*(_ids(folder, open_ids) for folder in _states(state)))
+    return set[str]().union(*(_ids(folder, open_ids) for folder in states_in(state)))
 
 
 def _ids(state: Path, ask: Callable[[sqlite3.Connection], set[str]]) -> set[str]:

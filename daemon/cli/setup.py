@@ -70,6 +70,9 @@ def init(
     yes: YesOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", readable=False, help="The same as FILE, as the other commands take it.")
+    ] = None,
 ) -> None:
     """Write a first configuration.
 
@@ -79,7 +82,10 @@ def init(
     from daemon.config.settings import RetentionSettings
     from daemon.installing import first_config
 
-    target = (file or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
+    if file is not None and config is not None and file != config:
+        cause, remedy = f"{file} and --config {config} are two files", "give the file to write once"
+        raise UsageError(FaultCode.BAD_OPTION, "write the configuration", cause, remedy)
+    target = (file or config or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
     secret = target.parent / receivers.CREDENTIAL
     if not dry_run:
         first_config.refuse_existing(target, force=force)

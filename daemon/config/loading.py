@@ -137,9 +137,15 @@ def state_despite(path: Path | None) -> Path | None:
     return _with_state(settings, path, ask_running=True).state_directory
 
 
-def used_before(file: Path | None, why: str, command: str) -> str:
-    """What is said of a configuration that a daemon has read before, and that can't be used now. `command`: what lists its mistakes."""
+def used_before(file: Path | None, why: str, command: str, *, runs: bool) -> str:
+    """What is said of a configuration that a daemon has read before, and that can't be used now. `command`: what lists its mistakes;
+    `runs`: whether that daemon runs."""
     name, end = "" if file is None else f" {file}", "" if why.endswith("?") else "."
+    if not runs:
+        return (
+            f"The configuration{name} can't be used as it is now: {why}{end} No daemon runs on its state directory, and none would start."
+            f" Correct the configuration, then run `{command}`."
+        )
     return (
         f"The configuration{name} can't be used as it is now: {why}{end} A running daemon continues with what it read before. Correct the"
         f" configuration, then run `{command}`."
@@ -185,8 +191,9 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
         value, default = merged.get(name), field.default
         sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
     settings = Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute())
-    checked = all(item["loc"][:2] != ("export", "deploy") for item in error.errors())
-    return conflicts(settings, need_roots=need_roots, need_variants=checked)
+    wrong = {".".join(map(str, item["loc"][:2])) for item in error.errors()}
+    others = conflicts(settings, need_roots=need_roots, need_variants="export.deploy" not in wrong)
+    return [problem for problem in others if problem.partition(":")[0] not in wrong]  # of a wrong key its default was looked at
 
 
 def _no_formats() -> str:

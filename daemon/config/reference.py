@@ -106,6 +106,8 @@ def page(text: str) -> str:
     lines = [HEAD.replace("OWN_KEYS", own)]
     for table in tables(text):
         title = f"`[{table.name}]`" if table.name else "Before the tables"
+        if not table.keys and not table.text:
+            continue
         lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
         lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(table.name, key) for key in table.keys]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ENDED_STAGE = ("succeeded", "failed", "skipped")
 OPEN_JOB = ("pending", "running")
+CANCELLED = "cancelled"
+"""Nothing of such a job is published, whatever its artifacts' verdicts were."""
 ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")
 
 

@@ -2,7 +2,8 @@
 
 Called by `daemon.running.endings`, and by the runner for the report's line. The read bits of group and others are those that the
 checkpoint's files, their folders up to the root, what is merged with them, the base's files and the texts have in common: a report shows
-some of them. Decided by modes and groups alone: an access control list may have allowed more.
+some of them. Decided by modes and groups alone: an access control list may have allowed more. The mode 0600 that safetensors gives every
+file is nobody's choice and takes nothing away (`pins.modes_of`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.files import export_files
-from daemon.checkpoints.pinning.pins import SourceMode, mode_of, read_modes
+from daemon.checkpoints.pinning.pins import SourceMode, mode_of, modes_of, read_modes
 from daemon.config.settings import OutputSettings
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.data_files import DataFile, DataPlace
@@ -133,4 +134,4 @@ def _read_of(base: Path) -> Sequence[str]:
 
 
 def _modes(folder: Path, names: Iterable[str], top: Path) -> list[SourceMode]:
-    return [mode for name in names if (mode := mode_of(folder / name, top)) is not None]
+    return modes_of((folder / name for name in names), top)

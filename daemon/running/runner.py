@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.file.sqlite_errors import OF_ALL
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptRow, JobRow
+from daemon.journal.rows import AttemptRow, JobRow, StageRow
 from daemon.journal.states import ENDED_STAGE
 from daemon.running.attempts.children import Children
 from daemon.running.attempts.executor import Attempt, Executor
@@ -202,18 +202,18 @@ class Runner:
             failures += not complaints.during(self.parts.outcomes.reap)
             time.sleep(0.02)
 
-    def is_of_another_base(self, job: JobRow) -> bool:
+    def is_of_another_base(self, job: JobRow, stages: Mapping[str, StageRow]) -> bool:
         """Whether what the job has made so far was made of another base than is found for it now, or by other versions.
 
-        For who asks whether it may go on, or stand: a running job keeps to the base that it began with. Raises Retryable and OSError.
+        For who asks whether it may go on, or stand: a running job keeps to the base that it began with. `stages`: the job's, which may be
+        of another journal. Raises Retryable and OSError.
         """
         folder, _ = self.parts.bases.find(job.checkpoint)
-        stages = self.journal.stages.of(job.id)
         made = next((stage for stage in stages.values() if stage.key), None)
         if folder is None or made is None:
             return folder is not None and job.base is not None and folder != job.base
-        now, stages = replace(job, base=folder), {made.name: made}
-        return keys_of(now, stages, self.settings.limits.device, sources_of(now, stages))[made.name] != made.key
+        now, first = replace(job, base=folder), {made.name: made}
+        return keys_of(now, first, self.settings.limits.device, sources_of(now, first))[made.name] != made.key
 
     # Work
 

@@ -456,7 +456,7 @@ class Report(ReportPart):
     finished: str
     """When this report was written."""
     wall_seconds: float | None
-    """From `started` (or `created`) to `finished`, without pauses of more than half a minute, as before it was tried again."""
+    """From its first attempt to `finished`, without pauses of more than half a minute, as before it was tried again."""
     cpu_seconds: float | None
     """Processor time of all stages' last attempts, this report's excepted; null where none was measured."""
     checking_share: float | None

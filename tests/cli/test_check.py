@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from daemon.config.loading import load
+from daemon.config.places.output_owners import Owner, record_of
 from daemon.operating.diagnosis import doctor
 from daemon.operating.diagnosis.doctor import Diagnosis, examine
 from daemon.operating.diagnosis.readability import Reading
@@ -85,3 +87,29 @@ def test_without_a_file_it_says_that_only_the_defaults_were_checked(tmp_path: Pa
     for more, said in (([], True), (["--config", tmp_path / "my.toml"], False)):
         told = json.loads(ckptd(tmp_path, "check", "--json", *more, **state).stdout)["warnings"]
         assert any("no configuration file was found" in one for one in told) is said
+
+
+def test_a_run_whose_exports_another_ckptd_publishes_is_named(tmp_path: Path) -> None:
+    """As the daemon says it (`target-taken`) when an export of the run begins."""
+    folder = tmp_path / "exports" / "run"
+    for made in (folder, tmp_path / "runs" / "run", tmp_path / "other"):
+        made.mkdir(parents=True)
+    claim = Owner(
+        instance="another", host=socket.gethostname(), state=str(tmp_path / "other"), root=str(tmp_path / "runs"), run="run",
+        since="2026-01-02T03:04:05Z",
+    )  # fmt: skip
+    record = folder / record_of("run")
+    roots = f'"{tmp_path}/runs"'
+
+    def said(owner: Owner) -> list[str]:
+        record.write_text(owner.model_dump_json())
+        return [warning for warning in examined(tmp_path, roots=roots).warnings if "another ckptd" in warning]
+
+    (warning,) = said(claim)
+    assert f"publishes the run run in {folder} (state {tmp_path}/other on" in warning and "since 2026-01-02)" in warning
+    assert "target-taken" in warning and f"`rm {record}`" in warning
+    assert said(claim.model_copy(update={"root": "/elsewhere"})) == [], "a training that merely has the same name gets another folder"
+    assert said(claim.model_copy(update={"run": "ended"})) == [], "a run that is no longer there has no new exports"
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "instance").write_text("another\n")
+    assert said(claim) == [], "its own record"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -11,11 +12,19 @@ from typing import Any
 
 import pytest
 import typer
+from rich.cells import cell_len
 
 from daemon.cli.main import EXIT_USAGE, app, main
-from daemon.config.places.paths import prepare
+from daemon.config.places.paths import StatePaths, prepare
+from daemon.contract.faults.errors import Fault
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
+from tests.cli.test_width import WHOLE
+from tests.journal.conftest import WORK
+from tests.publish.test_run_figures import report
 from tests.sampling import some
 
 WITHOUT_CONFIGURATION = (("demo",), ("init",), ("version",))
@@ -202,3 +211,60 @@ def test_without_a_verb_the_help_is_shown(
     assert main() == EXIT_USAGE
     caught = capsys.readouterr()
     assert "Usage: ckptd" in caught.out and caught.err == ""
+
+
+ACTS = (("run",), ("bench",), ("install-service",), ("demo",), ("init",), ("uninstall-service",))
+"""Verbs that work for long, or change the machine."""
+
+
+@pytest.fixture
+def lived_in(tmp_path: Path) -> Path:
+    """A configuration with two exports of one run, of which one failed with a long sentence, and a path that is longer than a line."""
+    top = tmp_path / ("a-long-name-of-a-folder-" * 3)
+    exports = top / "exports" / "run"
+    exports.mkdir(parents=True)
+    (top / "state").mkdir()
+    journal = Journal(StatePaths(top / "state").journal)
+    fault = Fault(code=FaultCode.UNEXPECTED, operation="merge", cause="a reason that goes on and on, " * 8, remedy="try it again " * 9)
+    for step in (2, 4):
+        folder = exports / f"step-{step}"
+        folder.mkdir()
+        (folder / "report.json").write_text(json.dumps(report(step)))
+        (folder / "MANIFEST.json").write_text(json.dumps({"export_id": f"run-{step}", "files": [], "run": "run", "step": step}))
+        reference = CheckpointRef(
+            root="/runs",
+            run="run",
+            step=step,
+            path=f"/runs/run/checkpoint-{step}",
+            layout="trainer-adapter",
+            digest=str(step),
+            method="LORA",
+        )
+        journal.jobs.add(NewJob(f"run-{step}", reference, WORK, (), top / "pin", folder, str(step)))
+        journal.jobs.start(f"run-{step}", None)
+        journal.jobs.finish(f"run-{step}", "failed" if step == 4 else "succeeded", None, reason=fault.sentence() if step == 4 else None)
+    journal.close()
+    return configured(top)
+
+
+WORDS = {
+    ("quality",): ["run"], ("show",): ["run-4"], ("compare",): ["run/2", "run/4"], ("prune",): ["--dry-run"], ("explain",): ["."],
+    ("config", "show"): ["watch"],
+}  # fmt: skip
+"""What else a verb is given than an argument that is wrong."""
+
+
+@pytest.mark.parametrize("words", [words for words in CONFIGURED if words not in ACTS], ids=" ".join)
+def test_no_verb_prints_a_line_that_is_wider_than_the_terminal(
+    words: tuple[str, ...], lived_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sentences and tables of every verb on a state that was lived in, and refusals; what is to be copied stays in one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    given = WORDS.get(words) or with_arguments(words)[len(words) :]
+    monkeypatch.setattr(sys, "argv", ["ckptd", *words, *given, "--config", str(lived_in)])
+    capsys.readouterr()
+    code = main()
+    printed = capsys.readouterr()
+    lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+    assert code in (0, 1, 2, 75) and lines, words
+    assert [line for line in lines if cell_len(line) > 80 and not WHOLE.search(line)] == []

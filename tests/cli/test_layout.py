@@ -218,6 +218,13 @@ def test_below_failed_exports_stands_the_command_that_tries_them_again() -> None
         assert "retry" not in " ".join(shown(jobs_lines([other], None)))
 
 
+@pytest.mark.parametrize("width", [60, 80, None])
+def test_an_export_that_was_cancelled_shows_no_verdicts_as_if_it_had_been_published(width: int | None) -> None:
+    cancelled = job(run="run", state="cancelled", artifacts={"pytorch": "passed", "onnx": "unpublished"}, reason="it is not needed")
+    said = " ".join(" ".join(shown(jobs_lines([cancelled], width))).split())
+    assert "it is not needed" in said and "passed" not in said and "unpublished" not in said
+
+
 def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # R4.5
     ended = job(state="failed", stages=tuple(stage(name, "failed", error="the base is gone") for name in ("merge", "pytorch")))
     rejected = {"verdict": "failed", "reasons": ["agreement 0.2 < 0.9"], "size_bytes": 1, "size_ratio": 1.0}

@@ -93,6 +93,13 @@ def test_what_needs_the_state_alone_says_the_mistake_and_goes_on(file: Path, mis
             assert said.stdout.startswith("running") and f"configuration The configuration {file} can't be used" in said.stdout
 
 
+def test_where_no_daemon_runs_none_is_said_to_go_on(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[state]\ndirectory = "{tmp_path}/state"\n[watch]\nrots = []\n')
+    said = json.loads(CliRunner().invoke(app, ["status", "--json", "--config", str(config)]).stdout)["config_problem"]
+    assert "No daemon runs on its state directory, and none would start." in said and "continues" not in said
+
+
 @pytest.mark.parametrize(
     "words", [("check",), ("run",), ("reload",), ("queue", "retry", "x"), ("verify", "--journal"), ("config", "show")], ids=" ".join
 )

@@ -9,9 +9,14 @@ import pytest
 from rich.cells import cell_len
 
 from daemon.cli.views.run_quality import run_quality_lines
+from daemon.config.places.paths import StatePaths, foreground_state
 from daemon.contract.faults.errors import UsageError
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.journal.jobs import NewJob
+from daemon.journal.journal import Journal
 from daemon.operating.monitoring.run_quality import RunQuality, run_quality
 from tests.cli.test_bad_input import ckptd
+from tests.journal.conftest import WORK
 from tests.publish.test_run_figures import report
 
 
@@ -29,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def quality_of(run: Path, variant: str = "") -> RunQuality:
-    return run_quality(run.parent / "state", str(run), variant)
+    return run_quality(run.parent / "state", run.parent, str(run), variant)
 
 
 def test_each_step_has_a_row_for_each_artifact_and_a_sentence_says_what_to_deploy(run: Path) -> None:
@@ -81,3 +86,28 @@ def test_one_of_several_runs_has_to_be_named(run: Path) -> None:
     with pytest.raises(UsageError, match="there are several runs") as refused:
         quality_of(run)
     assert "second" in str(refused.value) and "run" in str(refused.value)
+
+
+def test_a_run_is_found_by_its_name_where_its_exports_were_made_by_hand(run: Path, tmp_path: Path) -> None:
+    """The daemon's journal knows none of them: they lie in its output, or where `ckptd export --output` has put them."""
+    state = tmp_path / "state"
+    own = StatePaths(foreground_state(state, Path("/runs/run/checkpoint-60")))
+    own.state.mkdir(parents=True)
+    journal = Journal(own.journal)
+    for step in (2, 4):
+        (run / f"step-{step}" / "MANIFEST.json").write_text("{}")
+    elsewhere = tmp_path / "elsewhere" / "step-60"
+    elsewhere.parent.mkdir()
+    (run / "step-60").rename(elsewhere)
+    reference = CheckpointRef(
+        root="/runs", run="run", step=60, path="/runs/run/checkpoint-60", layout="trainer-adapter", digest="x", method="LORA"
+    )
+    journal.jobs.add(NewJob("run-60", reference, WORK, (), tmp_path / "pin", elsewhere, "x"))
+    journal.jobs.start("run-60", None)
+    journal.jobs.finish("run-60", "succeeded", None)
+    journal.close()
+    value = run_quality(state, run.parent, "run", "")
+    assert [(at.step, at.folder) for at in value.exports] == [
+        (2, str(run / "step-2")), (4, str(run / "step-4")), (60, str(elsewhere))
+    ]  # fmt: skip
+    assert run_quality(state, tmp_path / "no output", "run", "").exports[0].step == 60, "an output may not be there yet"

@@ -20,6 +20,13 @@ def test_the_page_is_that_of_the_file_and_the_settings() -> None:
     assert made == (ROOT / "docs" / "configuration.md").read_text(), "python -m daemon.config.reference config.toml > docs/configuration.md"
 
 
+def test_no_table_of_the_page_is_empty() -> None:
+    lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()
+    assert [
+        line for line, after in zip(lines, [*lines[1:], ""], strict=True) if line.startswith("| --- ") and not after.startswith("| ")
+    ] == []
+
+
 def test_every_key_has_a_row_with_its_meaning_and_its_variable() -> None:
     made = reference.page((ROOT / "config.toml").read_text())
     for variable in _variables("CKPTD", Settings):

@@ -225,6 +225,13 @@ def test_no_wrong_value_is_refused_in_the_words_of_a_library(write: Callable[[st
         assert not [line for line in lines if any(word in re.sub(r"\(it is .*\)", "", line).lower() for word in JARGON)]
 
 
+@pytest.mark.parametrize("value", ["5", '"/a"', "[5]", "{ a = 1 }", "true"])
+def test_a_key_of_the_wrong_type_is_one_mistake_and_not_also_empty(refusal: Refusal, value: str) -> None:
+    """Conflicts are looked for with its default in its place, of which nothing is to be said."""
+    said = refusal(f"[watch]\nroots = {value}\n[select]\nevery = 'x'\npolicy = 'every'\n", need_roots=True)
+    assert "2 things are wrong" in said and "is empty" not in said and "must be at least 1" not in said
+
+
 def test_a_list_that_is_no_list_is_shown_as_one(refusal: Refusal) -> None:
     assert "watch.roots: must be a list in square brackets: [\"/x\"] (it is '/x')" in refusal('[watch]\nroots = "/x"\n')
     assert "limits.jobs: must be a whole number; for example 2 (it is 'many')" in refusal('[limits]\njobs = "many"\n')

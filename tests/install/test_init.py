@@ -48,6 +48,14 @@ def test_with_every_option_it_asks_nothing_and_writes_what_check_accepts(tmp_pat
     assert file.stat().st_mode & 0o777 == 0o644
 
 
+def test_the_file_may_be_named_as_the_other_commands_take_it(tmp_path: Path) -> None:
+    file, words = tmp_path / "own.toml", ("--root", tmp_path / "runs", "--base", tmp_path)
+    done = init(tmp_path, "--config", file, *words)
+    assert done.returncode == 0 and "[watch]" in file.read_text() and f"`ckptd check --config {file}`" in done.stdout
+    other = init(tmp_path, tmp_path / "other.toml", "--config", file, *words)
+    assert other.returncode == 2 and "are two files" in one_sentence(other) and not (tmp_path / "other.toml").exists()
+
+
 def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     words = (file, "--root", tmp_path / "runs", "--base", tmp_path)

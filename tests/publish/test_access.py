@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daemon.checkpoints.files import fingerprint
-from daemon.checkpoints.pinning.pins import SourceMode, make_pin
+from daemon.checkpoints.pinning.pins import SourceMode, make_pin, modes_of
 from daemon.config.settings import OutputSettings
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.rows import JobRow
@@ -76,11 +76,11 @@ def test_an_export_of_what_all_may_read_is_readable_by_all_whom_the_umask_lets(j
 
 
 SECRETS = {
-    "a file of the checkpoint": "runs/run/checkpoint-4/adapter_model.safetensors",
+    "a file of the checkpoint": "runs/run/checkpoint-4/adapter_config.json",
     "the checkpoint's folder": "runs/run/checkpoint-4",
     "the run's folder": "runs/run",
     "the root": "runs",
-    "a file of the base": "base/model.safetensors",
+    "a file of the base": "base/config.json",
     "the base's folder": "base",
 }
 
@@ -96,6 +96,31 @@ def test_an_export_of_what_only_its_owner_may_read_is_its_owners_alone(job: JobR
     assert folder.stat().st_mode & 0o777 == (folder / "pytorch").stat().st_mode & 0o777 == 0o700
     assert access.why is not None and "readable by its owner only" in access.why and "wider_than_sources" in access.why
     assert str(path) in access.why
+
+
+@pytest.mark.parametrize(
+    ("others", "folder", "expected"), [(0o644, 0o755, 0o644), (0o640, 0o755, 0o640), (0o600, 0o755, 0o600), (0o644, 0o700, 0o600)]
+)
+def test_the_mode_that_safetensors_gives_every_file_takes_nothing_away(job: JobRow, others: int, folder: int, expected: int) -> None:
+    """The file counts as what was written beside it: who keeps a training private does it by the folder, or by the umask."""
+    checkpoint, base = Path(job.checkpoint.path), job.base
+    assert base is not None
+    for path in (*checkpoint.iterdir(), *base.iterdir()):
+        path.chmod(0o600 if path.suffix == ".safetensors" else others)
+    checkpoint.chmod(folder)
+    pin(job)
+    access = access_of(job, OutputSettings(mode="0644"))
+    assert access.file == expected and (access.why is None) == (expected == 0o644)
+    assert ".safetensors" not in (access.why or "")
+
+
+def test_weights_alone_count_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    file.chmod(0o600)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "config.json").write_text("{}")
+    assert modes_of([file, tmp_path / "sub" / "config.json"], tmp_path)[0].mode == 0o600
 
 
 @pytest.mark.parametrize("setting", ["prompts", "data"])
@@ -131,12 +156,12 @@ def test_the_pin_remembers_it_after_rotation_has_taken_the_checkpoint(job: JobRo
 def test_a_pin_that_remembers_nothing_is_judged_by_the_checkpoint(job: JobRow) -> None:
     pin(job)
     (job.pin / ".access").unlink()
-    (Path(job.checkpoint.path) / "adapter_model.safetensors").chmod(0o600)
+    (Path(job.checkpoint.path) / "adapter_config.json").chmod(0o600)
     assert access_of(job, OutputSettings(mode="0644")).file == 0o600
 
 
 def test_the_configuration_may_say_that_it_is_published_in_any_case(job: JobRow, tmp_path: Path) -> None:
-    (Path(job.checkpoint.path) / "adapter_model.safetensors").chmod(0o600)
+    (Path(job.checkpoint.path) / "adapter_config.json").chmod(0o600)
     pin(job)
     access = access_of(job, OutputSettings(mode="0640", wider_than_sources=True))
     assert published_modes(make(job, access, tmp_path)) == {0o640} and access.why is None

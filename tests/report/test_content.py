@@ -255,6 +255,11 @@ def test_the_hours_before_an_export_was_tried_again_are_no_time_that_it_took(tmp
     assert report.wall_seconds == 96.0 + 5.0
 
 
+def test_what_it_waited_for_before_its_first_attempt_is_no_time_that_it_took(tmp_path: Path) -> None:
+    """A base that was not there, for example: the export began, and no stage could."""
+    assert report_of(facts.succeeded(started=facts.at(-300)), tmp_path).wall_seconds == report_of(facts.succeeded(), tmp_path).wall_seconds
+
+
 def test_a_job_file_without_facts_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(Permanent, match=r"Could not write the report: .* Fix: .*") as refusal:
         build(facts.context(None, tmp_path))

@@ -69,8 +69,9 @@ def test_the_step_to_deploy_is_named_where_it_is_known(tmp_path: Path) -> None:
         around = neighbours(run, json.loads(as_json(own)), export)
         return own.model_copy(update={"neighbours": around})
 
-    assert "Step to deploy: 20" in addresses(with_best("e20")) and "Step before: 40, to deploy" in addresses(with_best("e40"))
-    assert "This step is the one to deploy so far" in html.render(with_best(own.export_id))
+    assert "Step to deploy as of this report: 20" in addresses(with_best("e20"))
+    assert "Step before: 40, to deploy as of this report" in addresses(with_best("e40"))
+    assert "As of this report, this step is the one to deploy" in html.render(with_best(own.export_id))
     assert "to deploy" not in html.render(with_best(None)).partition("</nav>")[0]
 
 

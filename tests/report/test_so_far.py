@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
+from daemon.contract.advice.which import as_of_report
 from daemon.contract.jobs.messages import JobFacts
 from daemon.contract.jobs.points import RunFigures, StepPoint
 from daemon.contract.jobs.run_figures import point_of
@@ -55,7 +59,7 @@ def test_the_report_tells_the_run_and_which_checkpoint_to_deploy(tmp_path: Path)
     )
     assert "step 30 is the best of 2 exports: 8.1 against 8.4 of step 60" in readme.render(second)
     assert second.recommendation.sentence.startswith("Of this export deploy onnx")
-    assert second.recommendation.sentence.endswith("; of the run, another export is to be deployed: step 30.")
+    assert second.recommendation.sentence.endswith("; as of this report, another export of the run is to be deployed: step 30.")
     page = html.render(second)
     assert "step 30 is the best of 2 exports" in page.split("This run so far")[0], "where it says what to deploy"
     assert "This run so far" in page and "Perplexity by step" in page and "Divergence by step" in page
@@ -68,6 +72,40 @@ def test_an_export_that_no_difference_is_seen_from_is_not_called_worse_than_anot
     assert run is not None and run.best_step == 30 and again.recommendation.sentence.startswith("Deploy onnx")
     assert "no difference between the 2 exports seen with 300 tokens of 6 texts; `validate.data` gives more." in run.sentence
     assert run.sentence not in html.render(again).split("This run so far")[0]
+
+
+def words_of(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", page.partition("This run so far")[0]).replace("&#39;", "'").split())
+
+
+def test_pages_of_a_run_do_not_recommend_each_other_in_a_circle(tmp_path: Path) -> None:
+    """Each was written when the other one was the best. Both stay as they are, so what they say of the run is dated, and names what says
+    it now."""
+    other = {step: told(report_of(measured(8.0, None, step=step), tmp_path / f"{step}")) for step in (30, 60)}
+    for own, best in ((30, 60), (60, 30)):
+        folders = {f"run-{best}": f"../step-{best}"}
+        run = RunFigures(points=(other[best],), folders=folders, trainers_best=best)
+        report = report_of(measured(8.4, run, step=own), tmp_path / f"again-{own}")
+        assert report.run_so_far is not None and report.run_so_far.best_step == best
+        for page in (words_of(html.render(report)), " ".join(readme.render(report).replace("\\", "").split())):
+            assert "`" in page or "ckptd quality" in page
+            dated = page.replace(f"As of this report: {report.run_so_far.sentence} ", "AS OF ")
+            assert dated != page and f"ckptd quality {report.checkpoint.run}" in dated.partition("AS OF ")[2][:60]
+            for clause in re.split(r"[.;]|step before|step after", dated, flags=re.IGNORECASE):
+                assert "deploy" not in clause or str(best) not in re.findall(r"step (\d+)", clause) or "as of this report" in clause, clause
+
+
+def test_the_first_export_names_what_says_it_of_the_run(tmp_path: Path) -> None:
+    report = report_of(measured(8.1, None), tmp_path)
+    assert report.run_so_far is None
+    said = f"Which export of the run to deploy: `ckptd quality {report.checkpoint.run}` says what holds now."
+    assert said.replace("`", "") in words_of(html.render(report)).replace(" says", " says").replace("  ", " ").replace("`", "")
+    assert said in readme.render(report).replace("\\", "")
+
+
+@pytest.mark.parametrize(("run", "command"), [("a b", "ckptd quality 'a b'"), ("a`b", "ckptd quality RUN"), ("-x", "ckptd quality RUN")])
+def test_a_command_names_a_run_as_a_shell_takes_it(run: str, command: str) -> None:
+    assert f" `{command}` says" in as_of_report("Deploy step 3.", run)
 
 
 def test_without_other_exports_there_is_no_such_section(tmp_path: Path) -> None:

@@ -51,6 +51,26 @@ def test_of_artifacts_about_as_fast_a_server_gets_the_closest_one(tmp_path: Path
     assert "within 10 % of the fastest (onnx-int8), and closer to the live model" in one.sentence
 
 
+def test_what_is_no_faster_for_sure_is_not_called_the_fastest(tmp_path: Path) -> None:
+    """The ranges of their turns overlap: onnx may be as fast."""
+    facts = made_all(
+        check("pytorch"), check("onnx", speed_over_pytorch=4.0, speed_over_pytorch_range=[3.5, 4.9], kl=0.02),
+        check("onnx-int8", speed_over_pytorch=4.8, speed_over_pytorch_range=[3.9, 5.2], kl=0.02), work=work("cpu-server"),
+    )  # fmt: skip
+    choice = told(facts, tmp_path)["cpu-server"]
+    assert choice.variant == "onnx-int8"
+    said = "onnx-int8: measured as the fastest, though onnx may be as fast, and smaller, and no difference in closeness to the live model"
+    assert choice.sentence.startswith(said) and "the fastest of the" not in choice.sentence
+
+
+def test_the_fastest_is_so_of_those_whose_speed_was_measured(tmp_path: Path) -> None:
+    facts = made_all(
+        check("pytorch"), check("onnx", speed_over_pytorch=None, tokens_per_second=None), check("onnx-int8", speed_over_pytorch=4.8),
+        work=work("cpu-server"),
+    )  # fmt: skip
+    assert "the fastest of the 2 whose speed was measured: 4.8 ×" in told(facts, tmp_path)["cpu-server"].sentence
+
+
 def test_two_artifacts_that_the_figures_do_not_tell_apart_are_called_equal(tmp_path: Path) -> None:
     same: dict[str, Any] = {"speed_over_pytorch": 3.0, "kl": 0.01}
     one = told(made_all(check("pytorch"), check("onnx", **same), check("onnx-int8", **same), work=work("cpu-server")), tmp_path)

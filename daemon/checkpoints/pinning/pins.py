@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Fingerprint, fingerprint, look_at
@@ -63,6 +63,10 @@ def held(lock: Path, patience: float | None = None) -> Iterator[bool]:
             else:
                 yield True
                 return
+
+
+_SAFETENSORS, _OF_LIBRARY = ".safetensors", 0o600
+"""Files whose mode is their library's, and that mode."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,23 @@ def mode_of(file: Path, top: Path) -> SourceMode | None:
     return SourceMode(str(file), mode, status.st_gid)
 
 
+def modes_of(files: Iterable[Path], top: Path) -> list[SourceMode]:
+    """The modes of these files, without those that are gone.
+
+    safetensors writes every file with the mode 0600, whatever the umask (safetensors#782, from 0.8 on), so that this mode says nothing of
+    who may read a training: such a file counts as what was written beside it by other means. Alone it counts as it is.
+    """
+    known = [(file, mode) for file in files if (mode := mode_of(file, top)) is not None]
+    beside: dict[Path, int] = {}
+    for file, mode in known:
+        if file.suffix != _SAFETENSORS:
+            beside[file.parent] = beside.get(file.parent, 0o777) & mode.mode
+    return [
+        replace(mode, mode=beside.get(file.parent, mode.mode)) if file.suffix == _SAFETENSORS and mode.mode == _OF_LIBRARY else mode
+        for file, mode in known
+    ]
+
+
 def read_modes(pin: Path) -> list[SourceMode]:
     """Return who could read the files when they were pinned; [] where that is not known."""
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -236,7 +257,6 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
 def _remember_modes(pin: Path, files: Iterable[Path], top: Path) -> None:
     """Write the modes of the files that were pinned into the pin."""
     modes: dict[tuple[int, int], SourceMode] = {}
-    for file in files:
-        if (mode := mode_of(file, top)) is not None:
-            modes.setdefault((mode.mode, mode.group), mode)
+    for mode in modes_of(files, top):
+        modes.setdefault((mode.mode, mode.group), mode)
     write_atomic(pin / ACCESS, json.dumps([[mode.path, mode.mode, mode.group] for mode in modes.values()]))

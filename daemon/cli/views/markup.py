@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from daemon.contract.faults.text import printable, printable_lines
 from daemon.contract.language.catalog import speak_english, to_translate, translated
@@ -124,14 +124,19 @@ def put_field(console: Console, label: str, text: str, room: int, style: str = "
 
 
 def say(text: str) -> None:
-    """Print a sentence, without markup; on a terminal broken between words."""
-    if sys.stdout.isatty():
+    """Print a sentence, without markup; broken between words where the width is known, as `wrapping.width_of` says it."""
+    if _has_width(sys.stdout):
         from rich.text import Text
 
         put(terminal(), Text(printable(text)))
         sys.stdout.flush()
     else:
         say_whole(text)
+
+
+def _has_width(stream: TextIO) -> bool:
+    """Whether lines have a width: on a terminal, or where COLUMNS says one. Without either no library for it is imported."""
+    return stream.isatty() or bool(os.environ.get("COLUMNS"))
 
 
 def say_whole(text: str) -> None:
@@ -145,12 +150,12 @@ def say_lines(text: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print a message to stderr, without markup; it may have several lines. On a terminal they are broken between words.
+    """Print a message to stderr, without markup; it may have several lines. Where the width is known they are broken between words.
 
     Raises BrokenPipeError where the reader has left; no other error of writing.
     """
     try:
-        if sys.stderr.isatty():
+        if _has_width(sys.stderr):
             from rich.text import Text
 
             put(terminal(stderr=True), Text(printable_lines(text)))

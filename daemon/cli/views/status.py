@@ -24,7 +24,7 @@ from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import clauses, sentences
 from daemon.contract.language.lists import names as list_names
-from daemon.journal.states import ENDED_JOB, ENDED_STAGE
+from daemon.journal.states import CANCELLED, ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about
 from daemon.operating.monitoring.reasons import waiting
@@ -367,7 +367,7 @@ def _what(job: JobStatus) -> str:
         return clauses([*map(_progress, running), *_left(job)])
     if job.state not in ENDED_JOB and job.reason:
         return clauses([translated_text(job.reason), *_left(job)])
-    if job.artifacts:
+    if job.artifacts and job.state != CANCELLED:
         return _with_reason(verdicts_of(job.artifacts), job)
     return translated_text(job.reason or "") if job.state in ENDED_JOB else clauses(_left(job))
 
@@ -387,7 +387,7 @@ def _in_short(job: JobStatus) -> str:
     if _running(job):
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
         return clauses([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
-    if job.artifacts and not (job.reason and job.state != "partial"):
+    if job.artifacts and job.state != CANCELLED and not (job.reason and job.state != "partial"):
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
         return _with_reason(clauses(_counted(verdicts.count(verdict), verdict) for verdict in known), job)

@@ -6,20 +6,23 @@ locked by `daemon.publishing.exchange.owners`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import stat
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from daemon.config.places.export_names import folded
 from daemon.config.places.paths import INSTANCE, Paths
+from daemon.contract.disk.export_layout import MANIFEST
 from daemon.contract.disk.files import boot_id
-from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import Frozen, digest_of
 from daemon.contract.version import __version__
 
@@ -54,6 +57,18 @@ class Owner(Frozen):
     ckptd: str = __version__
 
 
+class Training(Protocol):
+    """What names a training: a checkpoint of it does."""
+
+    @property
+    def root(self) -> str:
+        """The directory that is watched."""
+
+    @property
+    def run(self) -> str:
+        """The run's name below it."""
+
+
 def record_of(run: str) -> str:
     """Name of the record of a run in the folder of its exports: one for names that some file system takes for the same."""
     return f"{RECORD}{digest_of(ascii(folded(run)))[:12]}"
@@ -62,13 +77,28 @@ def record_of(run: str) -> str:
 def owner_of(folder: Path, run: str) -> Owner | None:
     """Who has claimed a run in a folder; None for nobody, or a record that can't be read. For a look: a publication makes sure of it."""
     try:
-        handle = os.open(folder / record_of(run), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return parsed(handle)
+        return owner_at(folder / record_of(run))
     except (OSError, ValueError):
         return None
+
+
+def records_below(folder: Path) -> Iterator[Path]:
+    """Every record in an output; exports, hidden folders and links are left out. Raises OSError for the folder itself."""
+    with os.scandir(folder) as listed:
+        entries = sorted(listed, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith(RECORD):
+            yield Path(entry.path)
+        elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and not os.path.lexists(f"{entry.path}/{MANIFEST}"):
+            with contextlib.suppress(OSError):
+                yield from records_below(Path(entry.path))
+
+
+def owner_at(record: Path) -> Owner:
+    """The content of a record. Raises OSError; ValueError for what is none."""
+    handle = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return parsed(handle)
     finally:
         os.close(handle)
 
@@ -84,17 +114,17 @@ def parsed(handle: int) -> Owner:
         raise ValueError("is no record") from error
 
 
-def is_anothers(owner: Owner, paths: Paths, seen: CheckpointRef) -> bool:
+def is_anothers(owner: Owner, paths: Paths, seen: Training) -> bool:
     """Whether a run's folder belongs to another ckptd, which is not gone for good."""
     return owner.instance != paths.owner and not may_take_over(owner, seen)
 
 
-def is_other_training(owner: Owner, seen: CheckpointRef) -> bool:
+def is_other_training(owner: Owner, seen: Training) -> bool:
     """Whether the owner publishes another training, which merely has the same name."""
     return (owner.host, owner.root, owner.run) != (socket.gethostname(), seen.root, seen.run)
 
 
-def may_take_over(owner: Owner, seen: CheckpointRef) -> bool:
+def may_take_over(owner: Owner, seen: Training) -> bool:
     """Whether the owner of this very training is gone for good: its state directory, on this machine, has another journal by now.
 
     One that is missing may be on a disk that is away. A container, or a copy of a machine, may have the same host name and the same paths:

@@ -159,6 +159,11 @@ def _around(state: Path) -> Path:
     return state.parent.parent if state.parent.name == FOREGROUND else state
 
 
+def states_in(state: Path) -> list[Path]:
+    """The daemon's state directory, and those of exports in the foreground that are left."""
+    return [state, *sorted(path.parent for path in state.glob(f"{FOREGROUND}/*/{StatePaths(state).journal.name}"))]
+
+
 def foreground_state(state: Path, checkpoint: Path) -> Path:
     """State directory of the `ckptd export` of one checkpoint: a journal of its own, found again by the same path."""
     return state / FOREGROUND / digest_of(str(checkpoint))[:16]

@@ -10,16 +10,21 @@ The report, README.md of an export, `ckptd quality`, the link `best` and `retent
    (`daemon.contract.advice.paired`), widened for as many differences as there are. The others are equal to it.
 4. Of those that are equal, the trainer's best is taken if it is among them, else the one that was made first: so nothing moves for noise.
 5. Which of that export's artifacts to deploy is what its own report recommends (`handlers.report.advice.headline`).
+
+A published page stays as it was written, while exports come and go: what it says of the run is dated (`as_of_report`), and names the
+command that says what holds now. Otherwise pages of one run would recommend each other in a circle.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from daemon.contract.advice.merits import in_words
 from daemon.contract.advice.paired import Difference, can_be_paired, difference
+from daemon.contract.faults.advice import MOST_IN_COMMAND
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import METRICS, figure, is_measured, passed
@@ -153,6 +158,20 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
         return why.format(named=named, why=ranking.why)
     ground = translated("{named}; {ground}. {deploy}")
     return ground.format(named=named, ground=_ground(ranking, trainers), deploy=_deploy(ranking, trainers))
+
+
+def as_of_report(sentence: str | None, run: str) -> str:
+    """What a published page says of its run: `advice` as it was then, None for the first export, and what says it now."""
+    if sentence is None:
+        return translated("Which export of the run to deploy: `ckptd quality {run}` says what holds now.").format(run=_word(run))
+    dated = translated("As of this report: {sentence} `ckptd quality {run}` says what holds now.")
+    return dated.format(sentence=sentence, run=_word(run))
+
+
+def _word(run: str) -> str:
+    """A run's name as a shell takes it; one that no terminal or page shows as it is, is left to be written."""
+    shown = run.isprintable() and "`" not in run and not run.startswith("-") and len(run) <= MOST_IN_COMMAND
+    return shlex.quote(run) if shown else "RUN"
 
 
 def _ground(ranking: Standing, trainers: StepPoint | None) -> str:

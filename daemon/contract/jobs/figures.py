@@ -545,9 +545,9 @@ class Speed(Figures):
     prefill_seconds: float | None = None
     """Time to the first token, in seconds; null where speed is not measured."""
     pytorch_tokens_per_second: float | None = None
-    """The same of the merged model in PyTorch, in turns with this one; null where that could not be run."""
+    """The same of the merged model in PyTorch, in the same turn; null where that could not be run."""
     speed_over_pytorch: float | None = None
-    """Median over the turns of this speed over PyTorch's; null where there is nothing to compare with."""
+    """The first divided by the second: the median over the turns; null where there is nothing to compare with."""
     speed_over_pytorch_range: tuple[float, float] | None = None
     """The smallest and the largest of the turns; on a busy machine they are far apart."""
 

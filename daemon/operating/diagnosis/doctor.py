@@ -24,6 +24,7 @@ from daemon.operating.diagnosis import packages
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.cluster import examine_cluster
 from daemon.operating.diagnosis.declared_code import flaws
+from daemon.operating.diagnosis.owners import taken_runs
 from daemon.operating.diagnosis.readability import tried
 from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.disk_advice import advice
@@ -331,6 +332,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     warnings += catalog().problems
     warnings += _same_names()
     warnings += _bases(settings)
+    warnings += taken_runs(settings)
     problems += problems_of_texts(settings)
     reading = tried(settings)
     problems += reading.problems

@@ -6,16 +6,18 @@ Only reports are read. A run is named by its name, or by the folder that holds i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.config.places.paths import states_in
 from daemon.contract.advice.which import Standing, advice, standing
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing.run_figures import ReportRead, beside, figures_of_run, read_report
+from daemon.publishing.verification import exports_below
 
 _LISTED = 10
 """Runs that are named where none, or more than one, is meant."""
@@ -83,14 +85,15 @@ class RunQuality:
     """Which checkpoint to deploy, and which of its artifacts, or why that can't be said; the same words as in the run's newest report."""
 
 
-def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQuality:
-    """The one run that is meant. Raises UsageError where that is none or more than one."""
+def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str) -> RunQuality:
+    """The one run that is meant: of the exports that a journal of the state directory knows, and of those in the output, which may be made
+    by hand. Raises UsageError where that is none or more than one.
+    """
     folder = Path(os.path.abspath(wanted)) if wanted else None
     if folder is not None and folder.is_dir():
         runs = _by_run(beside(folder / "export"))
     else:
-        jobs = snapshot(state, limit=10_000).jobs
-        every = _by_run([Path(job.report_file).parent for job in jobs if job.report_file and job.state in ("succeeded", "partial")])
+        every = _by_run(list(dict.fromkeys((*_in_journals(state), *_in_output(output)))))
         runs = {key: reads for key, reads in every.items() if wanted in (None, key[1], f"{key[0]}/{key[1]}")}
         if wanted and not runs:  # a part of the name, as people call it
             runs = {key: reads for key, reads in every.items() if wanted in key[1]}
@@ -110,6 +113,21 @@ def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQualit
         equal=tuple(point.export for point in known.equal) if known else (),
         sentence=advice(figures.points, figures.trainers_best, best_variant),
     )  # fmt: skip
+
+
+def _in_journals(state: Path) -> Iterator[Path]:
+    """The folders of the exports that the daemon has made, and then of those by hand, which may lie anywhere."""
+    for place in states_in(state):
+        for job in snapshot(place, limit=10_000).jobs:
+            if job.report_file and job.state in ("succeeded", "partial"):
+                yield Path(job.report_file).parent
+
+
+def _in_output(output: Path) -> list[Path]:
+    try:
+        return list(exports_below(output))
+    except OSError:  # it is not there yet, or may not be read
+        return []
 
 
 def _at_step(point: StepPoint, folder: str | None) -> QualityAtStep:

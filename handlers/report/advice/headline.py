@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from daemon.contract.advice.merits import recommended as with_merits
+from daemon.contract.advice.which import as_of_report, label
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions
@@ -142,11 +143,17 @@ def recommend(report: Report) -> Recommendation:
 
 
 def of_run(recommended: Recommendation, run: RunSoFar | None, own: str) -> Recommendation:
-    """The same, said as what it is where the run's figures are better at another export than at this one, whose id is `own`."""
-    if run is None or run.best is None or own in run.equal or recommended.best is None:
+    """The same, said as what it is where the run's figures were better at another export than at this one, whose id is `own`."""
+    best = next((point for point in run.points if point.export == run.best), None) if run else None
+    if run is None or best is None or own in run.equal or recommended.best is None:
         return recommended
-    other = translated("Of this export deploy {artifact}; of the run, another export is to be deployed: step {step}.")
-    return recommended.model_copy(update={"sentence": other.format(artifact=recommended.best.sentence, step=run.best_step)})
+    other = translated("Of this export deploy {artifact}; as of this report, another export of the run is to be deployed: {step}.")
+    return recommended.model_copy(update={"sentence": other.format(artifact=recommended.best.sentence, step=label(best))})
+
+
+def of_run_in_words(report: Report) -> str:
+    """What the pages say of the run, which stays true when other exports come and go."""
+    return as_of_report(report.run_so_far.sentence if report.run_so_far else None, report.checkpoint.run)
 
 
 def _choice(preference: Preference, artifact: Artifact, usage: Usage) -> Choice:

@@ -6,7 +6,7 @@ Called by `handlers.report.advice.headline` and `handlers.report.advice.targets`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from daemon.contract.advice import merits as words
 from daemon.contract.advice.paired import Difference, difference
@@ -36,7 +36,13 @@ def deploys(artifact: Artifact) -> str:
 
 
 def fastest(usable: Sequence[Artifact]) -> Artifact | None:
-    """Of the fastest and those near to it, the nearest to the live model; None where no speed was measured.
+    """Of the fastest and those near to it, the nearest to the live model; None where no speed was measured."""
+    candidates = about_as_fast(usable)
+    return nearest(candidates) if candidates else None
+
+
+def about_as_fast(usable: Sequence[Artifact]) -> list[Artifact]:
+    """The fastest and those near to it; [] where no speed was measured.
 
     Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times. Near is also
     what was in one of its turns as fast as the fastest in one of its own, and not below `SLOWER`: on a busy machine no more is known.
@@ -45,12 +51,12 @@ def fastest(usable: Sequence[Artifact]) -> Artifact | None:
     if not any(artifact.measured.speed_over_pytorch for artifact in usable):
         speeds = {artifact.variant: speed for artifact in usable if (speed := artifact.measured.tokens_per_second)}
     if not speeds:
-        return None
-    best = max((artifact for artifact in usable if artifact.variant in speeds), key=lambda artifact: speeds[artifact.variant])
+        return []
+    timed = [artifact for artifact in usable if artifact.variant in speeds]
+    best = max(timed, key=lambda artifact: speeds[artifact.variant])
     bound = min((1 - NEAR) * speeds[best.variant], _range(best, speeds)[0])
-    able = [name for name, speed in speeds.items() if name == best.variant or speed >= SLOWER * speeds[best.variant]]
-    reached = {artifact.variant: _range(artifact, speeds)[1] for artifact in usable if artifact.variant in able}
-    return nearest_of(usable, reached, lambda speed: speed >= bound)
+    able = [artifact for artifact in timed if artifact is best or speeds[artifact.variant] >= SLOWER * speeds[best.variant]]
+    return [artifact for artifact in able if _range(artifact, speeds)[1] >= bound]
 
 
 def _range(artifact: Artifact, speeds: dict[str, float]) -> tuple[float, float]:
@@ -80,18 +86,13 @@ def is_merged(artifact: Artifact) -> bool:
 def smallest(usable: Sequence[Artifact]) -> Artifact | None:
     """Of the smallest and those near to it, the nearest to the live model; None where no size is known."""
     sizes = {artifact.variant: float(size) for artifact in usable if (size := artifact.size_bytes)}
-    return nearest_of(usable, sizes, lambda size: size <= (1 + NEAR) * min(sizes.values()))
+    small = [artifact for artifact in usable if sizes.get(artifact.variant, math.inf) <= (1 + NEAR) * min(sizes.values())]
+    return nearest(small) if small else None
 
 
 def about_as_small(artifact: Artifact, smallest: Artifact) -> bool:
     """Whether nobody would take the smallest instead of another artifact that is recommended, for its size."""
     return artifact is not smallest and (artifact.size_bytes or math.inf) * (1 - SAME_SIZE) <= (smallest.size_bytes or 0)
-
-
-def nearest_of(usable: Sequence[Artifact], figures: dict[str, float], near: Callable[[float], bool]) -> Artifact | None:
-    """Of the artifacts whose figure is near to the best one, the nearest to the live model."""
-    candidates = [artifact for artifact in usable if artifact.variant in figures and near(figures[artifact.variant])]
-    return nearest(candidates) if candidates else None
 
 
 def nearest(usable: Sequence[Artifact]) -> Artifact:

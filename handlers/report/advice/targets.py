@@ -77,21 +77,7 @@ def _first(target: Target) -> set[str]:
 
 
 def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
-    first = (
-        max(usable, key=lambda artifact: ranking.over_pytorch(artifact) or 0)
-        if by_speed
-        else min(usable, key=lambda artifact: artifact.size_bytes or 0)
-    )
-    if len(usable) == 1:
-        why = translated("the only one that fits and passed")
-    elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
-        most = (
-            translated("the fastest of the {count} that fit and passed") if by_speed
-            else translated("the smallest of the {count} that fit and passed")
-        )  # fmt: skip
-        why = most.format(count=len(usable))
-    else:
-        why = _near(best, first, by_speed=by_speed).format(first=first.variant, nearness=_nearness(best, first))
+    why = translated("the only one that fits and passed") if len(usable) == 1 else _chosen(best, usable, equal, by_speed=by_speed)
     reason = translated("{variant}: {why}: {merits}")
     merits = clauses(ranking.merits(best, speed=target != "nvidia"))
     parts = [reason.format(variant=best.variant, why=why, merits=merits)]
@@ -103,6 +89,23 @@ def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequ
     if target == "nvidia":
         parts.append(translated(NO_GPU))
     return translated("{sentence}.").format(sentence=sentences(parts))
+
+
+def _chosen(best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
+    """Why it was chosen among several."""
+    first = max(usable, key=lambda artifact: (_figure(artifact, by_speed=by_speed) or 0) * (1 if by_speed else -1))
+    if first is not best and _figure(first, by_speed=by_speed) != _figure(best, by_speed=by_speed):
+        return _near(best, first, by_speed=by_speed).format(first=first.variant, nearness=_nearness(best, first))
+    if not by_speed:
+        return translated("the smallest of the {count} that fit and passed").format(count=len(usable))
+    rivals = [artifact for artifact in ranking.about_as_fast(usable) if artifact is not best and artifact.variant not in equal]
+    timed = [artifact for artifact in usable if _figure(artifact, by_speed=True)]
+    if rivals:
+        measured = translated("measured as the fastest, though {others} may be as fast, and {nearness}")
+        return measured.format(others=joined([rival.variant for rival in rivals]), nearness=_nearness(best, min(rivals, key=ranking.loss)))
+    if len(timed) < len(usable):
+        return translated("the fastest of the {count} whose speed was measured").format(count=len(timed))
+    return translated("the fastest of the {count} that fit and passed").format(count=len(timed))
 
 
 def _near(best: Artifact, first: Artifact, *, by_speed: bool) -> str:

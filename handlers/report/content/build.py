@@ -341,13 +341,15 @@ def _damaged(stage: StageFacts) -> Iterator[str]:
 
 
 def _worked(facts: JobFacts, now: datetime) -> float | None:
-    """Seconds from the first attempt to `now`, without pauses: before it was tried again, for example."""
-    total = _between(facts.started or facts.created, now.isoformat())
+    """Seconds from the first attempt to `now`, without pauses: before it was tried again, or while what it needs was away."""
+    whole = _between(facts.started or facts.created, now.isoformat())
     spans = [(attempt.started, attempt.ended or now.isoformat()) for stage in facts.stages for attempt in stage.attempts]
     try:
         parts = sorted((_moment(start), _moment(end)) for start, end in spans)
     except ValueError:
-        return total
+        return whole
+    begun = _between(parts[0][0].isoformat(), now.isoformat()) if parts else None
+    total = whole if begun is None or whole is None else min(whole, begun)
     idle, reached = 0.0, None
     for start, end in [*parts, (now if now.tzinfo else now.replace(tzinfo=UTC),) * 2]:
         gap = (start - reached).total_seconds() if reached else 0.0

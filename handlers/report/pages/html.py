@@ -72,6 +72,7 @@ def render(report: Report) -> str:
         links=around,
         shown_samples=samples.different_first(report.samples),
         title=headline.title_line(report),
+        of_run=headline.of_run_in_words(report),
         places=target_rows(report),
         failures=roots(report),
         notes=notes,
@@ -110,7 +111,7 @@ def links(report: Report) -> tuple[Link, ...]:
         _link(translated("Step after: {step}"), around.after, best, "next"),
     ]  # fmt: skip
     if best not in (None, around.before, around.after):
-        shown.append(_link(translated("Step to deploy: {step}"), best, None))
+        shown.append(_link(translated("Step to deploy as of this report: {step}"), best, None))
     for text, path in ((translated("Newest step"), around.latest_link), (translated("Best step"), around.best_link)):
         shown.append(Link(text, _address(path)) if path else None)
     return tuple(link for link in shown if link)
@@ -122,7 +123,7 @@ def _link(text: str, other: Neighbour | None, best: Neighbour | None, relation: 
     step = (translated("end, {step}") if other.ending else "{step}").format(step=other.step)
     if other.status not in ("", "succeeded"):
         step = translated("{step} ({state})").format(step=step, state=translated(other.status))
-    chosen = [translated("to deploy")] if other == best else []
+    chosen = [translated("to deploy as of this report")] if other == best else []
     return Link(text.format(step=clauses([step, *chosen])), _address(other.path), relation)
 
 

@@ -45,7 +45,7 @@ def render(report: Report) -> str:
     return _filled(
         "readme.md", report, Usage(report),
         title=headline.title_line(report), places=target_rows(report), failures=html.roots(report), gaps=caveats.gaps(report),
-        lengths=lengths.sentences(report),
+        lengths=lengths.sentences(report), of_run=headline.of_run_in_words(report),
     )  # fmt: skip
 
 

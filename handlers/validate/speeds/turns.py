@@ -1,7 +1,8 @@
 """Decoding speed, measured in turns: the box is shared, so only neighbouring runs can be compared.
 
 Called by the stage `speed`. Each round times both workers one right after the other, and the order alternates from
-round to round; the ratio is the median over rounds, so that a burst of other work spoils one round and not the verdict.
+round to round; the figures are those of the round whose ratio is the median, so that a burst of other work spoils one round
+and not the verdict, and both speeds and their ratio fit each other wherever they are shown.
 Tokens are those that a language model or an encoder-decoder decodes, and those that an encoder reads.
 """
 
@@ -75,15 +76,20 @@ def race(artifact: EngineWorker, peer: Peer | None, reference: Reference) -> Rac
     except _PeerFailed as error:
         return Raced(alone(artifact, reference).plus(**_NOTHING), failed=error.why)
     ratios = _ratios(mine, theirs)
+    middle = ratios.index(statistics.median_low(ratios))
     figures = summary(mine).plus(
-        pytorch_tokens_per_second=summary(theirs).tokens_per_second, speed_over_pytorch=statistics.median(ratios),
+        tokens_per_second=_speed(mine[middle]), pytorch_tokens_per_second=_speed(theirs[middle]), speed_over_pytorch=ratios[middle],
         speed_over_pytorch_range=(min(ratios), max(ratios)),
     )  # fmt: skip
     return Raced(figures, theirs)
 
 
 def _ratios(mine: list[Timing], theirs: list[Timing]) -> list[float]:
-    return [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
+    return [_speed(a) / _speed(b) for a, b in zip(mine, theirs, strict=True)]
+
+
+def _speed(timing: Timing) -> float:
+    return timing.tokens / timing.decode_seconds
 
 
 def _enough(mine: list[Timing], theirs: list[Timing]) -> bool:
@@ -126,6 +132,6 @@ def _paced(reference: Reference, *warm: Timing) -> int:
 def summary(rounds: list[Timing]) -> Speed:
     """Give medians over rounds."""
     return Speed(
-        tokens_per_second=statistics.median(timing.tokens / timing.decode_seconds for timing in rounds),
+        tokens_per_second=statistics.median(map(_speed, rounds)),
         prefill_seconds=statistics.median(timing.prefill_seconds for timing in rounds),
     )
