@@ -175,6 +175,8 @@ class FilesRead(Frozen):
     """A vocabulary in a form of the runtime's own was written as `handlers.validate.files.words` reads it."""
     tables: str | None = None
     """What the tables of a runtime's own tokenizer say otherwise than the checkpoint's tokenizer.json, as a clause."""
+    modules: dict[str, str] | None = None
+    """Tensor of the files → name in the loaded model, of those that the loader renames."""
 
 
 class Generated(Frozen):
