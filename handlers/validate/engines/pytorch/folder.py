@@ -57,7 +57,7 @@ def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.
 def renamed_tensors(model: Any, folder: Path) -> dict[str, str]:
     """Give tensor in the files of `folder` → name in the loaded model, of those that transformers renames as it loads them.
 
-    Tensors that a quantized layer has in place of its weight are renamed as that (transformers 5.23, `core_model_loading.rename_source_key`).
+    Tensors that a quantized layer has in place of its weight are renamed as that is (transformers 5.23, core_model_loading.py).
     """
     renamings = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
     known = {f"{name}.weight": name for name, _ in model.named_modules()}
