@@ -29,7 +29,7 @@ TOWER = {
 }  # fmt: skip
 PICTURE = {"height": 32, "width": 32}
 EIGHT_BITS = ("pytorch-bnb-int8", "pytorch-w8a8")
-QUANTIZED = (*EIGHT_BITS, "pytorch-bnb-nf4", "pytorch-w4a16")
+QUANTIZED = (*EIGHT_BITS, "pytorch-w4a16")
 
 
 @dataclass(frozen=True)

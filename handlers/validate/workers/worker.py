@@ -131,11 +131,11 @@ class Commands:
         import numpy as np
 
         if (given := getattr(self._engine, "read_prompt", None)) is not None and request.prompt is not None:
-            prompt = request.prompt
-            logits, places, written = given(prompt.ids, prompt.mark, np.load(prompt.picture), request.tokens)
+            asked = request.prompt
+            logits, places, written = given(asked.ids, asked.mark, np.load(asked.picture), request.tokens)
             rows = {place: row for row, place in enumerate(places)}
-            kept = [number for number, place in enumerate(prompt.places) if place in rows]
-            np.save(request.out, logits[[rows[prompt.places[number]] for number in kept]])
+            kept = [number for number, place in enumerate(asked.places) if place in rows]
+            np.save(request.out, logits[[rows[asked.places[number]] for number in kept]])
             return protocol.Reading(rows=len(kept), tokens=written, kept=kept)
         function = getattr(self._engine, "read", None)
         if function is None or self._spec.engine.endswith(self._engines.LAYERWISE):
