@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 from handlers.child.variants import NotPossible
-from handlers.gguf.file import architectures, writing
+from handlers.gguf.file import architectures, projector, writing
 from handlers.gguf.file.architectures import Planned
 from handlers.gguf.file.weights import Weights
 from handlers.gguf.reading import header, stored
@@ -41,11 +41,11 @@ NAMED = 3
 def difference(folder: Path, merged: Path) -> str | None:
     """Why the file of a folder does not have the weights of the merged model, as a clause; None where it has."""
     model = ModelFolder(merged)
-    config = architectures.config_of(model)
-    files = sorted(folder.glob("*.gguf"))
+    config, shapes = architectures.config_of(model), {name: info.shape for name, info in model.headers.items()}
     try:
-        planned = list(architectures.plan(config, architectures.find(config), {name: info.shape for name, info in model.headers.items()}))
-        by_name = {tensor.name: tensor for tensor in stored.tensors(files[0], header.read(files[0]))}
+        planned = list(architectures.plan(config, architectures.find(config), shapes))
+        planned += projector.plan(model.config, shapes) if "vision_config" in model.config else ()
+        by_name = {tensor.name: tensor for file in folder.glob("*.gguf") for tensor in stored.tensors(file, header.read(file))}
     except NotPossible:
         return None  # which the stage has said
     except (ValueError, IndexError, KeyError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
 from handlers.gguf import comparison
-from handlers.gguf.file.model_file import ModelFile
+from handlers.gguf.file.model_file import PREFIX, ModelFile
 from handlers.gguf.file.writing import TooLarge
 from handlers.gguf.llama import library
+from handlers.gguf.llama.pictures import Pictures
 from handlers.gguf.reading import header
 from handlers.validate.checks.stock_generation import KNOWN
 from handlers.validate.engines.registry import EngineSpec
@@ -42,8 +44,8 @@ class Cache:
 
 
 def file_in(folder: Path) -> Path:
-    """The GGUF file of a folder."""
-    files = sorted(folder.glob("*.gguf"))
+    """The GGUF file of a folder: that of the language model where there is one for pictures too."""
+    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith(PREFIX))
     if len(files) != 1:
         cause = f"the folder holds {len(files)} .gguf files instead of one"
         raise Permanent(FaultCode.GRAPH_UNREADABLE, "run the GGUF file", cause, "export the variant again", path=folder)
@@ -135,6 +137,18 @@ class GgufEngine:
             made += new
         context.close()
         return made
+
+    def read_prompt(self, prompt: Sequence[int], mark: int, picture: np.ndarray, tokens: int) -> tuple[np.ndarray, list[int], list[int]]:
+        """See `Loaded.read_prompt`: by the library for pictures of llama.cpp's own programs."""
+        (file,) = self._folder.glob(f"{PREFIX}*.gguf")
+        context = self._context(len(prompt) + tokens, 1)
+        rows, places, position = Pictures(file, self._model, self._threads).run(context, prompt, mark, picture)
+        made, last = list[int](), rows[-1:]
+        while len(made) < tokens and not (made and made[-1] in self.own_ends):
+            made.append(int(last[-1].argmax()))
+            last = context.run([(made[-1], position + len(made) - 1, 0)])
+        context.close()
+        return rows, places, made
 
     def chat_templates(self) -> Json | None:
         """What llama.cpp takes for the file's chat template."""

@@ -14,9 +14,12 @@ TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "token
 TOOLCHAIN = "gguf"
 TWIN = "handlers.gguf.twin.form:GgufForm"
 TYPES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2"}
+    {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2",
+     "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"}
 )  # fmt: skip
 """The model types that `handlers.gguf.file.architectures` writes."""
+READERS = frozenset({"qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3"})
+"""Those that read pictures, whose towers `handlers.gguf.file.projector` writes."""
 DEFAULTS = "on the CPU with a cache in fp32 and without flash attention; llama.cpp's default cache is fp16, and other builds use a GPU"
 TEXTS = ("gguf.calibration_samples", "validation.prompts", "validation.data", "validation.samples")
 
@@ -28,7 +31,8 @@ def _variant(
     return Variant(
         f"gguf-{name}", f"handlers.gguf.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic=arithmetic, about=about,
         needs=("pytorch", "calibration") if texts else ("pytorch",), text_only=True, model_types=TYPES,
-        memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1, disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
+        media_types=READERS, memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1,
+        disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
         settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
         limits=Limits(
             "gguf", weights=True, twin=TWIN, cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2,
@@ -74,7 +78,8 @@ FORMAT = Format(
     ),
     notes=Path(__file__).with_name("notes.md"),
     families={
-        "decoders": "run by llama.cpp and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text",
+        "decoders": "run by llama.cpp and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text;"
+        " pictures, where the model reads them",
         "encoder-decoders": "not possible: the export says so",
         "encoders and heads": "not possible: the export says so",
     },

@@ -103,12 +103,13 @@ def _gaps(text: str, marks: Sequence[str]) -> list[str]:
     return [*gaps, text[at:]]
 
 
-def write(folder: Path, file: str, source: Path, context: int, stops: Sequence[str], start: str) -> bool | None:
+def write(folder: Path, files: Sequence[str], source: Path, context: int, stops: Sequence[str], start: str) -> bool | None:
     """Put the Modelfile into `folder`; whether the chat template of `source` is in it, None where there is none.
 
+    `files`: of the language model, and of its towers; Ollama takes a file whose blocks are those of towers alone for a projector.
     `stops`: texts of the tokens that end an answer; `start`: text of the token that llama.cpp puts before each text, "" for none.
     """
-    lines = [f"FROM ./{file}", f"PARAMETER num_ctx {min(context, LENGTH)}"]
+    lines = [*(f"FROM ./{file}" for file in files), f"PARAMETER num_ctx {min(context, LENGTH)}"]
     lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in dict.fromkeys(stops)]
     template, templated = chat.read([source], source), None
     if template is not None:

@@ -22,7 +22,7 @@ from handlers.child.variants import NotPossible, not_possible
 from handlers.folder import tokenizers
 from handlers.gguf import modelfile
 from handlers.gguf.file import architectures, writing
-from handlers.gguf.file.model_file import ModelFile
+from handlers.gguf.file.model_file import PREFIX, ModelFile
 from handlers.gguf.llama import importance, library
 from handlers.gguf.options import GgufOptions
 from handlers.texts.selection import calibration_texts
@@ -90,6 +90,10 @@ class _Making:
                 whole.unlink(missing_ok=True)
             counts = _counts(self.target)
             figures["calibration_texts"] = texts
+        if model.reads_pictures:
+            towers = self.staging / f"{PREFIX}{_TOWERS.get(self.kind, 'f16').upper()}.gguf"
+            figures["towers"] = towers.name
+            figures["tower_weights"] = model.write_towers(_TOWERS.get(self.kind, "f16"), towers, lambda _: None)
         warnings = [*self._beside(), *_otherwise(self.kind, counts)]
         return StageOutput(figures={**figures, "graph_bytes": self.target.stat().st_size, "weights": counts}, warnings=warnings)
 
@@ -115,7 +119,8 @@ class _Making:
             raise NotPossible(f"llama.cpp would not end a text at its token {words.tokens[lost[0]]!r}")
         start = "" if words.first is None else words.tokens[words.first]
         stops = [words.tokens[token] for token in known]
-        templated = modelfile.write(self.staging, self.target.name, self.model.source, self.model.length, stops, start)
+        files = [self.target.name, *(path.name for path in self.staging.glob(f"{PREFIX}*.gguf"))]
+        templated = modelfile.write(self.staging, files, self.model.source, self.model.length, stops, start)
         warnings = []
         if templated is False:
             warnings.append("the Modelfile has no TEMPLATE, since the chat template can't be said in Ollama's language; Ollama guesses one")
@@ -124,6 +129,8 @@ class _Making:
         return warnings
 
 
+_TOWERS = {"bf16": "bf16"}
+"""Kind of file → kind of that of its towers, which llama.cpp's own converter writes in no fewer bits either; else f16."""
 _AS_ASKED = {"q8_0": "Q8", "q6_k": "Q6", "q5_k_m": "Q5", "q4_k_m": "Q4"}
 """Kind → how the names of the types begin that most of its weights have."""
 MOSTLY = 0.5

@@ -27,6 +27,7 @@ CACHE = ("onnx.kv_cache", "onnx.calibration_samples", *TEXTS)
 BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *CACHE)
 
 COMPLEX = "it turns queries and keys by complex numbers, for which ONNX has no operators"
+INFINITE = "in a batch with padding its graph gives numbers that are not finite"
 USUAL = (
     "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx",
 )  # fmt: skip
@@ -56,7 +57,7 @@ FORMAT = Format(
             "onnx", "handlers.onnx.export.stage:run", 7,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8, kv_cache="onnx.cache", text_only=True,
-            not_types=(("deepseek_v2", COMPLEX), ("llama4_text", COMPLEX)),
+            not_types=(("deepseek_v2", COMPLEX), ("llama4_text", COMPLEX), ("helium", INFINITE)),
             settings=(
                 "export.opset", "onnx.cache", "onnx.profile", "onnx.exporter", "onnx.external_data", "onnx.optimize",
                 "onnx.layers_per_graph",

@@ -68,7 +68,7 @@ def in_go(template: str, turns: list[Turn]) -> str:
 @pytest.mark.parametrize(("name", "template"), [("chatml", CHATML), ("llama 3", LLAMA3), ("inst", INST), ("gemma", GEMMA)])
 def test_the_template_in_ollamas_language_writes_what_the_models_own_writes(tmp_path: Path, name: str, template: str) -> None:
     source = placed(tmp_path / "source", template)
-    assert modelfile.write(tmp_path, "model.gguf", source, 2048, ["</s>"], "<s>") is True
+    assert modelfile.write(tmp_path, ["model.gguf"], source, 2048, ["</s>"], "<s>") is True
     text = (tmp_path / "Modelfile").read_text()
     assert text.startswith('FROM ./model.gguf\nPARAMETER num_ctx 2048\nPARAMETER stop "</s>"\n')
     (written,) = re.findall(r'TEMPLATE """(.*)"""', text, re.DOTALL)
@@ -85,18 +85,18 @@ def test_the_template_in_ollamas_language_writes_what_the_models_own_writes(tmp_
 )
 def test_a_template_that_depends_on_more_than_roles_is_left_to_ollama(tmp_path: Path, template: str) -> None:
     source = placed(tmp_path / "source", template)
-    assert modelfile.write(tmp_path, "model.gguf", source, 9999, [], "") is False
+    assert modelfile.write(tmp_path, ["model.gguf"], source, 9999, [], "") is False
     text = (tmp_path / "Modelfile").read_text()
     assert "TEMPLATE" not in text and "num_ctx 4096" in text
 
 
 def test_a_start_that_llama_cpp_does_not_write_is_not_left_out(tmp_path: Path) -> None:
     source = placed(tmp_path / "source", LLAMA3)
-    assert modelfile.write(tmp_path, "model.gguf", source, 2048, [], "") is False, "the file would not say <s>, and Ollama neither"
+    assert modelfile.write(tmp_path, ["model.gguf"], source, 2048, [], "") is False, "the file would not say <s>, and Ollama neither"
 
 
 def test_a_model_without_a_template_is_given_the_prompt_as_it_is(tmp_path: Path) -> None:
     source = placed(tmp_path / "source", None)
-    assert modelfile.write(tmp_path, "model.gguf", source, 2048, ['a "b"'], "") is None
+    assert modelfile.write(tmp_path, ["model.gguf"], source, 2048, ['a "b"'], "") is None
     text = (tmp_path / "Modelfile").read_text()
     assert 'TEMPLATE """{{ .Prompt }}"""' in text and r'stop "a \"b\""' in text

@@ -29,7 +29,7 @@ TOWER = {
 }  # fmt: skip
 PICTURE = {"height": 32, "width": 32}
 EIGHT_BITS = ("pytorch-bnb-int8", "pytorch-w8a8")
-"""Random weights have no margin for 4 bits."""
+QUANTIZED = (*EIGHT_BITS, "pytorch-w4a16")
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,26 @@ def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
     return lambda transformers: getattr(transformers, model)(getattr(transformers, name)(**options))
 
 
+def _seeing(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """With a projector of Gemma 3 that lets a picture through: transformers begins with zeros there."""
+
+    def made(transformers: Any) -> Any:
+        model = make(transformers)
+        model.model.multi_modal_projector.mm_input_projection_weight.data.normal_(0.0, 0.3)
+        return model
+
+    return made
+
+
 def tokenizer(*, named: bool = True) -> Any:
-    """A byte-level tokenizer that knows TOKENS; nothing is learnt, so that no text decides what it is. `named`: it says what marks a
-    picture, as those of some families do."""
+    """A byte-level tokenizer that knows TOKENS and one merge, without which llama.cpp takes none: no text decides what it is. `named`: it
+    says what marks a picture, as those of some families do."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = {letter: len(TOKENS) + place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(TOKENS)} | letters, merges=[]))
+    letters["it"] = len(TOKENS) + len(letters)
+    made = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(TOKENS)} | letters, merges=[("i", "t")]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True) for token in TOKENS[:-1]])
     marks = {"image_token": "<image>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"} if named else {}
@@ -153,6 +165,8 @@ def _whisper(transformers: Any) -> Any:
 _ATTENTION = ("q_proj", "k_proj", "v_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_INTERLEAVED = {**_ROPE, "mrope_section": [3, 3, 2]}
+"""Pairs by thirds, all of which llama.cpp turns."""
 _MARKS = {"image_token_id": PAD, "video_token_id": VIDEO, "vision_start_token_id": SEES, "vision_end_token_id": SEEN}
 _WAVES = {
     "vocab_size": 32, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": INNER,
@@ -165,20 +179,24 @@ FAMILIES: dict[str, Family] = {
     "qwen2.5-vl": Family(
         _make("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", text_config={**TEXT, "rope_parameters": _ROPE}, vision_config={
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH, "fullatt_block_indexes": [1],
-            "patch_size": 14, "window_size": 56, "initializer_range": 0.3,
+            "patch_size": 14, "window_size": 112, "initializer_range": 0.3,
         }, **_MARKS), (*_ATTENTION, *_MLP, "attn.qkv", "attn.proj"), "AutoModelForImageTextToText", _qwen("Qwen2_5_VLProcessor", 14),
+        smaller=QUANTIZED,
     ),
     "qwen3-vl": Family(
-        _make("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", text_config={**TEXT, "rope_parameters": _ROPE}, vision_config={
+        _make("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", text_config={**TEXT, "rope_parameters": _INTERLEAVED}, vision_config={
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH, "patch_size": 16,
             "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "initializer_range": 0.3,
         }, **_MARKS), (*_ATTENTION, *_MLP, "attn.qkv", "linear_fc1"), "AutoModelForImageTextToText", _qwen("Qwen3VLProcessor", 16),
+        smaller=QUANTIZED,
     ),
     "gemma3": Family(
-        _make("Gemma3Config", "Gemma3ForConditionalGeneration", text_config={**TEXT, "query_pre_attn_scalar": 16, "sliding_window": 32},
+        _seeing(_make("Gemma3Config", "Gemma3ForConditionalGeneration",
+              text_config={**TEXT, "query_pre_attn_scalar": 16, "sliding_window": 32},
               vision_config={**TOWER, "vision_use_head": False}, mm_tokens_per_image=4, image_token_index=IMAGE, boi_token_index=BEGIN,
-              eoi_token_index=END), (*_ATTENTION, "o_proj", *_MLP, "out_proj", "fc1"), "AutoModelForImageTextToText",
+              eoi_token_index=END)), (*_ATTENTION, "o_proj", *_MLP, "out_proj", "fc1"), "AutoModelForImageTextToText",
         _sided("Gemma3Processor", "Gemma3ImageProcessor", mark="<start_of_image>", image_seq_length=4),
+        smaller=QUANTIZED,
     ),
     "smolvlm": Family(
         _make("Idefics3Config", "Idefics3ForConditionalGeneration", text_config={"model_type": "llama", **TEXT}, vision_config=TOWER,
@@ -186,6 +204,7 @@ FAMILIES: dict[str, Family] = {
         "AutoModelForImageTextToText",
         _sided("Idefics3Processor", "Idefics3ImageProcessor", {"longest_edge": 64}, image_seq_len=4,
                image_processor_max_image_size={"longest_edge": 32}, image_processor_do_image_splitting=True),
+        smaller=QUANTIZED,
     ),
     "llava": Family(
         _make("LlavaConfig", "LlavaForConditionalGeneration", text_config={"model_type": "llama", **TEXT},
@@ -193,6 +212,7 @@ FAMILIES: dict[str, Family] = {
               vision_feature_layer=-1), (*_ATTENTION, *_MLP, "linear_1", "fc2"), "AutoModelForImageTextToText",
         _sided("LlavaProcessor", "CLIPImageProcessor", patch_size=8, vision_feature_select_strategy="default",
                image_processor_crop_size=PICTURE, num_additional_image_tokens=1),
+        smaller=QUANTIZED,
     ),
     "whisper": Family(
         _whisper, (*_ATTENTION, "out_proj", "fc1", "fc2"), "AutoModelForSpeechSeq2Seq",

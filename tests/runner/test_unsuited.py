@@ -79,9 +79,36 @@ def test_graphs_without_a_cache_can_be_made_of_a_model_that_keeps_states() -> No
 def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made(config: Json, noun: str) -> None:
     asked = variant_names()
     refused = unsuited(plan(asked), config, Work.recovered("{}"), asked)
-    assert [name for name in asked if name not in refused] == [name for name in asked if name.startswith("pytorch")]
-    causes = {refused[name].cause for name in asked if name in refused}
+    read = config["model_type"] in spec_of("gguf-f16").media_types
+    files = {name for name in asked if name.startswith("gguf-") and name != "gguf-adapter"}
+    assert {*asked} - refused.keys() == {name for name in asked if name.startswith("pytorch")} | (files if read else set())
+    causes = {refused[name].cause for name in asked if name in refused and name not in files}
     assert causes == {f"it is made of models that read text alone, and this one, of the type '{config['model_type']}', reads {noun}"}
+    assert all("of the types gemma3, idefics3, qwen2_5_vl, qwen3_vl, and" in refused[name].cause for name in files & refused.keys())
+
+
+@pytest.mark.parametrize("kind", ["zamba2", "recurrent_gemma", "minimax", "rwkv"])
+def test_what_transformers_itself_computes_otherwise_is_refused_unless_what_fails_is_published(kind: str) -> None:
+    config, spec = {"model_type": kind}, spec_of("pytorch")
+    fault = unsuited([spec], config, Work.recovered("{}"), ("pytorch",))["pytorch"]
+    assert "so that its check would fail" in fault.cause and 'validate.on_failed_check = "publish"' in str(fault.remedy)
+    assert unsuited([spec], config, Work.recovered('{"validation": {"on_failed_check": "publish"}}'), ("pytorch",)) == {}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab_size": 128, "intermediate_size": 128}, {"vocab_size": 64, "hidden_size": 64},
+        {"vocab_size": 96, "num_attention_heads": 4, "head_dim": 24}, {"vocab_size": 48, "num_key_value_heads": 2, "head_dim": 24},
+        {"model_type": "phi3", "vocab_size": 200, "intermediate_size": 100},
+    ],
+)  # fmt: skip
+def test_layers_as_wide_as_the_vocabulary_are_refused_where_they_would_be_taken_for_the_output_layer(sizes: Json) -> None:
+    work, config = Work.recovered("{}"), {"model_type": "llama", **sizes}
+    fault = unsuited([spec_of("onnx-genai-fp32")], config, work, ("onnx-genai-fp32",))["onnx-genai-fp32"]
+    assert f"they have {sizes['vocab_size']} outputs, as many as vocab_size" in fault.cause
+    for other in ({**config, "vocab_size": 1000}, {"model_type": "llama"}):
+        assert unsuited([spec_of("onnx-genai-fp32")], other, work, ("onnx-genai-fp32",)) == {}
 
 
 def test_a_scaling_of_rotary_angles_that_a_builder_gets_wrong_is_refused_too() -> None:

@@ -119,8 +119,15 @@ class StageSpec:
     of; of types that are not named, any."""
     not_types: tuple[tuple[str, str], ...] = ()
     """(value of `model_type`, why it can't be made of such a model), refused in the same way: what is known to fail."""
+    failing_types: tuple[tuple[str, str], ...] = ()
+    """(value of `model_type`, what its check finds, as a clause), refused in the same way unless `validate.on_failed_check` publishes what
+    fails: transformers itself computes such a model otherwise than in one pass."""
+    apart_from_vocabulary: bool = False
+    """It takes each layer with as many outputs as the vocabulary has tokens for the output layer: a model with others is refused."""
     text_only: bool = False
     """It can be made only of models that read text and nothing else, so that a job refuses others in the same way."""
+    media_types: frozenset[str] = frozenset()
+    """Values of `model_type` of models that read pictures or sound, that it can be made of all the same."""
     kv_cache: str = ""
     """When it gives a decoder a cache of keys and values, so that a job refuses a model whose layers keep something else: "always", or the
     key of its settings that turns it on ("onnx.cache"); "" where it takes any, or is made of a stage that says it."""

@@ -12,6 +12,7 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.models.caches import kept_besides
 from daemon.contract.models.configs import rope_type, shown
 from daemon.contract.models.media import NOUNS, media_of
+from daemon.contract.models.widths import as_wide_as_vocabulary
 from daemon.contract.values import Json
 
 
@@ -58,12 +59,26 @@ def _cause(spec: StageSpec, config: Json, work: Work) -> _Cause | None:
     nested = config.get("text_config")
     types = {kind for part in (config, nested) if isinstance(part, Mapping) and isinstance(kind := part.get("model_type"), str)}
     kind = shown(config.get("model_type"))
-    if spec.text_only and (media := media_of(config)):
+    if spec.text_only and spec.media_types.isdisjoint(types) and (media := media_of(config)):
+        if spec.media_types:
+            readers = ", ".join(sorted(spec.media_types))
+            return _Cause(
+                f"it is made of models of text, and of the types {readers}, and this one, of the type {kind}, reads {NOUNS[media]}"
+            )
         return _Cause(f"it is made of models that read text alone, and this one, of the type {kind}, reads {NOUNS[media]}")
     if spec.model_types and types and spec.model_types.isdisjoint(types):
         return _Cause(f"it is made of models of the types {', '.join(sorted(spec.model_types))}, and this one is of the type {kind}")
     if why := next((why for name, why in spec.not_types if name in types), None):
         return _Cause(f"this model is of the type {kind}: {why}")
+    if why := next((why for name, why in spec.failing_types if name in types), None):
+        if work.validation.on_failed_check == "publish":
+            return None
+        way = 'set validate.on_failed_check = "publish", with which it is published as failed'
+        return _Cause(f"this model is of the type {kind}: {why}, so that its check would fail", way)
+    if spec.apart_from_vocabulary and (width := as_wide_as_vocabulary(config)):
+        return _Cause(
+            f"it would take layers inside the model for the output layer, since they have {width:,} outputs, as many as vocab_size"
+        )
     scaling = rope_type(config)
     if known := next((known for name, known in spec.ropes if name in types and scaling not in known), None):
         return _Cause(

@@ -8,6 +8,7 @@ the file. Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; names
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,8 +62,15 @@ class Architecture:
 
 def config_of(model: ModelFolder) -> Json:
     """config.json, with what it says of its language model at the top level."""
-    config = model.config
-    return {**config, **config["text_config"]} if "text_config" in config else config
+    return config_of_text(model.config)
+
+
+def config_of_text(config: Json) -> Json:
+    """The same of a config.json that was read."""
+    if "text_config" not in config:
+        return config
+    nested = config["text_config"]
+    return {**config, **DEFAULTS.get(str(nested.get("model_type", config.get("model_type"))), {}), **nested}
 
 
 def heads(config: Json) -> int:
@@ -147,6 +155,26 @@ def _every(config: Json, period: int) -> None:
         raise NotPossible(f"its layers do not alternate as llama.cpp expects, with one of {period} that sees everything")
 
 
+def _sections(writer: gguf.GGUFWriter, config: Json) -> None:
+    """How many pairs of a head turn by time, height and width."""
+    sections = rope(config).get("mrope_section")
+    if sections is None:
+        raise KeyError("mrope_section")
+    writer.add_rope_dimension_sections([*map(int, sections), 0][:4])
+
+
+def _qwen3_vl(writer: gguf.GGUFWriter, config: Json) -> None:
+    """Refuse sections of which llama.cpp would leave out pairs that turn: its third of them goes no further than three times a section
+    (ggml-cpu/ops.cpp, `ggml_mrope_cache_init`), where transformers turns the rest by time. In Qwen3-VL these are two of the slowest."""
+    _sections(writer, config)
+    sections, half = [int(size) for size in rope(config)["mrope_section"]], head_size(config) // 2
+    left = [pair for pair in range(half) if pair >= 3 * sections[pair % 3]]
+    turned = max((positions(config) * float(rope(config)["rope_theta"]) ** (-pair / half) for pair in left), default=0.0)
+    if turned > LEAST_TURN:
+        raise NotPossible(f"the sections of its rotary positions are {sections}, and llama.cpp would not turn pair {left[0]} of a head")
+    writer.add_num_deepstack_layers(len((config.get("vision_config") or {}).get("deepstack_visual_indexes", ())))
+
+
 def _partial(writer: gguf.GGUFWriter, config: Json) -> None:
     share = float(rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
     writer.add_rope_dimension_count(int(share * head_size(config)))
@@ -169,6 +197,7 @@ def _rotary(writer: gguf.GGUFWriter, config: Json) -> None:
 
 
 _DENSE = Architecture(gguf.MODEL_ARCH.LLAMA, permuted=True, keys=(_rotary,))
+_QWEN2_VL = Architecture(gguf.MODEL_ARCH.QWEN2VL, keys=(_sections,))
 _GELU = frozenset({"gelu_pytorch_tanh", "gelu_new", "gelu_fast"})
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _DENSE,
@@ -180,6 +209,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture(gguf.MODEL_ARCH.GEMMA, shift=1.0, left_out=("lm_head.weight",), activations=_GELU),
     "gemma2": Architecture(gguf.MODEL_ARCH.GEMMA2, shift=1.0, left_out=("lm_head.weight",), keys=(_gemma2,), activations=_GELU),
     "gemma3_text": Architecture(gguf.MODEL_ARCH.GEMMA3, shift=1.0, left_out=("lm_head.weight",), keys=(_gemma3,), activations=_GELU),
+    "qwen2_5_vl": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": Architecture(gguf.MODEL_ARCH.QWEN3VL, keys=(_qwen3_vl,)),
     "phi": Architecture(gguf.MODEL_ARCH.PHI2, layer_norm=True, keys=(_partial,), activations=_GELU),
     "phi3": Architecture(gguf.MODEL_ARCH.PHI3, keys=(_phi3,)),
     "gpt2": Architecture(
@@ -188,6 +220,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }  # fmt: skip
 """Model type of transformers → what it is in llama.cpp."""
+_TOWERS = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\.")
+_TEXT = (
+    ("model.language_model.", "model."), ("language_model.model.", "model."), ("model.text_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)  # fmt: skip
+"""Beginnings of names in models that read pictures → in their language part alone."""
+DEFAULTS: dict[str, Json] = {
+    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6},
+    "gemma3_text": {
+        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}  # fmt: skip
+"""Model type of a language part → what transformers takes for what a nested configuration leaves out, as hubs' folders do."""
+LEAST_TURN = 0.2
+"""Radians at the last position within which a pair of a head may stay unturned: those of Qwen3-VL come to 0.11."""
 BOUNDED = ("mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 """Models whose sliding window llama.cpp does not know: within it both see the same."""
 
@@ -254,7 +303,7 @@ def _positions(writer: gguf.GGUFWriter, wanted: Json, config: Json) -> None:
         for key, add in (("beta_fast", writer.add_rope_scaling_yarn_beta_fast), ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)):
             if wanted.get(key) is not None:
                 add(float(wanted[key]))
-    elif kind not in ("default", "llama3"):
+    elif kind not in ("default", "llama3", "mrope"):
         raise NotPossible(f"its rotary positions are scaled by {kind!r}, which is not written as GGUF")
 
 
@@ -280,15 +329,16 @@ def plan(config: Json, architecture: Architecture, shapes: dict[str, tuple[int, 
     names = gguf.get_tensor_name_map(architecture.kind, layers(config))
     tied = bool(config.get("tie_word_embeddings", architecture.kind is gguf.MODEL_ARCH.GPT2))
     gathered: dict[str, dict[int, str]] = {}
-    for source, shape in shapes.items():
-        if source.endswith((*architecture.left_out, "rotary_emb.inv_freq")) or (tied and source == "lm_head.weight"):
+    for stored, shape in shapes.items():
+        source = of_text(stored)
+        if source is None or source.endswith((*architecture.left_out, "rotary_emb.inv_freq")) or (tied and source == "lm_head.weight"):
             continue
         if architecture.experts and ".experts." in source:
             yield from _of_experts(source, shape, names, gathered, shapes, experts(config))
             continue
         name = _named(names, source)
         transposed = bool(architecture.transposed) and source.endswith(architecture.transposed)
-        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (part_of(source, config, architecture),))
+        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (part_of(stored, config, architecture),))
     divisors = frequencies(config)
     if divisors is not None:
         yield Planned("rope_freqs.weight", divisors.shape, (), divisors)
@@ -299,6 +349,13 @@ def _named(names: Any, source: str) -> str:
     if name is None:
         raise NotPossible(f"llama.cpp has no tensor for its weight {source}")
     return name
+
+
+def of_text(stored: str) -> str | None:
+    """What a tensor of a model that reads pictures is called in its language part alone; None for one of a tower."""
+    if _TOWERS.match(stored):
+        return None
+    return next((replacement + stored.removeprefix(prefix) for prefix, replacement in _TEXT if stored.startswith(prefix)), stored)
 
 
 def part_of(source: str, config: Json, architecture: Architecture) -> Part:

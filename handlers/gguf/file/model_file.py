@@ -11,11 +11,13 @@ import gguf
 
 from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
-from handlers.gguf.file import architectures, vocabulary, writing
+from handlers.gguf.file import architectures, projector, vocabulary, writing
 from handlers.gguf.file.weights import Weights
 from handlers.models.folder import GENERATION, ModelFolder
 from handlers.validate.engines.generation_rules import end_tokens
 
+PREFIX = "mmproj-"
+"""What the name of a file of towers begins with, as llama.cpp's own programs look for it."""
 _LOSSLESS = {"BF16": "bf16", "F16": "f16"}
 
 
@@ -70,6 +72,30 @@ class ModelFile:
         writer = self.writer(kind)
         self.words.write(writer, self.source)
         return writing.write(writer, path, self.tensors, self.weights, writing.FILE_TYPES[kind][1], said)
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether it has towers, which go into a file of their own."""
+        return "vision_config" in self.folder.config
+
+    def write_towers(self, kind: str, path: Path, said: Callable[[float], None]) -> dict[str, int]:
+        """Write the file of its towers; gives type → weights in it. Raises writing.TooLarge."""
+        config, writer = self.folder.config, gguf.GGUFWriter(None, projector.MODEL)
+        writer.add_name(self._title)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_file_type(writing.FILE_TYPES[kind][0])
+        try:
+            projector.describe(writer, config, self._pictures())
+            tensors = list(projector.plan(config, {name: info.shape for name, info in self.folder.headers.items()}))
+        except KeyError as error:
+            raise NotPossible(f"neither its config.json nor its processor's settings say {error}") from error
+        return writing.write(writer, path, tensors, self.weights, writing.FILE_TYPES[kind][1], said)
+
+    def _pictures(self) -> Json:
+        """How pictures are prepared: processor_config.json has it in newer folders, preprocessor_config.json in others."""
+        files = (self.source / name for name in ("preprocessor_config.json", "processor_config.json"))
+        stated: list[Json] = [json.loads(file.read_bytes()) for file in files if file.is_file()]
+        return {key: value for said in stated for key, value in {**said, **said.get("image_processor", {})}.items()}
 
     def _ends(self) -> tuple[int, ...]:
         path = self.source / GENERATION

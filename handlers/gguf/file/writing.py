@@ -18,7 +18,10 @@ FILE_TYPES = {
     "bf16": (gguf.LlamaFileType.MOSTLY_BF16, Type.BF16), "q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, Type.Q8_0),
 }  # fmt: skip
 """What is written without llama.cpp: name → what the file says of itself, type of its matrices."""
-EXACT = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
+EXACT = (
+    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "patch_embd.weight", "patch_embd.weight.1",
+    "mm.input_projection.weight",
+)  # fmt: skip
 """Ends of the names of what is small and stays in fp32, beside all vectors."""
 LARGEST_HALF = 65504.0
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 _said: deque[str] = deque(maxlen=40)
-_kept: list[object] = []
 _ERROR = 4
 _CONTINUED = 5
 
@@ -31,15 +30,21 @@ def llama() -> ModuleType:
     """The functions of llama.cpp, initialized once in a process."""
     import llama_cpp.llama_cpp as library
 
+    library.llama_log_set(listener(), ctypes.c_void_p(0))
+    library.llama_backend_init()
+    return library  # type: ignore[no-any-return]
+
+
+@functools.cache
+def listener() -> object:
+    """What llama.cpp calls with what it prints, as long as the process lives."""
+    import llama_cpp.llama_cpp as library
+
     def heard(level: int, text: bytes, _data: object) -> None:
         if level in (_ERROR, _CONTINUED):
             _said.append(text.decode(errors="replace").strip())
 
-    llama_log = library.llama_log_callback(heard)
-    library.llama_log_set(llama_log, ctypes.c_void_p(0))
-    _kept.append(llama_log)  # llama.cpp calls it as long as the process lives
-    library.llama_backend_init()
-    return library  # type: ignore[no-any-return]
+    return library.llama_log_callback(heard)
 
 
 @functools.cache
@@ -68,6 +73,11 @@ class Model:
             raise Refused(why())
         self.vocabulary = library.llama_model_get_vocab(self._model)
         self.tokens: int = library.llama_vocab_n_tokens(self.vocabulary)
+
+    @property
+    def handle(self) -> object:
+        """llama.cpp's own pointer to it."""
+        return self._model
 
     def __enter__(self) -> Model:
         return self
@@ -160,6 +170,11 @@ class Context:
             handles, factors = (library.llama_adapter_lora_p_ctypes * 1)(adapter.handle), (ctypes.c_float * 1)(1.0)
             if library.llama_set_adapters_lora(self._context, handles, 1, factors) != 0:
                 raise Refused(why())
+
+    @property
+    def handle(self) -> object:
+        """llama.cpp's own pointer to it."""
+        return self._context
 
     def close(self) -> None:
         """Free it."""

@@ -24,8 +24,8 @@ from handlers.validate.workers.protocol import PaddedBatch
 EXACT_ANGLES = 16384
 """Positions up to which angles in fp32 are alike: llama.cpp multiplies them up pair by pair. Outputs differ by 4e-6 at position 0, by
 0.0018 at 30,000 and 0.005 at 131,000."""
-GELU = frozenset({"gemma", "gemma2", "gemma3", "gpt2", "phi2"})
-"""Architectures of llama.cpp with that activation."""
+COARSE = frozenset({"gemma", "gemma2", "gemma3", "gpt2", "phi2", "qwen2vl"})
+"""Architectures of llama.cpp that compute less exactly, see BY_TABLE."""
 
 
 class GgufForm:
@@ -35,7 +35,7 @@ class GgufForm:
         self._spec, self._scratch = order.spec, order.scratch or None
         self._file = file_in(Path(order.folder))
         architecture, length = reading.about(self._file)
-        self.limit = BY_TABLE if architecture in GELU else STRUCTURE
+        self.limit = BY_TABLE if architecture in COARSE else STRUCTURE
         self.told_positions = length <= EXACT_ANGLES
 
     def weights(self) -> list[Stored]:

@@ -37,7 +37,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,
             about="a folder that onnxruntime-genai runs, fp32",
-            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES, apart_from_vocabulary=True,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", twin=TWIN, cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=EXACT,
@@ -47,7 +47,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
             about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
-            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES, apart_from_vocabulary=True,
             memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
             limits=Limits("onnx-genai", twin=TWIN, cache=0.05, padding=0.05, noise_share=1.5),
@@ -58,7 +58,7 @@ FORMAT = Format(
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 3, arithmetic="blocks",
             about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, and activations in fp32 or int8",
-            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES,
+            needs=("merge",), text_only=True, model_types=TYPES, ropes=ROPES, apart_from_vocabulary=True,
             memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",

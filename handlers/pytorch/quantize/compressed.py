@@ -25,7 +25,7 @@ from handlers.models.folder import ModelFolder
 from handlers.pytorch.options import PytorchOptions
 from handlers.pytorch.quantize import calibration, rounding
 from handlers.pytorch.quantize.bnb import finished
-from handlers.pytorch.quantize.linears import Linear, Linears, find, split_while_loading, working_dtype
+from handlers.pytorch.quantize.linears import Linear, Linears, find, split_while_loading, unfit_without_weight, working_dtype
 from handlers.pytorch.quantize.source import Merged, limit
 from handlers.pytorch.quantize.walk import UnknownModelError, Walk
 from handlers.pytorch.quantize.writing import WeightFiles, declared
@@ -52,6 +52,8 @@ class _Job:
     """Weight's name → layer, of those that this form takes."""
     groups: dict[str, int]
     """Weight's name → size of its groups; empty for w8a8."""
+    unfit: dict[str, str]
+    """Module → class of its tower, of which transformers can't load this form."""
     done: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
 
@@ -102,10 +104,12 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     reporter.progress(0.02, "finding the linear layers")
     linears = find(model, variant)
     quantized, most = linears.quantized, context.work.options(PytorchOptions).group_size
-    groups: dict[str, int] = {}
+    groups, unfit = dict[str, int](), dict[str, str]()
     if variant == W4A16:
         sizes = {name: rounding.group_size_for(linear.inputs, most) for name, linear in quantized.items() if not linear.transposed}
         groups = {name: size for name, size in sizes.items() if size is not None}
+        unfit = unfit_without_weight(linears.built, [quantized[name].module for name in groups])
+        groups = {name: size for name, size in groups.items() if quantized[name].module not in unfit}
         layers = {name: quantized[name] for name in groups}
     else:
         fitting = (name for name, linear in quantized.items() if not (linear.transposed or linear.inputs % EIGHT or linear.outputs % EIGHT))
@@ -125,7 +129,7 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     if cause:
         remedy = f"use pytorch-bnb-int8 or pytorch-bnb-nf4, and leave {variant} out"
         raise Permanent(FaultCode.FORM_NOT_POSSIBLE, f"quantize the model to {variant}", cause, remedy, path=model.path)
-    return _Job(context, reporter, variant, Merged(model, working_dtype(model), variant), linears, layers, groups)
+    return _Job(context, reporter, variant, Merged(model, working_dtype(model), variant), linears, layers, groups, unfit)
 
 
 def _tensors(job: _Job, declare: Callable[[_Job, Linear], list[Output]]) -> list[Output]:
@@ -251,7 +255,11 @@ def _finished(job: _Job, size: int, schemes: dict[str, Any], layout: str) -> Sta
     }  # fmt: skip
     output = finished(job.context, job.merged, job.layers, size, config)
     output.warnings += job.warnings
-    if kept := sorted(linear.module for name, linear in job.linears.quantized.items() if name not in job.layers):
+    if job.unfit:
+        towers = " and ".join(sorted(set(job.unfit.values())))
+        output.warnings.append(f"{len(job.unfit)} linear layers stay in 16 bits, since transformers can't load packed layers of {towers}")
+    left = (linear.module for name, linear in job.linears.quantized.items() if name not in job.layers)
+    if kept := sorted(name for name in left if name not in job.unfit):
         output.warnings.append(
             f"{len(kept)} linear layers stay in 16 bits, since their sizes do not fit {job.variant}, for example {kept[0]}"
         )

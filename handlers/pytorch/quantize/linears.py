@@ -6,6 +6,7 @@ as they are. The class that config.json names is built on torch's meta device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,47 @@ def split_while_loading(built: Any) -> str | None:
         and not any(getattr(operation, "supports_many_to_many", False) for operation in change.operations)
     ]  # fmt: skip
     return next((name for name in splits if name.endswith(".weight")), None)
+
+
+def unfit_without_weight(built: Any, layers: Iterable[str]) -> dict[str, str]:
+    """Module → class of its tower, of those `layers` that transformers can't load where they have packed tensors in place of a weight.
+
+    Before it loads, transformers 5.23 lets each tower initialize its modules (`PreTrainedModel._init_weights`), and some, such as SigLIP's,
+    read the weight of each linear layer. `built`: on the meta device, where this costs nothing.
+    """
+    named, taken = dict(built.named_modules()), list(layers)
+    weights = {name: named[name]._parameters.pop("weight") for name in taken}
+    try:
+        failing = {path: "" if _initializes(tower) else type(tower).__name__ for path, tower in _towers(built)}
+    finally:
+        for name, weight in weights.items():
+            named[name]._parameters["weight"] = weight
+    owners = {name: max((path for path in failing if not path or name.startswith(f"{path}.")), key=len) for name in taken}
+    return {name: failing[path] for name, path in owners.items() if failing[path]}
+
+
+def _towers(built: Any) -> Iterator[tuple[str, Any]]:
+    """Models inside a model, itself included, by their paths."""
+    from transformers import PreTrainedModel
+
+    return ((path, part) for path, part in built.named_modules() if isinstance(part, PreTrainedModel))
+
+
+def _initializes(tower: Any) -> bool:
+    """Whether a model initializes its own modules; those of models inside it are theirs."""
+    from transformers import PreTrainedModel
+
+    def apply(module: Any) -> None:
+        for child in module.children():
+            if not isinstance(child, PreTrainedModel):
+                apply(child)
+        tower._init_weights(module)
+
+    try:
+        apply(tower)
+    except AttributeError:
+        return False
+    return True
 
 
 def working_dtype(model: ModelFolder) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Language models that read pictures or sound: the live model's answers to made-up ones, and an artifact's beside them.
 
 Texts alone do not run their towers. Each model prepares the same pictures by the processor in its own folder, as its users do, runs the
-prompt that its chat template makes of it, and goes on by its own `generate`.
+prompt that its chat template makes of it, and goes on by its own `generate`. A runtime that has no processor gets the live model's prompt
+and picture, and prepares the picture by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.findings import Finding
 from handlers.validate.length.text import Stored
 from handlers.validate.workers.client import EngineWorker, WorkerRefused
-from handlers.validate.workers.protocol import Read
+from handlers.validate.workers.protocol import PicturePrompt, Read
 
 COUNT, TOKENS = 4, 8
 """Pictures or sounds, and most tokens that are written after each."""
@@ -33,6 +34,7 @@ class MediaSample:
     logits: Stored
     """.npy file (rows, V) float32."""
     tokens: list[int]
+    prompt: PicturePrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def ask_live(live: EngineWorker, subject: ValidatedTask, folder: Path) -> tuple[
             return (), Unread(f"the live model could read no {what}: {error.cause}", error.remedy)
         if not answer.rows:
             return (), Unread(f"models that are run layer by layer read no {what}s here", "export on a machine with more memory")
-        samples.append(MediaSample(number, path, answer.tokens))
+        samples.append(MediaSample(number, path, answer.tokens, answer.prompt))
     return tuple(samples), None
 
 
@@ -75,10 +77,11 @@ def compare(
     for sample in samples:
         path = outputs / f"media-{sample.number}.npy"
         try:
-            answer = worker.ask(Read(number=sample.number, tokens=len(sample.tokens), out=str(path)))
+            answer = worker.ask(Read(number=sample.number, tokens=len(sample.tokens), out=str(path), prompt=sample.prompt))
             if not answer.rows:
                 return None, None
-            beside.add(np.load(sample.logits), np.load(path))
+            wanted = np.load(sample.logits)
+            beside.add(wanted[answer.kept] if answer.kept else wanted, np.load(path))
         except WorkerRefused as error:
             return None, Finding(what, f"it can't read {what}: {error.cause}", error.remedy)
         except ValueError as error:

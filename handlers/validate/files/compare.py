@@ -191,7 +191,8 @@ class _Folder:
             stored = {tensor.dtype for tensor in tensors.values()}
             difference = configs.form_fault(mine, self.wanted.config, stored)
             if difference is None and mine.get("quantization_config") != self.wanted.config.get("quantization_config"):
-                difference = quantization.fault(mine, tensors, self.path)
+                renamed = self.read.modules or {}
+                difference = quantization.fault(mine, {renamed.get(name, name): tensor for name, tensor in tensors.items()}, self.path)
         return [findings.changed("config", difference)] if difference else []
 
     def modelfile(self, known: Path) -> Compared:

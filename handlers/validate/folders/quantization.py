@@ -38,7 +38,8 @@ class _Stored:
 
 def fault(config: Json, tensors: Mapping[str, TensorInfo], folder: Path) -> str | None:
     """Say why a config.json's quantization_config is not what the tensors of its folder need, as a clause; None where it is, or where it is
-    of another method. `tensors`: by name."""
+    of another method. `tensors`: by their names in the loaded model, since targets and `ignore` name its modules: files of models with
+    several towers have the names of older releases."""
     said = config.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:
         return None

@@ -175,6 +175,8 @@ class FilesRead(Frozen):
     """A vocabulary in a form of the runtime's own was written as `handlers.validate.files.words` reads it."""
     tables: str | None = None
     """What the tables of a runtime's own tokenizer say otherwise than the checkpoint's tokenizer.json, as a clause."""
+    modules: dict[str, str] | None = None
+    """Tensor of the files → name in the loaded model, of those that the loader renames."""
 
 
 class Generated(Frozen):
@@ -186,6 +188,18 @@ class Generated(Frozen):
     """Settings of generation that the runtime does not know, by the names of transformers."""
 
 
+class PicturePrompt(Frozen):
+    """A prompt with a picture as the live model got it, for an engine that does not run the processor."""
+
+    ids: list[int]
+    mark: int
+    """The token in it that stands for a part of the picture."""
+    places: list[int]
+    """Those in `ids` whose logits were kept."""
+    picture: str
+    """.npy file (H, W, 3) uint8."""
+
+
 class Reading(Frozen):
     """What a language model made of a picture or a sound."""
 
@@ -193,6 +207,10 @@ class Reading(Frozen):
     """Rows that were written; 0 for an engine that reads text alone."""
     tokens: list[int] = Field(default_factory=list)
     """What the model's own `generate` writes after the prompt, greedily."""
+    kept: list[int] = Field(default_factory=list)
+    """Which of the live model's rows these are; empty for all."""
+    prompt: PicturePrompt | None = None
+    """What it read, of the live model; None where that is no picture in a text."""
 
 
 class Failure(Frozen):
@@ -440,6 +458,8 @@ class Read(Request[Reading]):
     out: str
     bare: bool = False
     """Without the adapter."""
+    prompt: PicturePrompt | None = None
+    """What the live model read."""
 
 
 class PaddedBatch(Frozen):

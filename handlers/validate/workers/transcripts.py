@@ -63,6 +63,7 @@ def read_files(engine: Any, request: ReadFiles, folder: Path) -> FilesRead:
         defaults=_of(engine, "generation_defaults"),
         runtime=_of(engine, "runtime_settings"),
         tables=_tables(engine, Path(request.known)),
+        modules=_of(engine, "renamed_tensors"),
     )
 
 

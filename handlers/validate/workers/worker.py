@@ -130,13 +130,25 @@ class Commands:
     def read(self, request: protocol.Read) -> protocol.Reading:
         import numpy as np
 
+        if (given := getattr(self._engine, "read_prompt", None)) is not None and request.prompt is not None:
+            asked = request.prompt
+            logits, places, written = given(asked.ids, asked.mark, np.load(asked.picture), request.tokens)
+            rows = {place: row for row, place in enumerate(places)}
+            kept = [number for number, place in enumerate(asked.places) if place in rows]
+            np.save(request.out, logits[[rows[asked.places[number]] for number in kept]])
+            return protocol.Reading(rows=len(kept), tokens=written, kept=kept)
         function = getattr(self._engine, "read", None)
         if function is None or self._spec.engine.endswith(self._engines.LAYERWISE):
             return protocol.Reading(rows=0)
         with self._adapter(request.bare):
             answer = function(request.number, request.tokens)
         np.save(request.out, answer.logits)
-        return protocol.Reading(rows=len(answer.logits), tokens=answer.tokens)
+        prompt = None
+        if answer.picture is not None and answer.mark is not None:
+            path = f"{request.out}.picture.npy"
+            np.save(path, answer.picture)
+            prompt = protocol.PicturePrompt(ids=answer.ids, mark=answer.mark, places=answer.places, picture=path)
+        return protocol.Reading(rows=len(answer.logits), tokens=answer.tokens, prompt=prompt)
 
     def _adapter(self, bare: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, the adapter is left out where `bare`."""

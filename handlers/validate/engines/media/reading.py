@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from handlers.models.tasks import BY_NAME
-from handlers.validate.engines.media import processors
+from handlers.validate.engines.media import as_seen, processors
 
 ROWS = 96
 """Most positions of a prompt whose logits are kept."""
@@ -25,6 +25,14 @@ class Answer:
     """(rows, V) float32 of evenly spaced positions of the prompt, the last among them."""
     tokens: list[int]
     """What its own `generate` writes after it, greedily."""
+    ids: list[int]
+    """The prompt."""
+    places: list[int]
+    """The positions, in the prompt."""
+    mark: int | None
+    """The token that stands for a part of a picture; None where there is none."""
+    picture: np.ndarray | None
+    """(H, W, 3) uint8; None for a sound."""
 
 
 class ReadsMedia:
@@ -59,7 +67,11 @@ class ReadsMedia:
             logits = self._model(**inputs).logits[0].float().numpy()
             written = self._model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
         rows = sorted({round(place) for place in np.linspace(0, len(logits) - 1, min(ROWS, len(logits)))})
-        return Answer(logits[rows], written[0, inputs["input_ids"].shape[1] :].tolist())
+        ids, config = inputs["input_ids"][0].tolist(), self._plain().config
+        mark = next((value for name in _MARKS if isinstance(value := getattr(config, name, None), int)), None)
+        picture = as_seen.seen(self._processor, inputs, number) if "pixel_values" in inputs else None
+        return Answer(logits[rows], written[0, len(ids) :].tolist(), ids, rows, mark, picture)
 
 
+_MARKS = ("image_token_id", "image_token_index")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

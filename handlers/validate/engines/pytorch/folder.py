@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from handlers.child import foreign
+from handlers.models.folder import ModelFolder
 from handlers.models.tasks import BY_NAME, task_of_config
 
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")
@@ -49,6 +52,21 @@ def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.
             if type(weight) is torch.nn.Parameter and weight.dtype in (torch.float16, torch.bfloat16):
                 weight.data = weight.data.float()
     return model
+
+
+def renamed_tensors(model: Any, folder: Path) -> dict[str, str]:
+    """Give tensor in the files of `folder` → name in the loaded model, of those that transformers renames as it loads them.
+
+    Tensors that a quantized layer has in place of its weight are renamed as that is (transformers 5.23, core_model_loading.py).
+    """
+    renamings = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    known = {f"{name}.weight": name for name, _ in model.named_modules()}
+    stored = ModelFolder(folder).headers if any(folder.glob("*.safetensors")) else {}
+    names = {}
+    for name in stored:
+        layer, _, part = name.rpartition(".")
+        names[name] = rename_source_key(f"{layer}.weight", renamings, [], model.base_model_prefix, known)[0].removesuffix("weight") + part
+    return {name: changed for name, changed in names.items() if name != changed}
 
 
 def _class_of(folder: Path, task: str) -> Any:

@@ -29,7 +29,7 @@ from handlers.models import products
 from handlers.models.files import FOREIGN_TOKENIZER, has_tokenizer
 from handlers.validate.engines.generation_rules import end_tokens
 from handlers.validate.engines.media.reading import ReadsMedia
-from handlers.validate.engines.pytorch.folder import POOLER, load_model
+from handlers.validate.engines.pytorch.folder import POOLER, load_model, renamed_tensors
 from handlers.validate.engines.reach import reach_of
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
@@ -160,6 +160,10 @@ class TorchModel:
         """Give name → chat template, as transformers loads them."""
         template = self._loaded_tokenizer().chat_template
         return template if isinstance(template, dict) else {"default": template} if template else {}
+
+    def renamed_tensors(self) -> dict[str, str]:
+        """Give tensor of the files → name in the model, of those that transformers renames as it loads them."""
+        return renamed_tensors(self._plain(), self._tokenizer_folders[0])
 
     def generation_settings(self) -> Json | None:
         """Give the settings of generation that the model was loaded with; None for one that generates nothing."""
