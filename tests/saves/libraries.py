@@ -155,7 +155,7 @@ def diffusers(scratch: Path, *, lora: bool = True) -> Save:
         part(saved, f"{step}/unet", "diffusion_pytorch_model.safetensors")
     state(saved, step, scratch, weights="")
     saved.ends(step, REFUSED)
-    saved.whole_after[step] = 1 if lora else 2  # refused whatever follows
+    saved.whole_after[step] = 1 if lora else 3  # refused whatever follows
     if lora:
         saved.write("pytorch_lora_weights.safetensors", save(arrays(LORA)))
         saved.ends(".", REFUSED)

@@ -47,7 +47,7 @@ def mistakes(saved: Save, seen: dict[str, str], count: int, part: float = 0.0) -
             wrong.append(f"{state}, but no checkpoint: {path}")
         elif state == TAKEN and saved.outcome[path] == TAKEN and count < saved.whole_after[path]:
             wrong.append(f"early: {path}")
-        elif state == REFUSED and saved.outcome[path] == REFUSED and count < saved.whole_after[path]:
+        elif state == REFUSED and saved.outcome[path] == REFUSED and count + bool(part) < saved.whole_after[path]:
             wrong.append(f"refused early: {path}")
     begun = any(operation.path == saved.weights for operation in saved.operations[:count])
     if begun and not seen:
