@@ -83,8 +83,17 @@ def step_of(folder: Path) -> float:
 
 def is_whole(folder: Path) -> bool:
     """Whether the library that wrote it reads all of it."""
-    ended = folder.name[:5] != "step_" or (folder / "random_states_0.pkl").is_file()  # accelerate's last file, which is small
-    return ended and _values(folder) == {step_of(folder)}
+    return (folder.name[:5] != "step_" or _has_ended(folder)) and _values(folder) == {step_of(folder)}
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether accelerate's last file is whole."""
+    import torch
+
+    try:
+        return bool(torch.load(folder / "random_states_0.pkl", weights_only=False))
+    except Exception:
+        return False
 
 
 def folders_with_weights(run: Path) -> list[Path]:

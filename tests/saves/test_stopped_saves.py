@@ -47,16 +47,16 @@ def mistakes(saved: Save, seen: dict[str, str], count: int, part: float = 0.0) -
             wrong.append(f"{state}, but no checkpoint: {path}")
         elif state == TAKEN and saved.outcome[path] == TAKEN and count < saved.whole_after[path]:
             wrong.append(f"early: {path}")
-        elif state == REFUSED and saved.outcome[path] == REFUSED and count < saved.whole_after[path]:
+        elif state == REFUSED and saved.outcome[path] == REFUSED and count + bool(part) < saved.whole_after[path]:
             wrong.append(f"refused early: {path}")
     begun = any(operation.path == saved.weights for operation in saved.operations[:count])
     if begun and not seen:
         wrong.append("silent")
-    broken = {following.breaks if isinstance(following, Write) else "", saved.waits if count < len(saved.operations) else ""}
-    wrong += [
-        f"missed: {path}" for path, outcome in saved.outcome.items()
-        if count >= saved.whole_after[path] and path not in broken and seen.get(path) != outcome and not _follows(saved, path, count)
-    ]  # fmt: skip
+    waits = saved.waits if count < len(saved.operations) else ""
+    for path, outcome in saved.outcome.items() if not part else ():
+        expected = count >= saved.whole_after[path] and path != waits and not _follows(saved, path, count)
+        if expected and seen.get(path) != outcome:
+            wrong.append(f"missed: {path}")
     if count == len(saved.operations):
         wrong += [f"silent: {path}" for path in saved.listed if path not in seen]
     return wrong
