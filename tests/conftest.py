@@ -36,6 +36,8 @@ os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 os.environ["LANGUAGE"] = "en"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
+# As in a child: threads of OpenMP that spin while they wait take the cores of others; a small training cost seven times as much.
+os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"] = "PASSIVE", "1000"
 # What the toys of the tests read; children get no variable that is not known or named.
 os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = (
     "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,TOY_INEXACT,TOY_BROKEN,TOY_TEXT,TOY_PERPLEXITY,TOY_SWAP,CLOCK_SHIFT"

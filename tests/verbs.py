@@ -23,9 +23,13 @@ from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "daemon")
 READ_LATE = re.compile(
-    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|STATE_DIRECTORY|RUNTIME_DIRECTORY|PYTEST_.*|TOY_.*|HF_HUB_OFFLINE"
+    r"CKPTD_(?!FAULT).*|_CKPTD_RUN|EXPORT_.*|XDG_.*|COLUMNS|LINES|NO_COLOR|HOME|STATE_DIRECTORY|RUNTIME_DIRECTORY|PYTEST_.*|TOY_.*|HF_HUB_.*"
+    r"|TORCHINDUCTOR_CACHE_DIR|TOKENIZERS_PARALLELISM|TRANSFORMERS_.*|CUDA_VISIBLE_DEVICES|(OMP|MKL|OPENBLAS|NUMEXPR|RAYON)_NUM_THREADS"
 )
-"""Variables that the command reads while it works, so that they may differ from those of the process that it is forked from."""
+"""Variables that the command reads while it works, so that they may differ from those of the process that it is forked from.
+
+Those of the second line are set by PEFT, and by stages that a test has run in its own process; the command loads no such library.
+"""
 
 
 def run_verb(
