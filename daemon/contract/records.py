@@ -85,7 +85,11 @@ class Record:
     @classmethod
     def model_validate(cls, value: Any, *, strict: bool | None = None) -> Self:
         """The record of a dictionary. Raises ValidationError."""
-        return validator_of(cls).validate_python(value, strict=strict)
+        try:
+            made: Self = _made(cls, value)
+        except Unclear:
+            return validator_of(cls).validate_python(value, strict=strict)  # which, if strict, takes no dictionary at all
+        return made
 
     @classmethod
     def model_validate_json(cls, text: str | bytes) -> Self:

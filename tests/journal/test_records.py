@@ -14,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract import records
+from daemon.contract.disk.files import FileEntry
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.thresholds import Thresholds
@@ -115,6 +116,10 @@ def test_a_record_is_copied_compared_and_written_as_a_model_is() -> None:
     assert StageResult.model_validate_json(result.model_dump_json()) == result == StageResult.model_validate(result.model_dump())
     assert result.model_copy() == result != result.model_copy(update={"peak_rss": 1})
     assert repr(result.model_copy(update={"seconds": 3}).seconds) == "3.0"
+    entry = {"path": "a", "size": 1, "sha256": "0"}
+    assert FileEntry.model_validate(entry, strict=True).model_dump() == entry
+    with pytest.raises(ValidationError):
+        FileEntry.model_validate({**entry, "size": "1"}, strict=True)
     with pytest.raises(dataclasses.FrozenInstanceError):
         check.variant = "other"  # type: ignore[misc]
     with pytest.raises(ValidationError, match="odd"):

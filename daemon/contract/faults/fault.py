@@ -54,14 +54,13 @@ class Fault(Record):
         lists = "\n" in cause.rstrip("\n")
         # A cause tells nobody what to do: a library's advice about a file is its author's. Words that a sentence goes on after end without
         # a full stop, and all have a length that somebody reads, whatever a file brought into them; a path is as long as a system's may be.
-        self.__dict__.update(
-            code=code_of(self.code),
-            operation=shortened(_visible(self.operation), 300),
-            cause=_FULL_STOP.sub("", bounded_list(cause) if lists else shortened(without_advice(cause), MOST_OF_TEXT)),
-            remedy=_FULL_STOP.sub("", whole_clauses(remedy, MOST_OF_TEXT)),
-            path=self.path and shortened(censored(self.path[:_MOST_READ]), 4096),
-            details=None if self.details is None else small_print(self.details),
-        )
+        fields = self.__dict__
+        fields["code"] = code_of(self.code)
+        fields["operation"] = shortened(_visible(self.operation), 300)
+        fields["cause"] = _FULL_STOP.sub("", bounded_list(cause) if lists else shortened(without_advice(cause), MOST_OF_TEXT))
+        fields["remedy"] = _FULL_STOP.sub("", whole_clauses(remedy, MOST_OF_TEXT))
+        fields["path"] = self.path and shortened(censored(self.path[:_MOST_READ]), 4096)
+        fields["details"] = None if self.details is None else small_print(self.details)
 
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show, of at most `MOST_OF_SENTENCE` characters.

@@ -151,7 +151,11 @@ def catalog() -> Catalog:
                 declared = pkgutil.resolve_name(entry.value)
             if not isinstance(declared, Format):
                 raise TypeError(f"it is a {type(declared).__name__}, not a Format")
-            wrong = None if _is_ours(entry) else _mistake_of(declared)
+            wrong = None
+            if not _is_ours(entry):
+                from daemon.contract.formats.mistakes import mistakes  # which takes pydantic
+
+                wrong = next(mistakes(declared), None)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # another package's code, which may even call sys.exit
@@ -189,12 +193,6 @@ def _fitting(pairs: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -
 def _is_ours(entry: FormatEntry) -> bool:
     """Whether it is a format of this package: the tests look at those for mistakes, and not every command that is run."""
     return entry.value.partition(".")[0] == "handlers"
-
-
-def _mistake_of(declared: Format) -> str | None:
-    from daemon.contract.formats.mistakes import mistakes  # which takes pydantic: only for other packages' declarations
-
-    return next(mistakes(declared), None)
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -63,9 +63,6 @@ def mistakes(declared: Format) -> Iterator[str]:
     for kind, name in (("format", declared.name), *(("engine", name) for name in declared.engines)):
         if not _NAME.fullmatch(name):
             yield f"the name of a {kind} can't be {name!r}: use only small letters, digits, - and _"
-    if declared.options is not None and not (isinstance(options := declared.options_class, type) and issubclass(options, Frozen)):
-        yield f"its options can't be {_short(options)}; they are a subclass of daemon.contract.values.Frozen"
-        return
     yield from _options(declared)
     for engine, kinds in declared.engines.items():
         if not kinds:
@@ -94,8 +91,15 @@ def _wrong_type(declared: Format) -> str | None:
         hint = _WHAT_TO_WRITE.get(problem["type"]) or f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
         if problem["type"] == "literal_error":
             hint = f"it is one of {problem['ctx']['expected']}"
-        return f"{_field(declared, problem['loc'][1:])} can't be {_short(problem['input'])}; {hint}"
+        return _said(_field(declared, problem["loc"][1:]), problem["input"], hint)
+    options = declared.options_class
+    if options is not None and not (isinstance(options, type) and issubclass(options, Frozen)):
+        return _said(_field(declared, ("options",)), options, "daemon.contract.values.Frozen")
     return None
+
+
+def _said(field: str, value: Any, hint: str) -> str:
+    return f"{field} can't be {_short(value)}; {hint}"
 
 
 def _field(declared: Format, place: Sequence[int | str]) -> str:
