@@ -119,6 +119,8 @@ class StageSpec:
     """(value of `model_type`, why it can't be made of such a model), refused in the same way: what is known to fail."""
     text_only: bool = False
     """It can be made only of models that read text and nothing else, so that a job refuses others in the same way."""
+    media_types: frozenset[str] = frozenset()
+    """Where it is `text_only`: values of `model_type` of models of pictures or sound that it can be made of all the same."""
     kv_cache: str = ""
     """When it gives a decoder a cache of keys and values, so that a job refuses a model whose layers keep something else: "always", or the
     key of its settings that turns it on ("onnx.cache"); "" where it takes any, or is made of a stage that says it."""
