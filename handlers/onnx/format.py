@@ -155,6 +155,9 @@ FORMAT = Format(
             " others with the same code"
         ),
         "encoder-decoders": "MarianMT, T5, BART: both decoders, their caches, padded batches",
-        "encoders and heads": "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches",
+        "encoders and heads": (
+            "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches; in fp32, fp16 and int8 also ViT, DeiT, DINOv2, BEiT,"
+            " ConvNeXt, Swin, CLIP, Wav2Vec2, HuBERT and WavLM with pictures or sounds"
+        ),
     },
 )  # fmt: skip
