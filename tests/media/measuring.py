@@ -20,7 +20,6 @@ import transformers
 from tests.media.families import FAMILIES
 
 ROOT, RESULTS = Path(__file__).parents[2], Path(__file__).with_name("results.json")
-FORMS = ("pytorch", "pytorch-fp16", "pytorch-bf16")
 GRAPHS = ("onnx", "onnx-fp16", "onnx-int8")
 SETTINGS = {
     "CKPTD_VALIDATE__SAMPLES": "4", "CKPTD_VALIDATE__NEW_TOKENS": "6", "CKPTD_VALIDATE__SPEED_TOKENS": "0",
@@ -30,7 +29,7 @@ SETTINGS = {
 
 def forms_of(name: str) -> tuple[str, ...]:
     """All forms that are asked of a family."""
-    return FORMS + FAMILIES[name].smaller + GRAPHS
+    return FAMILIES[name].plain + FAMILIES[name].smaller + GRAPHS
 
 
 def measure(name: str, folder: Path, asked: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -67,7 +66,8 @@ def published(folder: Path) -> Path:
 def _run(*arguments: str, **more: str) -> str:
     environment = {**os.environ, **SETTINGS, **more}
     done = subprocess.run([sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 3), done.stdout + done.stderr  # 3: a part of the export was not made
+    partly = (1, 3) if arguments[0] == "ckptd.py" else ()  # nothing of an export was made, or not all of it
+    assert done.returncode in (0, *partly), done.stdout + done.stderr
     return done.stdout
 
 

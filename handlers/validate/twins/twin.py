@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.registry import EngineSpec, load
 from handlers.validate.twins import matching, rounding
 from handlers.validate.twins.matching import Segment
@@ -56,9 +55,8 @@ class Twin:
 
     def __init__(self, merged: Path, spec: EngineSpec) -> None:
         """Load it. `spec`: task and threads. Raises UnreadableError where its weights are no plain numbers."""
-        self.engine: Any = load(spec.model_copy(update={"engine": "torch", "folder": str(merged)}))
-        if not BY_NAME[spec.task].reads_text:  # a merged model has no processor; the artifact's is judged beside the live model's
-            self.engine._tokenizer_folders = [merged, Path(spec.folder)]
+        # A merged model has no processor; the artifact's is judged beside the live model's.
+        self.engine: Any = load(spec.model_copy(update={"engine": "torch", "folder": str(merged), "processors": (spec.folder,)}))
         self._model: torch.nn.Module = self.engine._plain()
         self._owners: dict[str, list[_Owner]] = {}
         """Name of a parameter → the places that have it; of a tied one, all of them."""
