@@ -22,7 +22,7 @@ def unsuited(specs: Iterable[StageSpec], config: Json, work: Work, asked: Sequen
     """
     causes = dict[str, _Cause]()
     for spec in specs:
-        cause = next((causes[need] for need in spec.needs if need in causes), None) or _cause(spec, config, work)
+        cause = _cause(spec, config, work) or next((causes[need] for need in spec.needs if need in causes), None)
         if cause and not spec.checks:
             causes[spec.name] = cause
     left = [name for name in asked if name not in causes]
@@ -59,8 +59,7 @@ def _cause(spec: StageSpec, config: Json, work: Work) -> _Cause | None:
     types = {kind for part in (config, nested) if isinstance(part, Mapping) and isinstance(kind := part.get("model_type"), str)}
     kind = shown(config.get("model_type"))
     if spec.text_only and (media := media_of(config)) and config.get("model_type") not in spec.media_types:
-        others = f" and of the types {', '.join(sorted(spec.media_types))}" if spec.media_types else ""
-        return _Cause(f"it is made of models that read text alone{others}, and this one, of the type {kind}, reads {NOUNS[media]}")
+        return _Cause(f"it can't be made of models of the type {kind}, which read {NOUNS[media]}")
     if spec.model_types and types and spec.model_types.isdisjoint(types):
         return _Cause(f"it is made of models of the types {', '.join(sorted(spec.model_types))}, and this one is of the type {kind}")
     if why := next((why for name, why in spec.not_types if name in types), None):
