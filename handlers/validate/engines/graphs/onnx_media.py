@@ -51,6 +51,10 @@ class OnnxMedia(NumberedMedia, OnnxFolder):
         self.pad = 0
         self._prepared = Prepared(self, spec.task)
 
+    def token_ids(self, text: str) -> list[int]:
+        """Give what the folder's tokenizer makes of a text, where it has one: `encode` reads names of pictures and sounds."""
+        return self._loaded_tokenizer().encode(text)
+
     def _outputs_of(self, *numbers: int) -> np.ndarray:
         outputs = self._model.run([*self._given], self._prepared.feeds(self._model, *numbers))
         vectors = [floats(outputs[name]) for name in self._given]
