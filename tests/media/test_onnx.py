@@ -14,6 +14,7 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import plan
 from daemon.running.rules.suitable import unsuited
 from handlers.graphs.comparison import GraphMismatchError
+from handlers.onnx.format import MEDIA
 from tests.media.families import FAMILIES
 from tests.media.measuring import GRAPHS
 from tests.media.test_exports import TABLE
@@ -190,6 +191,10 @@ def test_what_is_said_before_the_merge_is_what_then_happens(name: str) -> None:
     refused = unsuited(plan(GRAPHS), config, Work.recovered("{}"), GRAPHS)
     for form in GRAPHS:
         assert (form in refused) == (TABLE[name]["forms"][form]["outcome"] == "refused"), form
+
+
+def test_every_type_that_is_not_refused_was_measured() -> None:
+    assert MEDIA == {row["model_type"] for row in TABLE.values() if row["forms"]["onnx"]["outcome"] == "published"}
 
 
 def test_forms_that_need_texts_are_refused_of_pictures_in_one_sentence_and_the_others_are_named() -> None:
