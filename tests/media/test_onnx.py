@@ -28,8 +28,6 @@ PORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit": (PIXELS, {"logits": ["batch", 5]}),
     "vit-bare": (PIXELS, {"last_hidden_state": ["batch", 17, 32], "pooler_output": ["batch", 32]}),
     "deit": (PIXELS, {"logits": ["batch", 5]}),
-    "beit": (PIXELS, {"logits": ["batch", 5]}),
-    "swin": (PIXELS, {"logits": ["batch", 5]}),
     "dinov2": (ANY_SIZE, {"logits": ["batch", 5]}),
     "convnext": (ANY_SIZE, {"logits": ["batch", 5]}),
     "clip": (
@@ -40,7 +38,6 @@ PORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wav2vec2": (MASKED, {"logits": ["batch", 4]}),
     "wav2vec2-ctc": (MASKED, {"logits": ["batch", "frames", 32]}),
     "hubert-ctc": (SOUND, {"logits": ["batch", "frames", 32]}),
-    "wavlm": (MASKED, {"logits": ["batch", 4]}),
 }  # fmt: skip
 """Inputs and outputs of the graph, as optimum-onnx names them (exporters/onnx/model_configs.py); CTC's mask is ours, see the README."""
 QUICK = ("vit",)
