@@ -28,7 +28,7 @@ CACHE = ("onnx.kv_cache", "onnx.calibration_samples", *TEXTS)
 BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *CACHE)
 
 COMPLEX = "it turns queries and keys by complex numbers, for which ONNX has no operators"
-MEDIA = frozenset({"clip", "convnext", "deit", "dinov2", "hubert", "vit", "wav2vec2"})
+MEDIA = frozenset({"beit", "clip", "convnext", "deit", "dinov2", "hubert", "swin", "vit", "wav2vec2"})
 """Types of models of pictures and sound whose graphs were tried (docs/models.md). Forms that need texts are not made of them."""
 USUAL = (
     "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx",
@@ -156,8 +156,8 @@ FORMAT = Format(
         ),
         "encoder-decoders": "MarianMT, T5, BART: both decoders, their caches, padded batches",
         "encoders and heads": (
-            "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches; in fp32, fp16 and int8 also ViT, DeiT, DINOv2, ConvNeXt,"
-            " CLIP, Wav2Vec2 and HuBERT with pictures or sounds"
+            "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches; in fp32, fp16 and int8 also ViT, DeiT, DINOv2, BEiT,"
+            " ConvNeXt, Swin, CLIP, Wav2Vec2 and HuBERT with pictures or sounds"
         ),
     },
 )  # fmt: skip

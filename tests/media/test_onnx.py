@@ -28,6 +28,8 @@ PORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit": (PIXELS, {"logits": ["batch", 5]}),
     "vit-bare": (PIXELS, {"last_hidden_state": ["batch", 17, 32], "pooler_output": ["batch", 32]}),
     "deit": (PIXELS, {"logits": ["batch", 5]}),
+    "beit": (PIXELS, {"logits": ["batch", 5]}),
+    "swin": (PIXELS, {"logits": ["batch", 5]}),
     "dinov2": (ANY_SIZE, {"logits": ["batch", 5]}),
     "convnext": (ANY_SIZE, {"logits": ["batch", 5]}),
     "clip": (
