@@ -20,6 +20,8 @@ from daemon.contract.values import Frozen, Json
 
 FILE = "graphs.json"
 OPERATION = "read what an ONNX folder holds"
+MEDIA = frozenset({"pixel_values", "input_values", "input_features"})
+"""Inputs of pictures and sounds, of which texts make none."""
 
 
 class Port(Frozen):

@@ -28,6 +28,8 @@ BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *CACHE)
 
 COMPLEX = "it turns queries and keys by complex numbers, for which ONNX has no operators"
 INFINITE = "in a batch with padding its graph gives numbers that are not finite"
+MEDIA = frozenset({"beit", "clip", "convnext", "deit", "dinov2", "hubert", "swin", "vit", "wav2vec2"})
+"""Types of models of pictures and sound whose graphs were tried (docs/models.md). Forms that need texts are not made of them."""
 USUAL = (
     "model.onnx", "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx",
 )  # fmt: skip
@@ -50,6 +52,7 @@ FORMAT = Format(
             "causal": "handlers.validate.engines.graphs.onnx_causal:OnnxEngine",
             "seq2seq": "handlers.validate.engines.graphs.onnx_tasks:OnnxSeq2Seq",
             "encoder": "handlers.validate.engines.graphs.onnx_tasks:OnnxEncoder",
+            "media-encoder": "handlers.validate.engines.graphs.onnx_media:OnnxMedia",
         },
     },
     variants=(
@@ -57,6 +60,7 @@ FORMAT = Format(
             "onnx", "handlers.onnx.export.stage:run", 7,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1, layerwise=8, kv_cache="onnx.cache", text_only=True,
+            media_types=MEDIA,
             not_types=(("deepseek_v2", COMPLEX), ("llama4_text", COMPLEX), ("helium", INFINITE)),
             settings=(
                 "export.opset", "onnx.cache", "onnx.profile", "onnx.exporter", "onnx.external_data", "onnx.optimize",
@@ -92,7 +96,7 @@ FORMAT = Format(
         Variant(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 4, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
-            needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
+            text_only=True, needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=CACHE, libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", twin=TWIN, cache=0.1, padding=0.1, noise_share=0.25),
@@ -103,7 +107,7 @@ FORMAT = Format(
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.6, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
+            text_only=True, needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.6, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.9, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),  # closer than with a scale a row
@@ -113,7 +117,7 @@ FORMAT = Format(
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
             about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.35, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
+            text_only=True, needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.35, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int4-fine",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
@@ -124,7 +128,7 @@ FORMAT = Format(
         Variant(
             "onnx-int4-fine", "handlers.onnx.quantize.weight_only:int4_fine", 1, arithmetic="blocks",
             about="like onnx-int4, with half the block, zero points, and values that are searched: a little larger and more exact",
-            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.4, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
+            text_only=True, needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=0.4, disk_fp32=0.5, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", fallback="onnx-mixed",
             limits=Limits("onnx", twin=TWIN, memory_fp32=0.7, cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=FOUR_BITS,
@@ -134,7 +138,7 @@ FORMAT = Format(
         Variant(
             "onnx-mixed", "handlers.onnx.mixed.stage:run", 1, arithmetic="blocks",
             about="the ONNX graph with weights in 4, 8 or 32 bits, layer by layer as few as its limits allow",
-            needs=("onnx", "merge"), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.8,
+            text_only=True, needs=("onnx", "merge"), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.8,
             settings=("export.target", "onnx.block_size", "onnx.algorithm", "onnx.accuracy_level", "validation.thresholds.onnx-mixed",
                       *CACHE),
             libraries=RUNTIME,
@@ -151,6 +155,9 @@ FORMAT = Format(
             " others with the same code"
         ),
         "encoder-decoders": "MarianMT, T5, BART: both decoders, their caches, padded batches",
-        "encoders and heads": "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches",
+        "encoders and heads": (
+            "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches; in fp32, fp16 and int8 also ViT, DeiT, DINOv2, BEiT,"
+            " ConvNeXt, Swin, CLIP, Wav2Vec2 and HuBERT with pictures or sounds"
+        ),
     },
 )  # fmt: skip

@@ -48,7 +48,7 @@ FORMAT = Format(
         _variant(
             "openvino", "handlers.openvino.stage:plain",
             about="OpenVINO's files in fp32, with the tokenizer as a model too; a decoder keeps its cache to itself",
-            needs=("onnx",), memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, thresholds=EXACT,
+            needs=("onnx",), text_only=True, memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, thresholds=EXACT,
             limits=Limits("openvino", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=2.5),
         ),
         _smaller(

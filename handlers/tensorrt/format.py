@@ -67,7 +67,7 @@ FORMAT = Format(
         Variant(
             "tensorrt-bundle", "handlers.tensorrt.stage:bundle", 2,
             about="ONNX graphs with profiles, scripts and examples, from which a machine with an NVIDIA GPU builds and verifies engines",
-            needs=("onnx",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=1.1, disk_fixed=64 * MIB, settings=SIZES,
+            needs=("onnx",), text_only=True, memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=1.1, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"),
             limits=Limits("tensorrt-bundle", timed=False, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
             traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
@@ -75,7 +75,8 @@ FORMAT = Format(
         Variant(
             "tensorrt-bundle-fp16", "handlers.tensorrt.stage:bundle_fp16", 2, arithmetic="half",
             about="the same of the graphs in half precision, whose types TensorRT 11 and TensorRT-RTX take as they are",
-            needs=("onnx-fp16",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=0.6, disk_fixed=64 * MIB, settings=SIZES,
+            needs=("onnx-fp16",), text_only=True,
+            memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=0.6, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"), form_of="tensorrt-bundle", level="fp16", fallback="tensorrt-bundle",
             limits=Limits("tensorrt-bundle", timed=False, cache=0.02, padding=0.02, noise_share=1.5), thresholds=HALF,
             traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,

@@ -53,9 +53,10 @@ def _examine(
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     subject = reference.subject
     engine = engine_for(EXACT.engine, context, subject.kind)
-    with EngineWorker(
-        published or "merge", artifact_spec(context, engine, folder, subject), Path(context.temporary), context.limits
-    ) as worker:
+    spec = artifact_spec(context, engine, folder, subject)
+    if published is None:
+        spec = spec.model_copy(update={"processors": tuple(filter(None, (context.pin, context.base)))})
+    with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         tokenizer, progress = published is not None, reporter.progress
         examine(worker, reference, logits, None, tokenizer=tokenizer, exact=True, progress=progress, result=examination)

@@ -46,6 +46,8 @@ class Family:
     media: str = "image"
     smaller: tuple[str, ...] = EIGHT_BITS
     """Quantized forms that are tried too: not those in which random weights leave an answer no margin."""
+    plain: tuple[str, ...] = ("pytorch", "pytorch-fp16", "pytorch-bf16")
+    """Forms of transformers that are not quantized."""
 
 
 def _make(name: str, model: str, **options: Any) -> Callable[[Any], Any]:
@@ -227,6 +229,25 @@ FAMILIES: dict[str, Family] = {
         "AutoModelForImageClassification",
         _pictured("BitImageProcessor", {"shortest_edge": 32}, crop_size=PICTURE, do_center_crop=True, do_convert_rgb=True),
     ),
+    "deit": Family(
+        _make("DeiTConfig", "DeiTForImageClassification", **TOWER, num_labels=5), ("query", "value", "q_proj", "v_proj", "fc1"),
+        "AutoModelForImageClassification", _pictured("DeiTImageProcessor", crop_size=PICTURE, do_center_crop=True), smaller=(),
+        plain=("pytorch",),
+    ),
+    "beit": Family(
+        _make("BeitConfig", "BeitForImageClassification", **{**TOWER, "num_labels": 5, "use_relative_position_bias": True}),
+        ("query", "value", "q_proj", "v_proj", "fc1"), "AutoModelForImageClassification", _pictured("BeitImageProcessor"), smaller=(), plain=("pytorch",),
+    ),
+    "convnext": Family(
+        _make("ConvNextConfig", "ConvNextForImageClassification", hidden_sizes=[16, 32], depths=[1, 2], num_stages=2, image_size=32,
+              num_labels=5, initializer_range=0.3, layer_scale_init_value=1.0), ("pwconv1", "pwconv2"), "AutoModelForImageClassification",
+        _pictured("ConvNextImageProcessor", {"shortest_edge": 32}, crop_pct=0.875), smaller=(), plain=("pytorch",),
+    ),
+    "swin": Family(
+        _make("SwinConfig", "SwinForImageClassification", image_size=32, patch_size=4, embed_dim=16, depths=[1, 2], num_heads=[2, 4],
+              window_size=4, num_labels=5, initializer_range=0.3), ("query", "value", "q_proj", "v_proj", "fc1"), "AutoModelForImageClassification",
+        _pictured("ViTImageProcessor"), smaller=(), plain=("pytorch",),
+    ),
     "clip": Family(
         _make("CLIPConfig", "CLIPModel", text_config={**TEXT, "hidden_size": 32, "intermediate_size": 64, "projection_dim": 24},
               vision_config={**TOWER, "projection_dim": 24}, projection_dim=24), ("q_proj", "v_proj", "fc1"), "AutoModel",
@@ -240,5 +261,11 @@ FAMILIES: dict[str, Family] = {
     "wav2vec2-ctc": Family(
         _make("Wav2Vec2Config", "Wav2Vec2ForCTC", **_WAVES), ("q_proj", "v_proj", "intermediate_dense"), "AutoModelForCTC",
         _heard("", "Wav2Vec2FeatureExtractor", feature_size=1, padding_value=0.0, do_normalize=True, return_attention_mask=True), "audio",
+    ),
+    "hubert-ctc": Family(
+        _make("HubertConfig", "HubertForCTC", **{**_WAVES, "feat_extract_norm": "group", "do_stable_layer_norm": False}),
+        ("q_proj", "v_proj", "intermediate_dense"), "AutoModelForCTC",
+        _heard("", "Wav2Vec2FeatureExtractor", feature_size=1, padding_value=0.0, do_normalize=True, return_attention_mask=False), "audio",
+        (), ("pytorch",),
     ),
 }  # fmt: skip

@@ -55,6 +55,9 @@ def answer(name: str, folder: Path, output: Path, adapter: str | None = None) ->
     import transformers
 
     family = FAMILIES[name]
+    if (folder / "model.onnx").is_file():
+        np.savez(output, **_by_onnxruntime(family, folder))
+        return
     model = getattr(transformers, family.auto).from_pretrained(folder)
     processor = _processor(folder)  # always the folder's own: the base's for the live model
     if adapter:
@@ -71,19 +74,33 @@ def answer(name: str, folder: Path, output: Path, adapter: str | None = None) ->
                 answers[f"media-{number}"] = model(**inputs, decoder_input_ids=torch.tensor([[12, 30, 31, 32]])).logits
             else:
                 said = model(**inputs)
-                keys = (
-                    ("image_embeds", "text_embeds")
-                    if "image_embeds" in said
-                    else ("logits",)
-                    if "logits" in said
-                    else ("last_hidden_state",)
-                )
-                answers[f"media-{number}"] = torch.cat([said[key].flatten() for key in keys])
+                answers[f"media-{number}"] = torch.cat([said[key].flatten() for key in _keys(said)])
             if model.can_generate():
                 answers[f"tokens-{number}"] = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, -6:]
         if family.auto == "AutoModelForImageTextToText":
             answers["text"] = model(input_ids=torch.arange(30, 60)[None]).logits
     np.savez(output, **{key: value.float().numpy() for key, value in answers.items()})
+
+
+def _keys(said: Any) -> tuple[str, ...]:
+    """Outputs that are compared."""
+    if "image_embeds" in said:
+        return "image_embeds", "text_embeds", "logits_per_image"
+    return ("logits",) if "logits" in said else ("last_hidden_state",)
+
+
+def _by_onnxruntime(family: Family, folder: Path) -> dict[str, np.ndarray]:
+    """What a graph answers, fed by names with what the processor in its folder gives."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    types, answers = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(int64)": np.int64}, {}
+    for number in range(2):
+        given = _inputs(family, _processor(folder), folder, number)
+        feeds = {port.name: given[port.name].numpy().astype(types[port.type]) for port in session.get_inputs()}
+        said = dict(zip([port.name for port in session.get_outputs()], session.run(None, feeds), strict=True))
+        answers[f"media-{number}"] = np.concatenate([said[key].astype(np.float32).ravel() for key in _keys(said)])
+    return answers
 
 
 def _processor(folder: Path) -> Any:

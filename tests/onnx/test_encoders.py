@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,10 @@ def test_a_graph_that_is_wrong_is_refused(
         family.verify(tmp_path, reference)
 
 
-def test_a_model_that_reads_images_is_refused_with_the_reason(tmp_path: Path, export: Callable[..., Exported]) -> None:
-    import transformers
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
-    transformers.ViTModel(transformers.ViTConfig(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(Permanent, match="ViTModel reads pictures, and graphs are made of models that read text alone"):
+def test_a_model_that_writes_about_images_is_refused_with_the_reason(tmp_path: Path, export: Callable[..., Exported]) -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vision_config": {}, "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Permanent, match="LlavaForConditionalGeneration writes text about pictures, and no graphs are made of such models"):
         export(tmp_path)
 
 

@@ -73,16 +73,20 @@ def test_graphs_without_a_cache_can_be_made_of_a_model_that_keeps_states() -> No
         ({"model_type": "llava", "vision_config": {}, "text_config": {"model_type": "llama"}}, "pictures"),
         ({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}}, "pictures"),
         ({"model_type": "vit", "image_size": 224}, "pictures"),
+        ({"model_type": "siglip", "vision_config": {}, "text_config": {}}, "pictures"),
+        ({"model_type": "wav2vec2", "conv_stride": [5, 2]}, "sound"),
         ({"model_type": "whisper", "num_mel_bins": 80, "is_encoder_decoder": True}, "sound"),
     ],
 )
-def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made(config: Json, noun: str) -> None:
+def test_of_a_model_of_pictures_or_sound_only_transformers_folders_are_made_and_of_encoders_graphs(config: Json, noun: str) -> None:
     asked = variant_names()
     refused = unsuited(plan(asked), config, Work.recovered("{}"), asked)
     read = config["model_type"] in spec_of("gguf-f16").media_types
     files = {name for name in asked if name.startswith("gguf-") and name != "gguf-adapter"}
-    assert {*asked} - refused.keys() == {name for name in asked if name.startswith("pytorch")} | (files if read else set())
-    causes = {refused[name].cause for name in asked if name in refused and name not in files}
+    graphs = {"onnx", "onnx-fp16", "onnx-int8"}
+    made = graphs if config["model_type"] in ("vit", "wav2vec2") else files if read else set[str]()
+    assert {*asked} - refused.keys() == {name for name in asked if name.startswith("pytorch")} | made
+    causes = {refused[name].cause for name in asked if name in refused and name not in files | graphs}
     assert causes == {f"it is made of models that read text alone, and this one, of the type '{config['model_type']}', reads {noun}"}
     assert all("of the types gemma3, idefics3, qwen2_5_vl, qwen3_vl, and" in refused[name].cause for name in files & refused.keys())
 

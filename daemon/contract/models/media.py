@@ -14,8 +14,8 @@ def media_of(config: Json) -> Media | None:
     """Return what a model reads beside text, or instead of it, by the keys that transformers' configurations of such models have.
 
     Towers have a configuration of their own (`vision_config`, `audio_config`). Bare encoders of pictures have sizes of them and no
-    vocabulary; of sounds, a number of mel bins (Whisper, AST), strides of convolutions (Wav2Vec2 and its relatives), or the width of
-    features (Wav2Vec2-BERT).
+    vocabulary (BEiT counts its codes under that name, beside `use_mean_pooling`); of sounds, a number of mel bins (Whisper, AST), strides
+    of convolutions (Wav2Vec2 and its relatives), or the width of features (Wav2Vec2-BERT).
     """
     if isinstance(config.get("vision_config"), dict):
         return "image"
@@ -23,4 +23,5 @@ def media_of(config: Json) -> Media | None:
         return "audio"
     if "num_mel_bins" in config or "feature_projection_input_dim" in config:
         return "audio"
-    return "image" if "vocab_size" not in config and ("image_size" in config or "num_channels" in config) else None
+    bare = "vocab_size" not in config or "use_mean_pooling" in config
+    return "image" if bare and ("image_size" in config or "num_channels" in config) else None

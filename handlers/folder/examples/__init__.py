@@ -3,7 +3,8 @@
 `place` is called by the stages that write such folders; validation runs the script, the export's README shows how. The scripts
 need onnxruntime, tokenizers and numpy alone, and read what they must know from the folder that they lie in. A Marian's tokenizer
 has no tokenizer.json: it is read by a module that lies beside the script, with sentencepiece instead of tokenizers. A chat template is
-filled in by a module beside the script too, with jinja2. A folder with activations has a second script, which shows them.
+filled in by a module beside the script too, with jinja2. Pictures and sounds are prepared by transformers' processor of the folder.
+A folder with activations has a second script, which shows them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ ACTIVATIONS = "activations.py"
 
 def place(task: str, folder: Path) -> None:
     """Put the example for a task (a name of `handlers.models.tasks`) into `folder`."""
-    shutil.copyfile(Path(__file__).with_name(f"{BY_NAME[task].kind}.py"), folder / NAME)
+    name = BY_NAME[task].kind if BY_NAME[task].reads_text else "media"
+    shutil.copyfile(Path(__file__).with_name(f"{name}.py"), folder / NAME)
 
 
 def place_beside(name: str, folder: Path) -> None:

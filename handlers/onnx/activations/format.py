@@ -27,7 +27,7 @@ FORMAT = Format(
         Variant(
             "onnx-activations", "handlers.onnx.activations.stage:run", 3,
             about="the ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs",
-            needs=("merge", "onnx"), memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
+            needs=("merge", "onnx"), text_only=True, memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
             settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=EXACT,

@@ -67,8 +67,9 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     figures = _figures(climbed, built, architecture(source), staging)
     figures |= {"optimization": built.optimization, "tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
     figures |= {"relative_error": built.error, "template": built.template}
+    unread = [tokenizer.warning] if tokenizer.warning and family.task.reads_text else []
     return StageOutput(
-        strategy=climbed.strategy.name, figures=figures, warnings=[*built.warnings, *([tokenizer.warning] if tokenizer.warning else [])],
+        strategy=climbed.strategy.name, figures=figures, warnings=[*built.warnings, *unread],
         fallbacks=_fallbacks(climbed, strategies[0].name, context, known),
     )  # fmt: skip
 

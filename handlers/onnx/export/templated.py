@@ -101,6 +101,8 @@ def _unfit(strategy: Strategy, family: Family, context: StageContext) -> str:
         return "onnx.templates is off"
     if strategy.name == optimum.NAME:
         return "optimum's exporter reads the model itself"
+    if not family.task.reads_text:
+        return "it is a model of pictures or sound"
     return "the weights are not in safetensors" if ModelFolder(Path(context.inputs["merge"])).pickled else ""
 
 

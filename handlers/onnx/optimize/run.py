@@ -21,7 +21,7 @@ from daemon.contract.values import Json
 from handlers.folder.playback import Player
 from handlers.folder.playback import UnknownInputError as UnplayedError
 from handlers.graphs import graph_file as graphs_on_disk
-from handlers.graphs.graphset import Graph, GraphSet
+from handlers.graphs.graphset import MEDIA, Graph, GraphSet
 from handlers.graphs.sessions import check_form
 from handlers.onnx.optimize.judging import acceptance
 from handlers.onnx.optimize.judging.random_inputs import Maker, RandomInputs
@@ -89,7 +89,8 @@ def optimize(
     played: dict[str, list[RandomInputs]] = {}
     warnings: tuple[str, ...] = ()
     try:
-        played = _played(folder, graphs, options)
+        # Random inputs, and the model itself, are what graphs of pictures and sounds are compared on.
+        played = {} if MEDIA & {port.name for port in graphs.graphs[0].inputs} else _played(folder, graphs, options)
     except (UnplayedError, RuntimeError) as error:
         warnings = (f"optimized graphs were compared only on random inputs: {_describe(error)}",)
     bench = Bench(folder, graphs)

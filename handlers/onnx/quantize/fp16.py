@@ -20,7 +20,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.folder.playback import GraphRun, UnknownInputError
 from handlers.folder.playback import run as run_graph
 from handlers.graphs.attention.fusing import spell_out
-from handlers.graphs.graphset import Graph, GraphSet, read
+from handlers.graphs.graphset import MEDIA, Graph, GraphSet, read
 from handlers.graphs.rewriting import SENTENCE_OUTPUT
 from handlers.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import compare
@@ -68,12 +68,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list[GraphRun]:
     """The fp32 graphs' outputs for a few texts; none if they can't be run here, which is recorded."""
-    try:
-        return reference_calls(context, source)
-    except (UnknownInputError, Permanent) as error:
-        wanted, taken = "activations measured and compared with the fp32 graph", "norms, angles and large weights in fp32, unmeasured"
-        output.fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=str(error)))
-        return []
+    reason = "it is a model of pictures or sound, which no text runs"
+    if MEDIA.isdisjoint(port.name for port in source.graphs[0].inputs):
+        try:
+            return reference_calls(context, source)
+        except (UnknownInputError, Permanent) as error:
+            reason = str(error)
+    wanted, taken = "activations measured and compared with the fp32 graph", "norms, angles and large weights in fp32, unmeasured"
+    output.fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=reason))
+    return []
 
 
 def _overflowing(context: StageContext, graph: Graph, model: ir.Model, calls: list[GraphRun]) -> dict[str, float]:

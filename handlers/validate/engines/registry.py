@@ -50,6 +50,8 @@ class EngineSpec(BaseModel):
     """Name in `handlers.models.tasks`: the task of the merged model."""
     sentence: bool = False
     """Whether it gives one vector a text, by the modules of sentence-transformers, and not one a token."""
+    processors: tuple[str, ...] = ()
+    """Folders whose processor prepares pictures and sounds where a folder that is nobody's artifact has none, the first one's of them."""
 
 
 def base_values(context: StageContext) -> str:

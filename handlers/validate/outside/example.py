@@ -21,6 +21,8 @@ from handlers.folder.examples import NAME
 from handlers.models import sentence
 from handlers.models.files import read_json
 from handlers.validate.checks.live.samples import Sample
+from handlers.validate.engines.media import made_up
+from handlers.validate.engines.media.numbered import as_rows
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.folders.programs import NoAnswer, output_of
 
@@ -90,12 +92,45 @@ def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> 
         return None
     error = float(np.abs(rows - wanted.rows).max(initial=0.0)) if rows.shape == wanted.rows.shape else float("inf")
     if not error <= wanted.limit:
-        return f"its {NAME} gives other outputs than the artifact gave in this check (largest difference {error:.3g})"
+        return _differing(error)
     return None
 
 
+def check_media(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> str | None:
+    """As `check_encoder`, for an encoder of pictures or sounds. `scratch`: a folder for a file of the sample too."""
+    if not (folder / NAME).is_file():
+        return None
+    number, subject = wanted.sample.ids[0], wanted.subject
+    with tempfile.TemporaryDirectory(dir=scratch) as made_in:
+        file, words = Path(made_in) / "run.npz", [str(made_up.write(Path(made_in), number, subject.media == "image", _rate(folder)))]
+        fault, _ = _run(folder, [*words, "--text", made_up.asked(number), "--npz", str(file)], threads)
+        if fault is not None:
+            return fault
+        with np.load(file) as made:
+            outputs = {name: made[name] for name in made.files}
+    if "image_embeds" in outputs:
+        rows = np.concatenate([outputs["image_embeds"], outputs["text_embeds"]])[wanted.sample.keep]
+    else:
+        output = next(outputs[name] for name in ("logits", "last_hidden_state") if name in outputs)
+        rows = output if subject.one_answer else as_rows(output)[0][wanted.sample.keep]
+    error = float(np.abs(rows - wanted.rows).max(initial=0.0)) if rows.shape == wanted.rows.shape else float("inf")
+    return None if error <= wanted.limit else _differing(error)
+
+
+def _differing(error: float) -> str:
+    return f"its {NAME} gives other outputs than the artifact gave in this check (largest difference {error:.3g})"
+
+
+def _rate(folder: Path) -> int:
+    """Give the samples a second that a folder's processor of sounds expects."""
+    path = folder / "preprocessor_config.json"
+    return int((read_json(path, "read the processor's settings") if path.is_file() else {}).get("sampling_rate") or made_up.RATE)
+
+
 def _absent(folder: Path) -> tuple[str, ...]:
-    """Give what the script must do without."""
+    """Give what the script must do without: of one that prepares pictures or sounds, what the folder's processor needs may be there."""
+    if (folder / "preprocessor_config.json").is_file():
+        return "peft", "handlers", "daemon"
     programs = any(folder.glob("*.pt*"))
     return ("transformers", "peft", "handlers", "daemon", *(("onnxruntime",) if programs else ("torch",)))
 

@@ -33,7 +33,8 @@ def example_fault(
         return None
     if rows is not None:
         wanted = example.Wanted(reference.subject, first, rows, variant.limits.cache * reference.logit_std)
-        return example.check_encoder(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
+        check = example.check_encoder if reference.subject.reads_text else example.check_media
+        return check(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
     said = expected.read(reference.files)
     ends = expected.ends(said) if said else None
     fault = example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads, ends)
@@ -44,6 +45,6 @@ def other_program(
     context: StageContext, variant: Variant, reference: Reference, own: OwnAnswer, safe_point: Callable[[], None]
 ) -> ForeignFigures | None:
     """Compare another program's outputs for the first prompt with `own`, our engine's; no verdict depends on it. None if none was run."""
-    if variant.limits.engine != "onnx" or own.subject.sentence:  # its class for encoders gives vectors of tokens alone
+    if variant.limits.engine != "onnx" or own.subject.sentence or not own.subject.reads_text:  # it is given token ids
         return None
     return optimum_reader.compare(context, own, variant.limits.cache * reference.logit_std, safe_point=safe_point)

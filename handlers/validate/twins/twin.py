@@ -55,7 +55,8 @@ class Twin:
 
     def __init__(self, merged: Path, spec: EngineSpec) -> None:
         """Load it. `spec`: task and threads. Raises UnreadableError where its weights are no plain numbers."""
-        self.engine: Any = load(spec.model_copy(update={"engine": "torch", "folder": str(merged)}))
+        # A merged model has no processor; the artifact's is judged beside the live model's.
+        self.engine: Any = load(spec.model_copy(update={"engine": "torch", "folder": str(merged), "processors": (spec.folder,)}))
         self._model: torch.nn.Module = self.engine._plain()
         self._owners: dict[str, list[_Owner]] = {}
         """Name of a parameter → the places that have it; of a tied one, all of them."""

@@ -59,6 +59,9 @@ _CACHED = (
     InputShape(1, 4, 13),
 )
 
+_SAMPLES, _PICTURE = 4000, 224
+"""Samples of a sound, beside some for each token of a shape; height and width of a picture where the configuration names none."""
+
 
 class Maker:
     """Makes inputs for one graph of a model with this configuration."""
@@ -104,10 +107,17 @@ class Maker:
         lengths = {
             "batch": shape.rows, "sequence": shape.tokens, "past": shape.past, "total": shape.past + shape.tokens,
             "encoder_sequence": _SOURCE, "past_encoder_sequence": _SOURCE if shape.past else 0,
+            "text_batch": shape.rows, "image_batch": shape.rows + 1, "samples": _SAMPLES + 37 * shape.tokens, **self._picture(),
         }  # fmt: skip
         real = self._real(shape, lengths)
         feeds = {port.name: self._filled(port, lengths, real, generator) for port in self.graph.inputs}
         return RandomInputs(f"{shape.rows} × {shape.tokens} tokens after {shape.past}", feeds, real)
+
+    def _picture(self) -> dict[str, int]:
+        """Height and width of a picture, where they are dynamic: those that the model was made for."""
+        size = self.config.get("image_size") or self.config.get("vision_config", {}).get("image_size") or _PICTURE
+        height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        return {"height": height, "width": width}
 
     def _real(self, shape: InputShape, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
         total = np.ones((shape.rows, lengths["total"]), bool)

@@ -383,12 +383,10 @@ def padding_error(worker: EngineWorker, samples: Iterable[Sample], side: str) ->
 
 def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
     """Give the sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
-    if not subject.reads_text:
-        return []  # pictures and sounds are filled up by their processors
     if subject.kind == "causal":
         return ["left"]
     sides = []
-    for side in ("right", "left"):
+    for side in ("right", "left") if subject.reads_text else ("right",):  # batches of pictures and sounds are their processors' work
         try:
             error = padding_error(live, samples, side)
         except WorkerRefused as failure:
@@ -399,8 +397,16 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
         if in_deviations(error, unit) <= PADDING_LIMIT:
             sides.append(side)
         elif side == "right":
-            warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
+            warnings.append(_unlike_in_batches(subject))
     return sides
+
+
+def _unlike_in_batches(subject: ValidatedTask) -> str:
+    if subject.reads_text:
+        return "The live model itself gives different outputs when texts are padded, so padded batches were not checked."
+    if subject.media == "image":
+        return "The live model itself gives different outputs for several pictures at once, so batches were not checked."
+    return "The live model itself gives different outputs when sounds are padded, so padded batches were not checked."
 
 
 def _tell(

@@ -18,10 +18,8 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.models.media import NOUNS, Media
 from handlers.child import foreign
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER, has_tokenizer
-from handlers.validate.engines.media.made_up import RATE, picture, sound
+from handlers.validate.engines.media.made_up import RATE, asked, picture, sound
 
-ASKED = ("Describe it.", "What is the first thing that you notice here, and why?")
-"""What is asked of a picture or a sound, in turns."""
 _PARTS: dict[str, Any] = {"image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor, "tokenizer": AutoTokenizer}
 """Parts of a processor, by their names in transformers."""
 _REMEDY = (
@@ -94,22 +92,30 @@ def _without_videos(folder: Path) -> Any:
     return Still.from_args_and_dict(parts, settings)
 
 
-def prepared(processor: Any, media: Media, number: int) -> Any:
-    """Give the inputs that a processor makes of a made-up picture or sound, and of a text where it has a tokenizer: tensors by name."""
-    tokenizer = getattr(processor, "tokenizer", None)
+def prepared(processor: Any, media: Media, *numbers: int, tensors: str = "pt") -> Any:
+    """Give the inputs that a processor makes of made-up pictures or sounds, and of texts where it has a tokenizer: tensors by name.
+
+    Several are one batch, filled up as the processor does it. `tensors`: "pt", or "np" for arrays. Raises ValueError where the processor
+    leaves pictures at sizes that don't fit into one batch.
+    """
+    tokenizer, filling = getattr(processor, "tokenizer", None), {"padding": True} if numbers[1:] else {}
     if media == "audio":
         extractor = getattr(processor, "feature_extractor", processor)
         rate = int(getattr(extractor, "sampling_rate", RATE))
-        wave = sound(number, rate)
+        waves = [sound(number, rate) for number in numbers]
         if tokenizer is None or not _mark(processor, media):
-            return extractor(wave, sampling_rate=rate, return_tensors="pt")
-        return processor(text=[_written(processor, media, number)], audio=[wave], sampling_rate=rate, return_tensors="pt")
+            if hasattr(extractor, "chunk_length"):  # it fills all up to that length by itself
+                filling = {}
+            return extractor(waves, sampling_rate=rate, return_tensors=tensors, **filling)
+        texts = [_written(processor, media, number) for number in numbers]
+        return processor(text=texts, audio=waves, sampling_rate=rate, return_tensors=tensors, **filling)
     from PIL import Image  # a processor of pictures was loaded, which needs it
 
-    image = Image.fromarray(picture(number))
+    images = [Image.fromarray(picture(number)) for number in numbers]
     if tokenizer is None:
-        return processor(images=image, return_tensors="pt")
-    return processor(text=[_written(processor, media, number)], images=[image], return_tensors="pt")
+        return processor(images=images, return_tensors=tensors)
+    texts = [_written(processor, media, number) for number in numbers]
+    return processor(text=texts, images=images, return_tensors=tensors, **filling)
 
 
 def _mark(processor: Any, media: Media) -> str:
@@ -121,7 +127,7 @@ def _mark(processor: Any, media: Media) -> str:
 
 def _written(processor: Any, media: Media, number: int) -> str:
     """Give the prompt as the chat template writes it; where it has no place for a picture, the mark goes before the question."""
-    mark, question = _mark(processor, media), ASKED[number % len(ASKED)]
+    mark, question = _mark(processor, media), asked(number)
     if not mark:  # two towers: the text is not about the picture
         return question
     content = [{"type": media}, {"type": "text", "text": question}]

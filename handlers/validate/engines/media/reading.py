@@ -49,14 +49,14 @@ class ReadsMedia:
 
         def _products(self) -> AbstractContextManager[Any]: ...
 
-    def _prepared(self, number: int) -> dict[str, Any]:
-        """Give the inputs made of a picture or a sound, in the dtype that the model computes in."""
+    def _prepared(self, *numbers: int) -> dict[str, Any]:
+        """Give the inputs made of pictures or sounds, as one batch, in the dtype that the model computes in."""
         media = BY_NAME[self._task].media
         assert media is not None
         if self._processor is None:
             self._processor = processors.load(self._tokenizer_folders, media)
         dtype = next(weight.dtype for weight in self._plain().parameters() if weight.dtype in _FLOATS)
-        inputs = processors.prepared(self._processor, media, number)
+        inputs = processors.prepared(self._processor, media, *numbers)
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from handlers.validate.engines.media.encoders import NUMBER
+from handlers.validate.engines.media.numbered import NUMBER
 from handlers.validate.engines.media.reading import ReadsMedia
 from handlers.validate.engines.pytorch.torch_tasks import TorchSeq2Seq
 

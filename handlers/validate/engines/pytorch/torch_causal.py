@@ -67,7 +67,7 @@ class TorchModel:
         torch.set_num_threads(spec.threads)
         self._task = spec.task
         self._tokenizer: Any = None
-        self._tokenizer_folders = [Path(spec.folder)]
+        self._tokenizer_folders = [Path(folder) for folder in (spec.folder, *spec.processors)]
         self._model = self._load(spec)
         self._model.eval()
         plain = self._plain()

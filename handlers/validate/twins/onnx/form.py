@@ -19,6 +19,7 @@ from handlers.folder import genai_config
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.graphs.onnx_causal import OnnxEngine
 from handlers.validate.engines.graphs.onnx_folder import LoadedGraph
+from handlers.validate.engines.graphs.onnx_media import OnnxMedia
 from handlers.validate.engines.graphs.onnx_tasks import OnnxEncoder, OnnxSeq2Seq
 from handlers.validate.engines.registry import load
 from handlers.validate.twins.graph_folder import GraphFolder
@@ -67,7 +68,7 @@ class OnnxForm(GraphFolder):
         return drivers.drive(self._spec, self._in_float()).padding(batch.prompts, batch.continuations, batch.types, side)
 
     def _in_float(self) -> Any:
-        return _FLOATS[BY_NAME[self._spec.task].kind](self._spec)
+        return _FLOATS[BY_NAME[self._spec.task].engine](self._spec)
 
 
 class PageForm(OnnxForm):
@@ -114,5 +115,10 @@ class _FloatSeq2Seq(_FloatForm, OnnxSeq2Seq): ...
 class _FloatEncoder(_FloatForm, OnnxEncoder): ...
 
 
-_FLOATS: Mapping[str, type[Any]] = {"causal": _FloatCausal, "seq2seq": _FloatSeq2Seq, "encoder": _FloatEncoder}
-"""Kind of model → what runs a graph's float form."""
+class _FloatMedia(_FloatForm, OnnxMedia): ...
+
+
+_FLOATS: Mapping[str, type[Any]] = {
+    "causal": _FloatCausal, "seq2seq": _FloatSeq2Seq, "encoder": _FloatEncoder, "media-encoder": _FloatMedia,
+}  # fmt: skip
+"""`Task.engine` → what runs a graph's float form."""
