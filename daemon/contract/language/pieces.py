@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from daemon.contract.language.templates import JOINTS, joints_of
 
-LONGEST = 8
+LONGEST = 14
 """Pieces of a clause of which values hold marks."""
 HAN = re.compile(r"[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 NAME = re.compile(r'[^\s"`]+|"(?:[^"\\]|\\.)*"|`[^`]*`')
@@ -113,14 +113,19 @@ def _is_name(before: tuple[_Piece, ...], part: str, mark: str) -> bool:
     return mark == ": " and (not before or not before[-1].is_other) and NAME.fullmatch(part) is not None
 
 
+def _is_open(edge: Edge, is_other: bool, beside: Edge | None) -> bool:
+    """Whether what stands beside a clause may belong to a value that Chinese has elsewhere."""
+    return edge == Edge.MOVED and (is_other or bool(beside))
+
+
 def _said(text: str, pieces: tuple[_Piece, ...], unread: int) -> Reading:
     """The pieces with their marks. A clause stays English where what no template makes may belong to a value that Chinese has elsewhere."""
     parts: list[tuple[str, bool]] = []  # each with whether it is in Chinese
     for place, piece in enumerate(pieces):
         reading, before, after = piece.reading, pieces[place - 1 : place] if place else (), pieces[place + 1 : place + 2]
         moved = reading and (
-            (reading.first == Edge.MOVED and any(other.is_other for other in before))
-            or (reading.last == Edge.MOVED and any(other.is_other for other in after))
+            any(_is_open(reading.first, other.is_other, other.reading and other.reading.last) for other in before)
+            or any(_is_open(reading.last, other.is_other, other.reading and other.reading.first) for other in after)
         )
         known = reading is not None and not moved and not reading.is_english
         parts.append((reading.chinese if reading and known else text[piece.begin : piece.end], known or piece.is_name))

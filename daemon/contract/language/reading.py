@@ -22,6 +22,10 @@ _MOST_TEMPLATES = 6
 """Templates that are tried for a clause."""
 _ODD = 100
 """Characters that a clause counts as whose first value has marks in it, or begins as the end of another clause does."""
+_ENDING = 8
+"""Characters of an English plural, which Chinese leaves out: more is no plural."""
+_AMOUNT = re.compile(r"[\d.,]+ \w+")
+"""A number with its unit."""
 _GOES_ON = re.compile(r"(?:or|and|but|then|so) ")
 _FIX = " Fix: "
 
@@ -94,7 +98,8 @@ class Work:
 
     def _is_sure(self, template: Template, cut: tuple[str, ...], depth: int) -> bool:
         """Whether a template of few words makes a text: its values have no words that could be another sentence's."""
-        return all(" " not in value or self._value(template, name, value, depth) for name, value in zip(template.names, cut, strict=True))
+        values = zip(template.names, cut, strict=True)
+        return all(" " not in value or _AMOUNT.fullmatch(value) or self._value(template, name, value, depth) for name, value in values)
 
     def _filled(self, template: Template, text: str, cuts: list[tuple[str, ...]], depth: int) -> Reading:
         """The translation with the values; the text as it is where they could be others, or may not reach as far as they seem to."""
@@ -125,7 +130,8 @@ class Work:
             if placeholder is not None:
                 reading = inner.get(placeholder)
                 said = said + by_name.get(placeholder, "") if reading is None else put(said, reading.chinese)
-        return Reading(said, unread, *_edges(template, inner), is_english=_is_unsure(template, inner))
+        left_out = any(len(value) > _ENDING for name, value in by_name.items() if name not in {place for _, place in template.chinese})
+        return Reading(said, unread, *_edges(template, inner), is_english=left_out or _is_unsure(template, inner))
 
     def _value(self, template: Template, name: str, value: str, depth: int, *, speaks: bool | None = None) -> Reading | None:
         """A value that the source makes of words, with its blanks: some are fragments, which begin with one. None: it is as it is."""

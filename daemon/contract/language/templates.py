@@ -173,7 +173,7 @@ def cuts_of(template: Template, text: str, hidden: str) -> list[tuple[str, ...]]
         begin, values = open_.pop()
         if len(values) == len(inner):
             cut = (*values, text[begin:body])
-            whole += [cut] if all(map(_is_closed, cut)) and not any(value.endswith((";", ":", ",")) for value in values) else []
+            whole += [cut] if all(map(_is_closed, cut)) and not any(value.endswith((";", ":", ",", ".")) for value in values) else []
             continue
         literal = inner[len(values)]
         places: list[int] = []
