@@ -21,12 +21,13 @@ _DEEPEST = 6
 _MOST_TEMPLATES = 6
 """Templates that are tried for a clause."""
 _ODD = 100
-"""Characters that a clause counts as whose first value has marks in it, or begins as the end of another clause does."""
+"""Characters that a clause counts as whose first value has marks or words in it."""
 _ENDING = 8
 """Characters of an English plural, which Chinese leaves out: more is no plural."""
 _AMOUNT = re.compile(r"[\d.,]+ \w+")
 """A number with its unit."""
-_GOES_ON = re.compile(r"(?:or|and|but|then|so) ")
+_WORDS = re.compile(r"[A-Za-z]+ ")
+"""What no value begins with, unless it is read as a part of another sentence."""
 _FIX = " Fix: "
 
 
@@ -106,8 +107,8 @@ class Work:
         readings = [self._cut(template, cut, depth) for cut in cuts]
         reading = min(readings, key=lambda reading: reading.unread)
         least = reading.unread
-        if not template.literals[0] and template.names[0] not in template.sentences and (has_joint(cuts[0][0]) or _GOES_ON.match(text)):
-            reading = reading._replace(unread=reading.unread + _ODD)
+        if not template.literals[0] and template.names[0] not in template.sentences and (has_joint(cuts[0][0]) or _WORDS.match(cuts[0][0])):
+            reading = reading._replace(unread=reading.unread + _ODD, is_english=reading.is_english or bool(_WORDS.match(cuts[0][0])))
         reaches = (reading.first == Edge.MOVED and has_joint(cuts[0][0])) or (reading.last == Edge.MOVED and has_joint(cuts[0][-1]))
         alike = {other.chinese for other in readings if other.unread == least}
         return kept(text, reading.unread) if reading.is_english or reaches or len(alike) > 1 else reading

@@ -173,7 +173,7 @@ def cuts_of(template: Template, text: str, hidden: str) -> list[tuple[str, ...]]
         begin, values = open_.pop()
         if len(values) == len(inner):
             cut = (*values, text[begin:body])
-            whole += [cut] if all(map(_is_closed, cut)) and not any(value.endswith((";", ":", ",", ".")) for value in values) else []
+            whole += [cut] if all(map(_is_closed, cut)) and not any(map(_is_cut, values, inner)) else []
             continue
         literal = inner[len(values)]
         places: list[int] = []
@@ -189,6 +189,11 @@ def cuts_of(template: Template, text: str, hidden: str) -> list[tuple[str, ...]]
 def _names_of(template: Template, cut: tuple[str, ...]) -> list[str]:
     """The values of a cut that are no sentences."""
     return [value for name, value in zip(template.names, cut, strict=True) if name not in template.sentences]
+
+
+def _is_cut(value: str, literal: str) -> bool:
+    """Whether a value ends with a mark, where nothing but a blank parts it from the next: it would have been cut there."""
+    return literal == " " and value.endswith((";", ":", ",", "."))
 
 
 def _is_closed(value: str) -> bool:
