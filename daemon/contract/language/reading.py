@@ -81,9 +81,9 @@ class Work:
             return None
         if text not in self._clauses:
             self._clauses[text] = None
-            known = best(self._by_template(text, depth), self._with_tail(text, depth), self._with_brackets(text, depth))
-            if not known and text.endswith(".") and (inner := self._clause(text[:-1], depth)):
-                known = inner._replace(chinese=f"{inner.chinese}。", last=Edge.WORDS)
+            inner = self._clause(text[:-1], depth) if text.endswith(".") else None
+            ended = inner and not inner.is_english and inner._replace(chinese=f"{inner.chinese}。", last=Edge.WORDS)
+            known = best(self._by_template(text, depth), ended or None, self._with_tail(text, depth), self._with_brackets(text, depth))
             self._clauses[text] = known
         return self._clauses[text]
 
