@@ -12,12 +12,12 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
-from daemon.cli.views.joining import bracketed, labelled
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, is_credential, shown
 from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.lists import bracketed, labelled
 from daemon.contract.language.lists import names as list_names
 
 app = typer.Typer(help="Show what is configured, and where it comes from.", no_args_is_help=True, cls=Group, rich_markup_mode=None)

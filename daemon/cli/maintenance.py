@@ -18,11 +18,11 @@ import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
-from daemon.cli.views.joining import bracketed, labelled
 from daemon.cli.views.markup import say, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
+from daemon.contract.language.lists import bracketed, labelled
 
 if TYPE_CHECKING:
     import sqlite3

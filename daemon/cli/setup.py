@@ -14,11 +14,11 @@ import typer
 
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
 from daemon.cli.groups import place
-from daemon.cli.views.joining import labelled
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.lists import labelled
 
 if TYPE_CHECKING:
     from daemon.installing.actions import Action

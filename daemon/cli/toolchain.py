@@ -13,9 +13,9 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
 from daemon.cli.parsing import Group
-from daemon.cli.views.joining import labelled
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.language.catalog import translated, translated_text
+from daemon.contract.language.lists import labelled
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings

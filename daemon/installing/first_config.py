@@ -22,33 +22,45 @@ from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import is_credential
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.publishing.telling.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
-_HEAD = """\
-# Written by `ckptd init`: only what was chosen. docs/configuration.md explains every key, `ckptd config show` prints all values.
-# After a change: `ckptd check` lists what is wrong, and `ckptd reload` makes the running daemon use it.
-# Exports: ckptd {retention}.
-"""
+_HEAD = (
+    to_translate(
+        "Written by `ckptd init`: only what was chosen. docs/configuration.md explains every key, `ckptd config show` prints all values."
+    ),
+    to_translate("After a change: `ckptd check` lists what is wrong, and `ckptd reload` makes the running daemon use it."),
+    to_translate("Exports: ckptd {keeps}."),
+)
+KEYS = ("watch.roots", "base.search", "base.map", "output.directory", "export.variants", "notify.urls_file")
+"""What may be chosen, apart from secrets."""
 Chosen = Mapping[str, Mapping[str, Any]]
 """Section → key → value."""
 
 
 def text(chosen: Chosen) -> str:
-    """The file. Empty values are left out. Raises KeyError for a key that config.toml does not have."""
+    """The file, with comments in the reader's language. Empty values are left out. Raises KeyError for a key that config.toml has not."""
     left = {name: {key: value for key, value in keys.items() if value or value is False} for name, keys in chosen.items()}
-    lines = [_HEAD.format(retention=RetentionSettings().said)]
+    keeps = translated_text(RetentionSettings().said)
+    lines = [*(f"# {translated(line).format(keeps=keeps)}" for line in _HEAD), ""]
     for table in reference.tables(DEFAULTS.read_text("utf-8")):
         mine = left.get(table.name, {})
         keys = [key for key in table.keys if key.name in mine]
         lines += [f"[{table.name}]"] if keys else []
         for key in keys:
-            lines += [template.comment(_in_short(key.text))[0], f"{key.name} = {_toml(mine.pop(key.name))}"]
+            lines += [template.comment(translated(_in_short(key.text)))[0], f"{key.name} = {_toml(mine.pop(key.name))}"]
         lines += [""] if keys else []
     if unknown := [f"{name}.{key}" for name, keys in left.items() for key in keys]:
         raise KeyError(*unknown)
     return "\n".join(lines)
+
+
+def comments() -> list[str]:
+    """What stands above the keys, in English: for the catalogue."""
+    tables = reference.tables(DEFAULTS.read_text("utf-8"))
+    return [_in_short(key.text) for table in tables for key in table.keys if f"{table.name}.{key.name}" in KEYS]
 
 
 def _in_short(meaning: str) -> str:

@@ -24,6 +24,20 @@ _NO_WORDS = re.compile(r"`[^`]*`|'[^']*'|\S*[/_.]\S*|--?[a-z][a-z-]*|<[a-z \[\]]
 _SENTENCE = re.compile(r"[A-Za-z]+(?: [a-z]{2,}){2,}")
 NAMES = ("transformers Trainer", "this toy", "JSON notification", "处理器：", "fma avx")
 """What is a name, what a made-up stage of the frozen state says, and what a library does."""
+_WORD = re.compile(r"(?<![\w.-])[a-z]{2,}(?![\w-])")
+WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    all android avx base bitsandbytes browser cancelled check coreml cpu done dtype edge ended executorch export failed fma gguf
+    half handlers id ios json laptop latest libtorch limits litert llama log merge merged metrics mlx nncf notification notify
+    nowhere nvidia onnx onnxruntime open openvino optimum output partial path paused peft pending pin profile program python
+    pytorch reference report retention root run running safetensors schedule select state static stopped succeeded superseded
+    tensorrt toolchains torch torchao torchscript trainer transformers validate waiting waits web
+    """,
+    )
+)
+"""Names of formats, stages, sections, states, trainings and packages."""
 Run = Callable[..., tuple[int, str]]
 
 
@@ -85,6 +99,14 @@ def test_no_english_sentence_is_left(chinese: Run, words: tuple[str, ...]) -> No
     _, said = chinese(*words)
     assert english_in(said) == [], said
     assert re.search(r"[\u4e00-\u9fff]", said)
+
+
+@pytest.mark.parametrize("words", [*(words for words in SHOWN if words[0] != "config"), *REFUSED], ids=" ".join)
+def test_no_english_word_is_left_that_is_no_name(chinese: Run, words: tuple[str, ...]) -> None:
+    _, said = chinese(*words)
+    lines = [_NO_WORDS.sub("·", line) for line in re.sub(r"\n {2,}", " ", said).splitlines()]
+    shown = [line for line in lines if "this toy" not in line and "处理器：" not in line and "JSON notification" not in line]
+    assert {line: left for line in shown if (left := set(_WORD.findall(line)) - WORDS)} == {}
 
 
 @pytest.mark.parametrize("words", [*HELP, *SHOWN, *REFUSED], ids=" ".join)

@@ -26,6 +26,7 @@ from babel.messages.pofile import read_po, write_po
 from daemon.cli.main import app
 from daemon.contract.formats.catalog import catalog as formats
 from daemon.contract.language.catalog import DOMAIN, FOLDER
+from daemon.installing import first_config
 from daemon.toolchains.registry import Toolchains
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ class _Catalogue(Catalog):
 @cache
 def extracted() -> list[Message]:
     """Every sentence of the program that is shown in the reader's language, in order and once."""
-    return sorted({*_of_sources(), *_of_help(), *_of_formats()})
+    return sorted({*_of_sources(), *_of_help(), *_of_formats(), *map(Message, first_config.comments())})
 
 
 def _of_sources() -> Iterator[Message]:
@@ -164,13 +165,13 @@ def placeholders(text: str) -> set[str]:
 def main() -> int:
     """Write both files; 1 where a sentence has no translation."""
     value = catalogue(extracted(), translations() if FILE.exists() else {})
-    return write(value, FILE, "sentences")
+    return write(value, FILE, "sentences", as_compiled(value))
 
 
-def write(value: Catalog, file: Path, noun: str) -> int:
+def write(value: Catalog, file: Path, noun: str, compiled: bytes) -> int:
     """Write a catalogue and its compiled form, and say what it lacks; 1 where a sentence has no translation."""
     file.write_bytes(as_text(value))
-    file.with_suffix(".mo").write_bytes(as_compiled(value))
+    file.with_suffix(".mo").write_bytes(compiled)
     lacking = [message_text(message.id) for message in value if message.id and not all(_forms(message.string))]
     for text in lacking:
         print(f"no translation: {text!r}")

@@ -6,6 +6,8 @@ Faults, reasons and warnings stay English where they are kept, and are translate
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from functools import cache
 
@@ -54,13 +56,20 @@ FRAGMENTS = (
     "; limits.priority decides", ", after: {sentence}", "signal {value}", "token {tokens}",
     "give it before the command: ckptd --set KEY=VALUE {verb}", "cancel {id}", "compare {id}", "measure {name}", "merge {value}",
     "pause {id}", "put first {id}", "quantize {name}", "use {option}", "run {install}", "see `ckptd logs`", "run `ckptd bench`",
+    "see ckptd {verb} --help", "{value} s", "{value} min",
     "raise tensorrt.max_tokens", "run `ckptd toolchain install {name}`", "write the report",
     "the job file says nothing about the job's stages",
     "let the daemon start the report stage, which then gives it the journal's facts",
 )  # fmt: skip
 """What has too few words to be taken for a part of a sentence."""
+_VALUE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 Key = tuple[str, str]
 """The context and the English text of a message."""
+
+
+@cache
+def _sources() -> Templates:
+    return Templates(ROOT)
 
 
 @cache
@@ -69,7 +78,7 @@ def keys() -> tuple[Key, ...]:
     words = {(place, word) for place, several in WORDS.items() for word in several}
     in_columns = {text(code) for code in FaultCode for text in (failure, waiting) if not text(code).startswith("waits: ")}
     words |= {(place, text) for text in in_columns for place in ("alone", "failure") if " " not in text}
-    texts = {*Templates(ROOT).places, *JOINED, *CAUSES, *FRAGMENTS, *(text for text in in_columns if " " in text)}
+    texts = {*_sources().places, *JOINED, *CAUSES, *FRAGMENTS, *(text for text in in_columns if " " in text)}
     return tuple(sorted({("", text) for text in texts} | words))
 
 
@@ -90,9 +99,23 @@ def catalogue_of(known: dict[Key, str]) -> Catalog:
     return value
 
 
+def compiled(known: dict[Key, str]) -> bytes:
+    """The catalogue as the program reads it: in its templates `{why!s}` is a value that can be a sentence itself, `{name}` none."""
+    value = catalogue([], {})
+    for place, text in keys():
+        value.add(_marked(text, _sources().sentences.get(text, set())), known.get((place, text), ""), context=place or None)
+    return messages.as_compiled(value)
+
+
+def _marked(text: str, sentences: set[int]) -> str:
+    numbers = itertools.count()
+    return _VALUE.sub(lambda match: f"{{{match[1]}!s}}" if next(numbers) in sentences else match[0], text)
+
+
 def main() -> int:
     """Write both files; 1 where a text has no translation."""
-    return messages.write(catalogue_of(translations()), FILE, "recorded sentences")
+    known = translations()
+    return messages.write(catalogue_of(known), FILE, "recorded sentences", compiled(known))
 
 
 if __name__ == "__main__":

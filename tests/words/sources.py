@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.words.project import Project, callee_of
@@ -67,8 +67,15 @@ class Templates:
     def __init__(self, root: Path) -> None:
         self.places: dict[str, str] = {}
         """Template → FILE:LINE where it first stands. Of those that differ only in the names of their values the first counts."""
+        self.sentences: dict[str, set[int]] = {}
+        """Template → the places of its values that can be sentences themselves."""
         self._shapes: dict[str, str] = {}
         self._seen: set[int] = set()
+        self._sources: dict[int, set[int]] = defaultdict(set)
+        """Node → those that can be what it is, or are made of it."""
+        self._prose: set[int] = set()
+        self._values: list[tuple[str, list[ast.expr]]] = []
+        """Each template that was met, with the expressions of its values."""
         self._queue: deque[tuple[ast.AST, int]] = deque()
         self._project = Project(root)
         for name, tree in self._project.trees.items():
@@ -77,14 +84,28 @@ class Templates:
         while self._queue:
             node, depth = self._queue.popleft()
             for part, more in self._step(node):
+                self._sources[id(part)].add(id(node))
                 self._follow(part, depth + more)
+        speaking = self._speaking()
+        for template, values in self._values:
+            places = self.sentences.setdefault(template, set())
+            places.update(place for place, value in enumerate(values) if id(value) in speaking)
+
+    def _speaking(self) -> set[int]:
+        """Every expression that can be a sentence."""
+        known, queue = set(self._prose), deque(self._prose)
+        while queue:
+            for node in self._sources[queue.popleft()] - known:
+                known.add(node)
+                queue.append(node)
+        return known
 
     def _follow(self, node: ast.AST, depth: int) -> None:
         if id(node) not in self._seen and depth <= DEPTH:
             self._seen.add(id(node))
             self._queue.append((node, depth))
 
-    def _emit(self, template: str, node: ast.AST) -> None:
+    def _emit(self, template: str, node: ast.AST, values: Sequence[ast.expr] = ()) -> None:
         file = self._project.file.get(id(node), "")
         if file.startswith(APART) or (file.startswith("daemon/cli/") and _SAID.search(template)):
             return
@@ -93,6 +114,9 @@ class Templates:
                 text = line if line == template else line.strip()
                 first = self._shapes.setdefault(_PLACE.sub("{}", text), text)
                 self.places.setdefault(first, f"{file}:{getattr(node, 'lineno', 0)}")
+                self._prose.add(id(node))
+                before = len(_PLACE.findall(template[: template.index(line)]))
+                self._values.append((first, list(values[before : before + len(_PLACE.findall(line))])))
 
     def _step(self, node: ast.AST) -> Iterator[tuple[ast.AST, int]]:
         """What a text is made of, each with 1 where it stands elsewhere."""
@@ -100,8 +124,9 @@ class Templates:
             if isinstance(node.value, str):
                 self._emit(node.value if _FORMATTED.search(node.value) else node.value.replace("{", "{{").replace("}", "}}"), node)
         elif isinstance(node, ast.JoinedStr):
-            self._emit(template_of(node), node)
-            yield from ((part.value, 0) for part in node.values if isinstance(part, ast.FormattedValue))
+            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+            self._emit(template_of(node), node, values)
+            yield from ((value, 0) for value in values)
         elif isinstance(node, ast.BinOp):
             yield from self._added(node)
         elif isinstance(node, ast.Call):
@@ -119,7 +144,7 @@ class Templates:
         terms = terms_of(node)
         if len(terms) > 1:
             whole = ast.JoinedStr(values=[part for term in terms for part in parts_of(term)])
-            self._emit(template_of(whole), node)
+            self._emit(template_of(whole), node, [part.value for part in whole.values if isinstance(part, ast.FormattedValue)])
             self._seen.update(id(term) for term in terms if isinstance(term, ast.Constant))
         yield from ((part.value, 0) for term in terms for part in parts_of(term) if isinstance(part, ast.FormattedValue))
 
@@ -140,6 +165,7 @@ def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
         elif isinstance(node, ast.JoinedStr):
             apart.update(map(id, node.values))
         elif isinstance(node, ast.Call):
+            apart.update(map(id, node.args) if callee_of(node) in OTHERS else ())
             yield from _said(node)
         elif isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from daemon.cli.views.joining import bracketed
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
-from daemon.contract.language.lists import after_each_other, clauses, sentences
+from daemon.contract.language.lists import after_each_other, bracketed, clauses, sentences
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from daemon.cli.views.joining import labelled, spaced
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.lists import labelled, spaced
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human

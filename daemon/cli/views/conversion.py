@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from daemon.cli.views.joining import labelled
 from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.conversion import Conversion
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
-from daemon.contract.language.lists import names
+from daemon.contract.language.lists import labelled, names
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from daemon.cli.views.joining import bracketed, labelled, verdicts_of
 from daemon.cli.views.layout import Cell, Column, duration, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
 from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import language, translated, translated_text
+from daemon.contract.language.lists import bracketed, labelled, verdicts_of
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human

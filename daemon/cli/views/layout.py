@@ -11,9 +11,9 @@ from typing import Literal
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.cli.views.joining import gap_after
 from daemon.contract.faults.text import printable
 from daemon.contract.language.catalog import language, translated
+from daemon.contract.language.lists import gap_after
 from daemon.contract.light import dataclass
 from daemon.operating.log.wrapping import wrap
 

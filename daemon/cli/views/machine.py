@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from daemon.cli.views.joining import bracketed, labelled, spaced
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.lists import bracketed, labelled, sentences, spaced
 from daemon.contract.language.lists import names as listed
-from daemon.contract.language.lists import sentences
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 

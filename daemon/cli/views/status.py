@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from daemon.cli.views.joining import bracketed, labelled, spaced, verdicts_of
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
-from daemon.contract.language.lists import clauses, sentences
+from daemon.contract.language.lists import bracketed, clauses, labelled, sentences, spaced, verdicts_of
 from daemon.contract.language.lists import names as list_names
 from daemon.journal.states import CANCELLED, ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of

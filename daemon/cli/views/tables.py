@@ -14,15 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.views.joining import labelled, spaced
 from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
 from daemon.contract.advice.merits import in_words
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import language, to_translate, translated, translated_text
+from daemon.contract.language.lists import labelled, sentences, spaced
 from daemon.contract.language.lists import names as list_names
-from daemon.contract.language.lists import sentences
 from daemon.contract.values import Json, text_at
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving

@@ -20,8 +20,12 @@ _MOST_CUTS, _MOST_PLACES = 60, 8
 """Ways to cut a text by a template that are tried, and places of a literal."""
 _NOTHING = "nothing; "
 """How a remedy begins that asks for nothing."""
-_CLAUSES = frozenset({"cause", "error", "reason", "remedy", "sentence", "why"})
-"""Placeholders in which whole sentences stand."""
+_CLAUSES = frozenset({"cause", "context", "error", "failure", "reason", "remedy", "sentence", "time", "why"})
+"""Placeholders in which sentences stand, also where the source does not show it."""
+_MARK = "!s}"
+"""In the compiled catalogue behind the name of a value that can be a sentence."""
+JOINTS = {". ": "。", "; ": "；", ": ": "：", ", ": "，"}
+"""Between sentences, what joins them in English and in Chinese."""
 _PARTNERS = {"(": ")", "（": "）"}
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 
@@ -35,10 +39,15 @@ class Template(NamedTuple):
     names: tuple[str, ...]
     chinese: tuple[tuple[str, str | None], ...]
     """Pieces of the translation, each with the name of the value that follows."""
+    sentences: frozenset[str]
+    """Names of the values that can be sentences themselves. Any other value is shown as it is, whatever it says."""
 
-    def weight(self) -> int:
-        """The heavier, the surer: what a text begins or ends with tells more than what is somewhere in it."""
-        return sum(map(len, self.literals)) + 2 * (len(self.literals[0]) + len(self.literals[-1]))
+    longest: str
+    """The longest of the literals."""
+
+    def weight(self) -> tuple[int, int]:
+        """The heavier, the surer: the more of a text it explains, and of those that explain as much, the more of its begin and end."""
+        return sum(map(len, self.literals)), len(self.literals[0]) + len(self.literals[-1])
 
     def is_weak(self) -> bool:
         """Whether it has so few words that they may as well be another text's."""
@@ -72,10 +81,12 @@ def templates() -> Templates:
             exact[english] = chinese
     exact = {**{first: said for english, chinese in exact.items() for first, said in _cut(english, chinese)}, **exact}
     parsed = sorted((_parsed(english, chinese) for english, chinese in exact.items() if "{" in english), key=Template.weight, reverse=True)
+    exact = {english.replace(_MARK, "}"): chinese for english, chinese in exact.items()}
     by_word: dict[str, list[Template]] = {}
     for template in parsed:
         by_word.setdefault(_first_word(template.literals[0]), []).append(template)
-    tails = [_parsed(english, chinese) for english, chinese in exact.items() if english[:1] in " ,;("]
+    tails = [template for template in parsed if template.english[:1] in " ,;("]
+    tails += [_parsed(english, chinese) for english, chinese in exact.items() if english[:1] in " ,;(" and "{" not in english]
     return Templates(exact, words, by_word, by_word.pop("", []), sorted(tails, key=Template.weight, reverse=True))
 
 
@@ -107,13 +118,17 @@ def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
 
 
 def _parsed(english: str, chinese: str) -> Template:
-    literals, names = [""], []
-    for literal, name, _, _ in string.Formatter().parse(english):
+    literals, names, sentences = [""], [], set()
+    for literal, name, _, mark in string.Formatter().parse(english):
         literals[-1] += literal  # a doubled brace ends a piece without a name
         if name is not None:
             names.append(name)
             literals.append("")
-    return Template(english, tuple(literals), tuple(names), tuple((text, name) for text, name, _, _ in string.Formatter().parse(chinese)))
+            if mark or name.rstrip("0123456789") in _CLAUSES:
+                sentences.add(name)
+    parsed = tuple((text, name) for text, name, _, _ in string.Formatter().parse(chinese))
+    longest = max(literals, key=len)
+    return Template(english.replace(_MARK, "}"), tuple(literals), tuple(names), parsed, frozenset(sentences), longest)
 
 
 def _first_word(text: str) -> str:
@@ -121,48 +136,44 @@ def _first_word(text: str) -> str:
     return word if blank and word else ""
 
 
-def match_of(text: str, *, loose: bool = False) -> tuple[Template, tuple[str, ...]] | None:
-    """The heaviest template that makes the text, and the values in its places; None where none does.
-
-    `loose`: a value may have a colon in it, before which another sentence may have ended.
-    """
+def matches_of(text: str) -> Iterator[tuple[Template, list[tuple[str, ...]]]]:
+    """The templates that make the text, the heaviest first, each with the values that may be in its places."""
     known = templates()
     candidates = sorted(
         [
             template
             for template in (*known.by_word.get(_first_word(text), ()), *known.others)
-            if text.startswith(template.literals[0]) and text.endswith(template.literals[-1]) and max(template.literals, key=len) in text
+            if text.endswith(template.literals[-1]) and text.startswith(template.literals[0]) and template.longest in text
         ],
         key=Template.weight,
         reverse=True,
     )
     hidden = _hidden(text)
     for template in candidates:
-        values = values_of(template, text, hidden, loose=loose) or values_of(template, text, text, loose=loose)
-        if values is not None:
-            return template, values
-    return None
+        if cuts := cuts_of(template, text, hidden) or cuts_of(template, text, text):
+            yield template, cuts
 
 
-def values_of(template: Template, text: str, hidden: str, *, loose: bool = False) -> tuple[str, ...] | None:
-    """What stands in a template's places; of several ways to cut the text the first that leaves every value whole, None where none does.
+def cuts_of(template: Template, text: str, hidden: str) -> list[tuple[str, ...]]:
+    """What may stand in a template's places: every way to cut the text that leaves each value whole.
 
+    A value that is no sentence has marks between sentences in it only where there is no other way.
     `hidden`: the text with zeros for what is quoted, where no literal begins but one of quotes.
     """
     if not template.names:
-        return () if text == template.literals[0] else None
+        return [()] if text == template.literals[0] else []
     first, *inner, last = template.literals
-    if len(first) + len(last) > len(text):
-        return None
+    if len(first) + len(last) > len(text) or not (text.startswith(first) and text.endswith(last)):
+        return []
     body, left = len(text) - len(last), _MOST_CUTS
+    whole: list[tuple[str, ...]] = []
     open_: list[tuple[int, tuple[str, ...]]] = [(len(first), ())]  # ways to go on: where, with the values before
     while open_ and left:
         left -= 1
         begin, values = open_.pop()
         if len(values) == len(inner):
             cut = (*values, text[begin:body])
-            if _are_whole(template, cut, loose=loose):
-                return cut
+            whole += [cut] if all(map(_is_closed, cut)) and not any(map(_is_cut, values, inner)) else []
             continue
         literal = inner[len(values)]
         places: list[int] = []
@@ -171,23 +182,18 @@ def values_of(template: Template, text: str, hidden: str, *, loose: bool = False
             places.append(place)
             place = _place(text, hidden, literal, place + 1, body) if literal else -1
         open_ += [(place + len(literal), (*values, text[begin:place])) for place in reversed(places)]
-    return None
+    plain = [cut for cut in whole if not any(has_joint(value) for value in _names_of(template, cut))]
+    return plain or whole
 
 
-def _are_whole(template: Template, values: tuple[str, ...], *, loose: bool) -> bool:
-    """Whether every bracket and quotation mark of a value has its partner in it, and no value begins in one sentence and ends in another.
+def _names_of(template: Template, cut: tuple[str, ...]) -> list[str]:
+    """The values of a cut that are no sentences."""
+    return [value for name, value in zip(template.names, cut, strict=True) if name not in template.sentences]
 
-    The last may, where it is the last in the translation too: the sentences keep their order then.
-    """
-    last = template.names[-1] if not template.literals[-1] and template.chinese[-1][1] == template.names[-1] else None
-    for place, (name, value) in enumerate(zip(template.names, values, strict=True)):
-        if not _is_closed(value):
-            return False
-        if name.rstrip("0123456789") in _CLAUSES or (name == last and place + 1 == len(values)):
-            continue
-        if any(joints_of(value, joint) for joint in (("; ", ". ") if loose else ("; ", ". ", ": "))):
-            return False
-    return True
+
+def _is_cut(value: str, literal: str) -> bool:
+    """Whether a value ends with a mark, where nothing but a blank parts it from the next: it would have been cut there."""
+    return literal == " " and value.endswith((";", ":", ",", "."))
 
 
 def _is_closed(value: str) -> bool:
@@ -230,3 +236,13 @@ def _place(text: str, hidden: str, literal: str, begin: int, end: int) -> int:
 def joints_of(text: str, joint: str) -> list[tuple[int, int]]:
     """Where a text may have been joined: not in what is quoted, nor in brackets."""
     return [match.span() for match in re.finditer(re.escape(joint), _outside(text))] if joint in text else []
+
+
+def has_joint(text: str) -> bool:
+    """Whether two sentences may have been joined in a text."""
+    return any(joints_of(text, joint) for joint in ("; ", ". ", ": "))
+
+
+def places_of(literal: str, text: str) -> list[int]:
+    """Where a literal stands in a text."""
+    return [match.start() for match in re.finditer(re.escape(literal), text)]
