@@ -134,11 +134,11 @@ def ov(folder: str, text: str) -> Any:
 
 
 def ov_translate(folder: str, text: str) -> Any:
-    """The same page: OVModelForSeq2SeqLM."""
+    """The same page: OVModelForSeq2SeqLM, with its setting for fp32: so small a model writes something else in the processor's bf16."""
     from optimum.intel import OVModelForSeq2SeqLM
     from transformers import AutoTokenizer
 
-    model = OVModelForSeq2SeqLM.from_pretrained(folder)
+    model = OVModelForSeq2SeqLM.from_pretrained(folder, ov_config={"INFERENCE_PRECISION_HINT": "f32"})
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.batch_decode(model.generate(**tokenizer(text, return_tensors="pt")), skip_special_tokens=True)[0]
 

@@ -21,6 +21,7 @@ from tests.families import table
 from tests.older import tokenizers
 
 CHAT = models.CHAT_TEMPLATE + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+ANSWER = " sorted(names):\n"
 
 
 def make(case: Case, place: Path) -> None:
@@ -46,7 +47,8 @@ def make(case: Case, place: Path) -> None:
         getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32),
         peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type=task),
     )
-    _learn(live, _batch(tokenizer, kind, models.TEXTS), steps, 1e-2)
+    learnt = [*models.TEXTS, _asked(tokenizer, tokenize=False) + ANSWER] if kind == table.DECODER else models.TEXTS
+    _learn(live, _batch(tokenizer, kind, learnt), steps, 1e-2)
     live.save_pretrained(str(checkpoint))
     tokenizer.save_pretrained(checkpoint)
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
@@ -67,13 +69,15 @@ def answers(base: Path, checkpoint: Path, kind: str) -> dict[str, Any]:
             return {"classes": dict(zip(LABELS, probabilities, strict=True))}
         made = {"plain": _written(live, tokenizer, inputs, kind)}
         if kind == table.DECODER:
-            asked = tokenizer.apply_chat_template(
-                [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
+            asked = _asked(tokenizer, return_tensors="pt", return_dict=True)
             bare = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False)
             made["bare"] = _written(live, tokenizer, bare, kind)
             made["chat"] = _written(live, tokenizer, asked, kind)
     return made
+
+
+def _asked(tokenizer: Any, **options: Any) -> Any:
+    return tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, **options)
 
 
 def _model(case: Case, tokenizer: Any) -> Any:
