@@ -47,7 +47,7 @@ CASES: Mapping[str, Case] = {
     "qwen2": Case("qwen2/decoder", "qwen2", _GENAI),
     "llama": Case("llama/decoder", "llama, first token", _GENAI),
     "llama3": Case("llama/decoder", "generic, first token", (*_GENAI, *_WEB)),
-    "mistral": Case("mistral/decoder", "llama, no ends", _GENAI),
+    "mistral": Case("mistral/decoder", "llama, no ends"),  # onnxruntime-genai writes a space before a text without a first token
     "gemma": Case("gemma/decoder", "gemma, first token", _GENAI),
     "phi": Case("phi/decoder", "gpt2, space before", _GENAI),
     "gpt2": Case("gpt2/decoder", "gpt2", _WEB),
