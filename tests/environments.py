@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+TRAINERS = ROOT / "tests" / "trainers" / "environments"
+"""Lists of the trainers' packages."""
 
 
 def of_trainers(factory: pytest.TempPathFactory) -> Environments:
     """The trainers' environments, kept in the folder that TRAINERS_TEST_ENVIRONMENTS names."""
-    return Environments(_kept(factory, "trainers"), ROOT / "tests" / "trainers" / "environments")
+    return Environments(_kept(factory, "trainers"), TRAINERS)
 
 
 def of_clients(factory: pytest.TempPathFactory) -> Environments:
