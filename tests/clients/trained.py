@@ -45,7 +45,8 @@ def make(case: Case, place: Path) -> None:
     task: Any = {table.DECODER: "CAUSAL_LM", table.PAIR: "SEQ_2_SEQ_LM", table.CLASSES: "SEQ_CLS"}[kind]
     live = peft.get_peft_model(
         getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32),
-        peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type=task),
+        # DistilBERT's "pre_classifier" is saved as a whole, since its name ends with "classifier".
+        peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", exclude_modules=["pre_classifier"], task_type=task),
     )
     learnt = [*models.TEXTS, _asked(tokenizer, tokenize=False) + ANSWER] if kind == table.DECODER else models.TEXTS
     _learn(live, _batch(tokenizer, kind, learnt), steps, 1e-2)
