@@ -9,7 +9,7 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install install-dev demo test test-changed test-slow test-cluster soak lint messages bench release clean
+.PHONY: help install install-dev demo test test-changed test-slow test-cluster test-clients soak lint messages bench release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-13s %s\n' "$$name" "$$what"; done
@@ -49,6 +49,11 @@ test-slow: install-dev ## all tests, one after the other
 test-cluster: install-dev ## a real Slurm is fetched and started; exports, failures and a storm of 1,000 stages
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST) tests/cluster tests/runner/test_another_executor.py
 
+# Toolchains and environments are kept in .clients: 3 GB, and llama.cpp is compiled.
+test-clients: install-dev ## whether stock clients read what is published, each in its own environment
+	TOOLCHAINS_TEST_STATE=$(CURDIR)/.clients/state CLIENTS_TEST_ENVIRONMENTS=$(CURDIR)/.clients \
+	$(BIN)/python -m pytest -m "slow or not slow" $(or $(PYTEST),tests/clients tests/older)
+
 soak: install-dev ## half an hour of everything that can go wrong, against one daemon; SOAK="--minutes 5 --seed 1"
 	$(BIN)/python -m tests.soak $(SOAK)
 
@@ -71,4 +76,4 @@ release: install-dev ## build wheel and sources into dist/, and try them in a cl
 	$(BIN)/python -m tests.release dist
 
 clean: ## remove .venv and what demo, bench and release made
-	rm -rf $(VENV) bench-output demo-output dist
+	rm -rf $(VENV) .clients bench-output demo-output dist

@@ -45,11 +45,12 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
             model = conversion.convert(source / graph.file)
             if stateful:
                 conversion.make_stateful(model, [port.name for port in graph.inputs if port.name.startswith("past_key_values.")])
+            without = set() if stateful else conversion.leave_out_what_is_only_read(model)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # its frontend raises types of its own, all of them about what it does not know
             raise not_possible(context, _describe(error), source) from error
-        made.append(_saved(model, graph, staging, stateful=stateful))
+        made.append(_saved(model, graph, staging, without, stateful=stateful))
         del model
     known.model_copy(update={"graphs": tuple(made), "opset": 0, "extra": marks.marked(known.extra)}).write(staging)
     reporter.progress(0.7, "copying configuration and tokenizer")
@@ -112,10 +113,10 @@ def _check(context: StageContext, known: graphset.GraphSet, graphs: tuple[graphs
         raise not_possible(context, cause, context.inputs["onnx"])
 
 
-def _saved(model: Any, graph: graphset.Graph, staging: Path, *, stateful: bool) -> graphset.Graph:
+def _saved(model: Any, graph: graphset.Graph, staging: Path, without: set[str], *, stateful: bool) -> graphset.Graph:
     path = staging / conversion.file_of(graph)
     library.openvino().save_model(model, str(path), compress_to_fp16=False)  # it would store halves otherwise
-    return conversion.described(graph, path.with_suffix(".bin").name, stateful=stateful)
+    return conversion.described(graph, path.with_suffix(".bin").name, without, stateful=stateful)
 
 
 def _sizes(staging: Path, made: list[graphset.Graph]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ The library is installed into an environment of its own, by tests/trainers/envir
 
 from __future__ import annotations
 
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ from daemon.checkpoints.inspection import inspect
 from daemon.contract.sharded.deepspeed import read_tensors
 from handlers.consolidate.assemble import write_file
 from tests.consolidate.helpers import consolidate, pinned
-from tests.trainers.conftest import Environments
+from tests.environments import of_trainers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CASES = {
@@ -30,7 +29,7 @@ CASES = {
 def saved(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `RANKS/KIND-STAGE`, as `deepspeed_rank` writes it. Read only."""
     out = tmp_path_factory.mktemp("deepspeed")
-    environments = Environments(Path(os.environ.get("TRAINERS_TEST_ENVIRONMENTS") or tmp_path_factory.mktemp("trainers")))
+    environments = of_trainers(tmp_path_factory)
     environments.python("deepspeed")
     for ranks, cases in CASES.items():
         with socket.socket() as found:

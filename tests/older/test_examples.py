@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from handlers.models.releases.older_readers import make_readable
-from tests.older import cases
+from tests.older import tokenizers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-DECODERS = tuple(name for name in cases.TOKENIZERS if not name.startswith(("bert", "distilbert", "deberta")))
+DECODERS = tuple(name for name in tokenizers.NAMES if not name.startswith(("bert", "distilbert", "deberta")))
 """Tokenizers that give segments in both releases belong to encoders."""
 RUNNER = """
 import json, sys, traceback
@@ -64,11 +64,11 @@ def test_the_example_writes_the_same_text_under_both_releases_with_every_tokeniz
     torch.manual_seed(0)
     folders = tmp_path / "folders"
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, max_position_embeddings=128, initializer_range=0.2, eos_token_id=None, **sizes))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4608, max_position_embeddings=128, initializer_range=0.2, eos_token_id=None, **sizes))
     model.save_pretrained(tmp_path / "model")
     for number, name in enumerate(DECODERS):
         folder = folders / str(number)
-        cases.save_tokenizer(name, folder)
+        tokenizers.save(name, folder)
         for file in (tmp_path / "model").iterdir():
             shutil.copy(file, folder)
         make_readable(folder)

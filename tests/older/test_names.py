@@ -10,7 +10,7 @@ import pytest
 
 from handlers.models.releases.older_readers import OLDEST, Readers, make_readable, readable_tokenizer, translated
 from tests import models
-from tests.older import cases
+from tests.older import cases, tokenizers
 from tests.older.reader import read_tokenizer
 
 ROPES = [(kind, scaling) for kind in cases.ROTARY for scaling in cases.SCALINGS if (kind, scaling) not in cases.REFUSED | cases.UNSAYABLE]
@@ -118,9 +118,9 @@ def test_the_type_of_the_weights_has_both_names_in_nested_configurations_too() -
     assert made["vision_config"] == {"torch_dtype": "float16"}
 
 
-@pytest.mark.parametrize("name", cases.TOKENIZERS)
+@pytest.mark.parametrize("name", tokenizers.NAMES)
 def test_transformers_5_reads_the_same_tokens(name: str, tmp_path: Path) -> None:
-    before = cases.save_tokenizer(name, tmp_path)
+    before = tokenizers.save(name, tmp_path)
     assert read_tokenizer(tmp_path) == before
 
 

@@ -12,7 +12,7 @@ import pytest
 from handlers.models.releases.older_families import NOT_READ, READ, READ_EAGERLY
 from handlers.models.releases.older_readers import OLDEST
 from tests import models
-from tests.older import cases
+from tests.older import cases, tokenizers
 from tests.older.conftest import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -70,8 +70,8 @@ def folders(older: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
             if (kind, scaling) not in cases.REFUSED:
                 config = cases.config_of(kind, cases.rotary(kind, scaling))
                 made.add(f"rope.{kind}.{scaling}", "causal", kind, table["causal", kind], config)
-    for number, name in enumerate(cases.TOKENIZERS):
-        made.tokens[str(number)] = cases.save_tokenizer(name, made.tokenizers / str(number))
+    for number, name in enumerate(tokenizers.NAMES):
+        made.tokens[str(number)] = tokenizers.save(name, made.tokenizers / str(number))
     read(older, made.models, made.tokenizers, place / "answer.json")
     made.answer = json.loads((place / "answer.json").read_text())
     return made
@@ -115,7 +115,7 @@ def test_every_form_of_the_rotary_embedding_is_read_alike_or_told(folders: Folde
         assert not folders.answer["models"][name]["lost"]
 
 
-@pytest.mark.parametrize("number", range(len(cases.TOKENIZERS)), ids=cases.TOKENIZERS)
+@pytest.mark.parametrize("number", range(len(tokenizers.NAMES)), ids=tokenizers.NAMES)
 def test_every_tokenizer_reads_hard_texts_and_chats_alike(folders: Folders, number: int) -> None:
     assert folders.answer["tokenizers"][str(number)] == folders.tokens[str(number)]
 
@@ -128,7 +128,7 @@ def test_without_the_older_names_transformers_4_reads_something_else(older: Path
     written = models.read_json(folder / "config.json")
     (folder / "config.json").write_text(json.dumps({key: value for key, value in written.items() if key != "rope_theta"}))
     tokenizer = tmp_path / "tokenizers" / "one"
-    cases.save_tokenizer("generic", tokenizer)
+    tokenizers.save("generic", tokenizer)
     told = models.read_json(tokenizer / "tokenizer_config.json")
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({**told, "tokenizer_class": "TokenizersBackend"}))
     read(older, tmp_path / "models", tmp_path / "tokenizers", tmp_path / "answer.json")

@@ -463,3 +463,22 @@ def test_a_build_leaves_nothing_behind_in_the_home_directory(trained: Path, tmp_
     assert sorted(entry["path"] for entry in result["files"]) == FILES
     assert [str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()] == []
     assert all(line.startswith("{") for line in done.stdout.splitlines()), "only progress goes to standard output"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["generic", "generic, first token", "qwen2", "llama, first token", "llama, no ends", "gemma, first token"])
+def test_a_text_is_read_with_the_first_token_where_transformers_puts_one(folders: dict[str, Exported], name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.older import tokenizers
+
+    folder = shutil.copytree(folders["onnx-genai-fp32"].folder, tmp_path / "folder")
+    tokenizers.save(name, tmp_path / "tokenizer")
+    for path in (tmp_path / "tokenizer").iterdir():
+        shutil.copy(path, folder)
+    opened, theirs = engine(folder), AutoTokenizer.from_pretrained(folder)
+    for text in ("How are you today?", "def add(a, b):\n    return a + b\n"):
+        assert opened.encode(text) == theirs(text)["input_ids"]
+    text = (Path(stage.__file__).with_name("usage.md")).read_text()
+    assert 'update_options(add_special_tokens="true")' in text.split("```python")[1]
+    assert "add_special_tokens" not in text.split("```python")[2], "a chat template writes the first token itself"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import site
-import subprocess
-import sys
 import time
-import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,54 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.environments import Environments, of_trainers
 from tests.service import ENDED, Service
 from tests.trainers import bases
 from tests.trainers.cases import FAILED, REFUSED, TAKEN, Case
 
-ROOT = Path(__file__).parents[2]
-PINS = Path(__file__).parent / "environments"
 AT_ONCE = int(os.environ.get("TRAINERS_TEST_JOBS") or 2)
 QUIET_SECONDS = 50
 """After the last change: the settle time, the 30 seconds that what has no last file waits for, and some scans."""
-
-
-class Environments:
-    """Virtual environments with the trainers' libraries, each made when it is first asked for.
-
-    TRAINERS_TEST_ENVIRONMENTS names a folder in which they are kept. Each has the packages of its list without their dependencies; what
-    that list does not name, torch above all, comes from the environment that the tests run in, and then from `main`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def python(self, name: str) -> Path:
-        """The Python of an environment."""
-        folder = self._folder / name
-        python, packages = folder / "bin" / "python", _packages(folder)
-        if (packages / "ours.pth").is_file():
-            return python
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", PINS / f"{name}.txt"], check=True)
-        others = [] if name == "main" else [str(_packages(self.python("main").parents[1]))]
-        (packages / "ours.pth").write_text("\n".join([*site.getsitepackages(), *others]) + "\n")
-        return python
-
-    def run(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
-        """`python -m WORDS` in an environment, on one thread and without a GPU or a network."""
-        environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-            "HF_DATASETS_CACHE": str(self._folder / "datasets"), "DISABLE_VERSION_CHECK": "1", "AXOLOTL_DO_NOT_TRACK": "1",
-            "UNSLOTH_DISABLE_STATISTICS": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false",
-        }  # fmt: skip
-        command = [self.python(name), "-W", "ignore", "-m", *map(str, words)]
-        # Some libraries write caches into the directory that they run in.
-        (self._folder / "cwd").mkdir(exist_ok=True, parents=True)
-        return subprocess.run(command, cwd=self._folder / "cwd", env=environment, capture_output=True, text=True, check=False, timeout=900)
-
-
-def _packages(environment: Path) -> Path:
-    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 @dataclass
@@ -95,7 +51,7 @@ class Ran:
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
     """The trainers' environments."""
-    return Environments(Path(os.environ.get("TRAINERS_TEST_ENVIRONMENTS") or tmp_path_factory.mktemp("trainers")))
+    return of_trainers(tmp_path_factory)
 
 
 def _wanted(request: pytest.FixtureRequest) -> list[Case]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from tests.environments import TRAINERS
 from tests.trainers.cases import CASES
-from tests.trainers.conftest import PINS
 from tests.trainers.page import END, PAGE, RESULTS, page
 
 
@@ -26,5 +26,5 @@ def test_every_case_has_a_result_with_the_outcomes_that_are_expected_now() -> No
 def test_every_case_has_a_row_with_its_trainer_and_the_pinned_version() -> None:
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.read_text().splitlines() if line.startswith("| ")}
     for case in CASES:
-        pinned = re.search(rf"^{case.library}==(.+)$", (PINS / f"{case.environment}.txt").read_text(), re.MULTILINE)
+        pinned = re.search(rf"^{case.library}==(.+)$", (TRAINERS / f"{case.environment}.txt").read_text(), re.MULTILINE)
         assert f"{case.library} {pinned[1] if pinned else ''}" in rows[case.trainer]

@@ -32,6 +32,15 @@ def convert(path: Path) -> Any:
         return library.openvino().convert_model(path.name)
 
 
+def leave_out_what_is_only_read(model: Any) -> set[str]:
+    """Take out outputs that are inputs as they came, and return their names: optimum-intel expects from the later steps' decoder the part
+    of the cache that grows alone (optimum/intel/openvino/modeling_seq2seq.py, `OVDecoder.forward`)."""
+    outputs = [output for output in model.outputs if _is_an_input(output.get_node().input_value(0).get_node())]
+    for output in outputs:
+        model.remove_result(output.get_node())
+    return {name for output in outputs for name in output.get_names()}
+
+
 def make_stateful(model: Any, past: list[str]) -> None:
     """Turn the inputs `past` and the outputs that follow them into the model's own state, reordered by an input `beam_idx`.
 
@@ -55,6 +64,12 @@ def make_stateful(model: Any, past: list[str]) -> None:
     _begin_empty(model, ops, ov)
 
 
+def _is_an_input(node: Any) -> bool:
+    while node.get_type_name() == "Identity":
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Parameter")
+
+
 def _begin_empty(model: Any, ops: Any, ov: Any) -> None:
     rows = ops.gather(ops.shape_of(model.input("input_ids"), output_type="i64"), ops.constant([0]), ops.constant(np.int64(0)))
     for node in model.get_ops():
@@ -68,10 +83,11 @@ def _begin_empty(model: Any, ops: Any, ov: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def described(graph: Graph, data: str, *, stateful: bool) -> Graph:
-    """How graphs.json describes the model that was made of a graph."""
+def described(graph: Graph, data: str, without: set[str], *, stateful: bool) -> Graph:
+    """How graphs.json describes the model that was made of a graph. `without`: outputs that were left out."""
     if not stateful:
-        return graph.model_copy(update={"file": file_of(graph), "data": (data,), "nodes": 0})
+        outputs = tuple(port for port in graph.outputs if port.name not in without)
+        return graph.model_copy(update={"file": file_of(graph), "data": (data,), "nodes": 0, "outputs": outputs})
     inputs = (
         *(port for port in graph.inputs if not port.name.startswith("past_key_values.")),
         Port(name=BEAM, dtype="int32", shape=("batch",)),

@@ -142,8 +142,10 @@ class GenaiEngine:
         }
 
     def _own_tokenizer(self) -> Any:
+        """With the first token where the model has one: its `encode` leaves that out by itself (src/models/model.cpp of that library)."""
         if self._tokenizer is None:
             self._tokenizer = genai.Tokenizer(self.model)
+            self._tokenizer.update_options(add_special_tokens="true")
         return self._tokenizer
 
 

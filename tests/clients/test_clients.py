@@ -1,0 +1,54 @@
+"""Stock clients read what is published by the lines of their own documentation, and write what the live model writes."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.clients.cases import CASES, READINGS, Reading
+from tests.clients.conftest import Clients, Made, stock
+from tests.toolchains import real
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+ROUNDING = 1e-3
+"""Largest difference of a probability."""
+RUN_BY = {"pytorch": ("ours", "older", "clients"), "openvino": ("clients",), "gguf-f16": ("gguf",)}
+"""Variant → the environments in which its README's code is run; the others in ours."""
+PAIRS = [(case, reading) for case, entry in CASES.items() for reading in READINGS[entry.kind] if reading.variant in entry.variants]
+SNIPPETS = [
+    (case, variant, environment)
+    for case, entry in CASES.items() for variant in entry.variants if not variant.startswith("web")
+    for environment in RUN_BY.get(variant, ("ours",))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "reading"), PAIRS, ids=str)
+def test_a_client_answers_as_the_live_model(
+    case: str, reading: Reading, made: dict[str, Made], answers: dict[tuple[str, Reading], Any]
+) -> None:  # fmt: skip
+    answer, wanted = answers[case, reading], reading.wanted(made[case].live)
+    if isinstance(wanted, dict):
+        assert answer["label"] == max(wanted, key=wanted.__getitem__), answer
+        assert abs(answer["score"] - wanted[answer["label"]]) < ROUNDING
+    else:
+        assert answer == wanted
+
+
+@pytest.mark.parametrize(("case", "variant", "environment"), SNIPPETS)
+def test_the_code_of_the_readme_runs_as_it_stands(
+    case: str, variant: str, environment: str, made: dict[str, Made], clients: Clients
+) -> None:
+    export = made[case].export
+    blocks = [(language, code) for language in ("python", "sh") for code in real.blocks(export, variant, language)]
+    assert blocks
+    for language, code in blocks:
+        python = str(clients.python(environment))
+        command = (
+            [python, "-B", "-W", "ignore", "-c", code]
+            if language == "python"
+            else ["sh", "-ec", f'python() {{ "{python}" -B "$@"; }}\n{code}']
+        )
+        done = subprocess.run(command, cwd=export, env=stock(), capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr[-3000:]

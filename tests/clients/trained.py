@@ -1,0 +1,137 @@
+"""Small trainings of many families, each with a tokenizer of its own class: `python -m tests.clients.trained FOLDER CASE…`.
+
+In FOLDER/CASE it makes `base/`, `run/checkpoint-4` (a LoRA of all linear layers, as PEFT saves it, with the trainer's state), and
+`live.json`: what the live model, base and adapter, answers to PROMPT and to QUESTION. Both learn a few texts, so that the most
+likely token is far from the next one, and a rounding changes no answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests import models
+from tests.clients.cases import CASES, LABELS, MOST, NEW_TOKENS, PROMPT, QUESTION, Case
+from tests.families import table
+from tests.older import tokenizers
+
+CHAT = models.CHAT_TEMPLATE + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+ANSWER = " sorted(names):\n"
+
+
+def make(case: Case, place: Path) -> None:
+    """Train base and adapter, and ask the live model."""
+    import peft
+
+    kind = case.kind
+    tokenizer = tokenizers.makers()[case.tokenizer]()
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if kind == table.DECODER:
+        tokenizer.chat_template = CHAT
+    base, checkpoint = place / "base", place / "run" / "checkpoint-4"
+    model = _model(case, tokenizer)
+    steps = 200 if kind == table.PAIR else 60  # a copy is learnt later than a text is
+    _learn(model, _batch(tokenizer, kind, models.TEXTS[2:]), steps, 3e-3)
+    if model.can_generate():
+        model.generation_config.max_new_tokens = NEW_TOKENS
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    task: Any = {table.DECODER: "CAUSAL_LM", table.PAIR: "SEQ_2_SEQ_LM", table.CLASSES: "SEQ_CLS"}[kind]
+    live = peft.get_peft_model(
+        getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32),
+        # DistilBERT's "pre_classifier" is saved as a whole, since its name ends with "classifier".
+        peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", exclude_modules=["pre_classifier"], task_type=task),
+    )
+    learnt = [*models.TEXTS, _asked(tokenizer, tokenize=False) + ANSWER] if kind == table.DECODER else models.TEXTS
+    _learn(live, _batch(tokenizer, kind, learnt), steps, 1e-2)
+    live.save_pretrained(str(checkpoint))
+    tokenizer.save_pretrained(checkpoint)
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
+    (place / "live.json").write_text(json.dumps(answers(base, checkpoint, kind), ensure_ascii=False, indent=1))
+
+
+def answers(base: Path, checkpoint: Path, kind: str) -> dict[str, Any]:
+    """What the live model answers: token ids and texts, or the probabilities of the classes."""
+    import peft
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    plain = getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32)
+    live = peft.PeftModel.from_pretrained(plain, str(checkpoint)).eval()
+    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=None)
+    with torch.inference_mode():
+        if kind == table.CLASSES:
+            (probabilities,) = live(**inputs).logits.softmax(-1).tolist()
+            return {"classes": dict(zip(LABELS, probabilities, strict=True))}
+        made = {"plain": _written(live, tokenizer, inputs, kind)}
+        if kind == table.DECODER:
+            asked = _asked(tokenizer, return_tensors="pt", return_dict=True)
+            bare = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False)
+            made["bare"] = _written(live, tokenizer, bare, kind)
+            made["chat"] = _written(live, tokenizer, asked, kind)
+    return made
+
+
+def _asked(tokenizer: Any, **options: Any) -> Any:
+    return tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, **options)
+
+
+def _model(case: Case, tokenizer: Any) -> Any:
+    name, kind = case.model.partition("/")[0], case.kind
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
+    settings = table.tiny_settings(case.model, config_class().to_dict())
+    tokens = {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
+    tokens["pad_token_id"] = tokens["pad_token_id"] if tokens["pad_token_id"] is not None else tokens["eos_token_id"]
+    settings |= {key: value for key, value in tokens.items() if key in settings} | {"vocab_size": len(tokenizer)}
+    settings |= {key: 0.05 for key in ("initializer_range", "init_std") if key in settings}
+    if kind == table.CLASSES:
+        settings |= {"num_labels": len(LABELS), "id2label": dict(enumerate(LABELS)), "label2id": {name: n for n, name in enumerate(LABELS)}}
+    if kind == table.PAIR:
+        settings["decoder_start_token_id"] = tokens["pad_token_id"] if name == "t5" else tokens["eos_token_id"]
+    torch.manual_seed(5)
+    return getattr(transformers, table.AUTO[kind]).from_config(config_class(**settings)).float()
+
+
+def _batch(tokenizer: Any, kind: str, texts: list[str]) -> dict[str, Any]:
+    if kind == table.DECODER:
+        texts = [text + tokenizer.eos_token for text in texts]
+    rows = tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
+    batch = {"input_ids": rows["input_ids"], "attention_mask": rows["attention_mask"]}
+    if kind == table.CLASSES:
+        return {**batch, "labels": torch.arange(len(texts)) % len(LABELS)}
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+def _learn(model: Any, batch: dict[str, Any], steps: int, rate: float) -> None:
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=rate, weight_decay=0.0)
+    model.train()
+    for _ in range(steps):
+        model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def _written(live: Any, tokenizer: Any, inputs: Any, kind: str) -> dict[str, Any]:
+    ids = {key: value for key, value in inputs.items() if key != "token_type_ids"}
+    length = ids["input_ids"].shape[1] if kind == table.DECODER else 1
+    rows = {count: live.generate(**ids, max_new_tokens=count, do_sample=False)[0].tolist() for count in (NEW_TOKENS, MOST)}
+    return {
+        "prompt": rows[MOST][:length],
+        **{str(count): {"ids": row[length:], "new": tokenizer.decode(row[length:], skip_special_tokens=True),
+                        "whole": tokenizer.decode(row, skip_special_tokens=True)} for count, row in rows.items()},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    for chosen in sys.argv[2:]:
+        make(CASES[chosen], Path(sys.argv[1], chosen))
