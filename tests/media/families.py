@@ -236,7 +236,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "beit": Family(
         _make("BeitConfig", "BeitForImageClassification", **{**TOWER, "num_labels": 5, "use_relative_position_bias": True}),
-        ("query", "value", "q_proj", "v_proj", "fc1"), "AutoModelForImageClassification", _pictured("BeitImageProcessor"), smaller=(), plain=("pytorch",),
+        ("query", "value", "q_proj", "v_proj", "fc1"),
+        "AutoModelForImageClassification", _pictured("BeitImageProcessor"), smaller=(), plain=("pytorch",),
     ),
     "convnext": Family(
         _make("ConvNextConfig", "ConvNextForImageClassification", hidden_sizes=[16, 32], depths=[1, 2], num_stages=2, image_size=32,
@@ -245,8 +246,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "swin": Family(
         _make("SwinConfig", "SwinForImageClassification", image_size=32, patch_size=4, embed_dim=16, depths=[1, 2], num_heads=[2, 4],
-              window_size=4, num_labels=5, initializer_range=0.3), ("query", "value", "q_proj", "v_proj", "fc1"), "AutoModelForImageClassification",
-        _pictured("ViTImageProcessor"), smaller=(), plain=("pytorch",),
+              window_size=4, num_labels=5, initializer_range=0.3), ("query", "value", "q_proj", "v_proj", "fc1"),
+        "AutoModelForImageClassification", _pictured("ViTImageProcessor"), smaller=(), plain=("pytorch",),
     ),
     "clip": Family(
         _make("CLIPConfig", "CLIPModel", text_config={**TEXT, "hidden_size": 32, "intermediate_size": 64, "projection_dim": 24},
