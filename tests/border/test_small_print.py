@@ -14,7 +14,7 @@ from daemon.contract.faults.errors import Fault, Permanent
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import MOST_OF_SMALL_PRINT, small_print
 from daemon.contract.jobs.figures import CheckFigures
-from daemon.running.workers import post_mortem
+from daemon.running.attempts import post_mortem
 from tests.workers.helpers import make_context
 
 KNOWN = "S3CRETknown4711abc"

@@ -33,6 +33,8 @@ class Fake:
     cpu: CpuShare | None = None
     id: str = "fake"
     wait_handle: None = None
+    place: None = None
+    ended_surely: bool = True
     stopped: bool = False
     fault: Fault | None = None
 

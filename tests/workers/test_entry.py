@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.jobs.messages import ChildLimits, Outcome
-from daemon.running.workers import post_mortem
+from daemon.running.attempts import post_mortem
 from daemon.running.workers.worker import Worker
 from daemon.toolchains.registry import HANDLERS
 from handlers import __main__ as entry

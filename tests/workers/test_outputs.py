@@ -13,7 +13,7 @@ import pytest
 
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
-from daemon.running.workers import post_mortem
+from daemon.running.attempts import post_mortem
 from tests.workers.helpers import make_context
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract.disk import attempt_log
 from daemon.contract.jobs.messages import Outcome
+from daemon.running.attempts import progress_channel as channel_module
 from daemon.running.attempts.progress_channel import Channel, Progress
-from daemon.running.workers import attempt_log, procfs
-from daemon.running.workers import progress_channel as channel_module
+from daemon.running.workers import procfs
 from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
 
 

@@ -421,11 +421,6 @@ class FaultCode(StrEnum):
 
     To do: If you trust the model, run `ckptd queue retry JOB`: ckptd then expects as much. Otherwise leave the variant out.
     """
-    NODE_LOST = "node-lost"
-    """The machine that ran an attempt was lost to its scheduler.
-
-    To do: Nothing; it is handed in again.
-    """
     NO_CONTROL_GROUP = "no-control-group"
     """The child process could not enter its control group.
 
@@ -435,6 +430,11 @@ class FaultCode(StrEnum):
     """The child process ended without a result file.
 
     To do: Read the attempt's log, which `ckptd show JOB` names.
+    """
+    NODE_LOST = "node-lost"
+    """The machine that ran an attempt was lost to its scheduler.
+
+    To do: Nothing; it is handed in again.
     """
     NOT_OURS = "not-ours"
     """A folder that only ckptd may use, such as `.staging` in `output.directory`, is a link, a file, or another user's.
@@ -456,10 +456,25 @@ class FaultCode(StrEnum):
 
     To do: Free memory, export when the training is over, raise `limits.memory_fraction`, or leave the variant out.
     """
+    POISON = "poison"
+    """The daemon died five times while the stage ran; the stage is not tried again.
+
+    To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd queue retry JOB`.
+    """
     PREEMPTED = "preempted"
     """The job of an attempt had to give way to another one.
 
     To do: Nothing; it is handed in again.
+    """
+    RESULT_UNWRITABLE = "result-unwritable"
+    """The child process could not write its result file.
+
+    To do: Check the state directory and the kernel's log.
+    """
+    RETRY = "retry"
+    """An earlier attempt failed, and the stage waits for its next attempt.
+
+    To do: Nothing; it is tried again automatically.
     """
     SCHEDULER_AWAY = "scheduler-away"
     """The scheduler gave no answer when an attempt was handed in, and has no job of its name.
@@ -475,26 +490,6 @@ class FaultCode(StrEnum):
     """The job of an attempt reached the scheduler's time limit.
 
     To do: Nothing; it is handed in again with twice the time, as far as `cluster.most_minutes` allows.
-    """
-    WORKER_NOT_BEGUN = "worker-not-begun"
-    """The scheduler ran the job of an attempt, which could not begin.
-
-    To do: Make sure that the machines see the state directory and the interpreter by the same paths; `ckptd check` submits a probe.
-    """
-    POISON = "poison"
-    """The daemon died five times while the stage ran; the stage is not tried again.
-
-    To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd queue retry JOB`.
-    """
-    RESULT_UNWRITABLE = "result-unwritable"
-    """The child process could not write its result file.
-
-    To do: Check the state directory and the kernel's log.
-    """
-    RETRY = "retry"
-    """An earlier attempt failed, and the stage waits for its next attempt.
-
-    To do: Nothing; it is tried again automatically.
     """
     SKIPPED = "skipped"
     """A stage that this one needs gave no output.
@@ -547,6 +542,11 @@ class FaultCode(StrEnum):
     """`schedule.heavy` does not allow the stage now; it waits for its time window.
 
     To do: Nothing; it waits for its time window. To start it sooner, change `schedule.heavy`.
+    """
+    WORKER_NOT_BEGUN = "worker-not-begun"
+    """The scheduler ran the job of an attempt, which could not begin.
+
+    To do: Make sure that the machines see the state directory and the interpreter by the same paths; `ckptd check` submits a probe.
     """
 
     # Model folders, as stages read them
@@ -862,11 +862,6 @@ class FaultCode(StrEnum):
     To do: Use the variant that the message names, and leave this one out of `export.variants`. For engines of TensorRT, set
     `limits.device` to cuda if this machine has a GPU.
     """
-    FP16_OVERFLOW = "fp16-overflow"
-    """The fp16 graph's values overflow or are too far from fp32's.
-
-    To do: Use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out of `export.variants`.
-    """
     INVALID_GRAPH = "invalid-graph"
     """onnxruntime refuses a graph that was made from another one, or its inputs or outputs differ.
 
@@ -903,7 +898,6 @@ class FaultCode(StrEnum):
 
     To do: Leave the variant out of `export.variants`.
     """
-
     TEXTS_TOO_SHORT = "texts-too-short"
     """None of the texts for calibration or measurement has two tokens or more.
 
