@@ -862,6 +862,11 @@ class FaultCode(StrEnum):
     To do: Use the variant that the message names, and leave this one out of `export.variants`. For engines of TensorRT, set
     `limits.device` to cuda if this machine has a GPU.
     """
+    FP16_OVERFLOW = "fp16-overflow"
+    """The fp16 graph's values overflow or are too far from fp32's.
+
+    To do: Use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out of `export.variants`.
+    """
     INVALID_GRAPH = "invalid-graph"
     """onnxruntime refuses a graph that was made from another one, or its inputs or outputs differ.
 
