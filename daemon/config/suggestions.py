@@ -133,7 +133,8 @@ KINDS = {
     "int": "must be a whole number; for example 2", "float": "must be a number; for example 0.5", "bool": "must be true or false",
     "string": 'must be text in quotation marks; for example "text"', "path": 'must be a path in quotation marks; for example "/data"',
     "tuple": "must be a list in square brackets", "list": "must be a list in square brackets",
-    "dict": "must be a table; for example { key = \"value\" }", "model": "must be a section", "byte": 'must be a size; for example "4GiB"',
+    "dict": "must be a table; for example { key = \"value\" }",
+    "dataclass": "must be a table; for example { key = 1 }", "model": "must be a section", "byte": 'must be a size; for example "4GiB"',
 }  # fmt: skip
 """What pydantic's type of an error begins with → what is said instead of its words, which speak of Python."""
 

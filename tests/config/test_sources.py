@@ -131,7 +131,7 @@ def test_the_state_directory_of_systemd_is_used_unless_the_file_names_one(
 def spelled(value: Any) -> str:
     """A setting's value as a person writes it into an environment variable."""
     if isinstance(value, BaseModel | dict | tuple):
-        return json.dumps(value, default=lambda one: one.model_dump() if isinstance(one, BaseModel) else str(one))
+        return json.dumps(value, default=lambda one: one.model_dump() if hasattr(one, "model_dump") else str(one))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -32,9 +32,9 @@ OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "mer
 FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
-    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "older", "output", "pin",
-    "report", "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory", "toolchains",
-    "validate", "validation", "variants", "watch", "work",
+    "anchored", "base", "cluster", "export", "formats", "jobs_at_once", "limits", "log", "merge", "merged", "metrics", "notify",
+    "older", "output", "pin", "report", "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory",
+    "toolchains", "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",
 })  # fmt: skip
 """With what else the settings are made of, and the variables CKPTD_… that are no key's."""

@@ -69,16 +69,19 @@ def _with_stage(fault: Fault | None, case: Case) -> Fault | None:
 
 def _broken(case: Case) -> Fault | None:
     """The fault of an attempt that broke a bound."""
-    operation = f"run the stage {case.context.stage}"
-    if case.course.breach is Breach.TIMEOUT:
-        cause = f"it ran longer than limits.stage_timeout, {case.bounds.timeout:.0f} s"
-        remedy = "raise limits.stage_timeout if the stage still made progress"
-        return Fault(code=FaultCode.TIMEOUT, operation=operation, cause=cause, remedy=remedy)
-    if case.course.breach is Breach.SILENCE:
-        cause = f"it hung: it showed no activity for {case.bounds.silence:.0f} s"
-        remedy = "read the attempt's log; look at its machine, and at the file system that it shares with this one"
-        return Fault(code=FaultCode.HUNG, operation=operation, cause=cause, remedy=remedy)
-    return None
+    return {Breach.TIMEOUT: _late, Breach.SILENCE: _silent}[case.course.breach](case) if case.course.breach is not None else None
+
+
+def _late(case: Case) -> Fault:
+    cause = f"it ran longer than limits.stage_timeout, {case.bounds.timeout:.0f} s"
+    remedy = "raise limits.stage_timeout if the stage still made progress"
+    return Fault(code=FaultCode.TIMEOUT, operation=f"run the stage {case.context.stage}", cause=cause, remedy=remedy)
+
+
+def _silent(case: Case) -> Fault:
+    cause = f"it hung: it showed no activity for {case.bounds.silence:.0f} s"
+    remedy = "read the attempt's log; look at its machine, and at the file system that it shares with this one"
+    return Fault(code=FaultCode.HUNG, operation=f"run the stage {case.context.stage}", cause=cause, remedy=remedy)
 
 
 def _not_begun(case: Case, stopped: Fault | None) -> StageResult:

@@ -115,14 +115,9 @@ class Slurm:
         path = f"{self.directory}/{program}" if self.directory else program
         try:
             done = subprocess.run(
-                [path, *words],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=CALL_SECONDS,
-                check=False,
-                text=True,
+                [path, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_SECONDS, check=False, encoding="utf-8",
                 errors="replace",
-            )
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Unsure(f"{program} gave no answer in {CALL_SECONDS:.0f} s") from None
         except OSError as error:
