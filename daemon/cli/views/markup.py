@@ -125,10 +125,10 @@ def put_field(console: Console, label: str, text: str, room: int, style: str = "
 
 def say(text: str) -> None:
     """Print a sentence, without markup; broken between words where the width is known, as `wrapping.width_of` says it."""
-    if _has_width(sys.stdout):
+    if _has_width(sys.stdout) and not _is_short(text):
         from rich.text import Text
 
-        put(terminal(), Text(printable(text)))
+        put(terminal(), Text(printable(text), overflow="ignore"))
         sys.stdout.flush()
     else:
         say_whole(text)
@@ -137,6 +137,11 @@ def say(text: str) -> None:
 def _has_width(stream: TextIO) -> bool:
     """Whether lines have a width: on a terminal, or where COLUMNS says one. Without either no library for it is imported."""
     return stream.isatty() or bool(os.environ.get("COLUMNS"))
+
+
+def _is_short(text: str) -> bool:
+    """Whether a text surely fits into a line of any terminal, so that nothing needs to be loaded to break it."""
+    return len(text) <= 20 and text.isascii() and "\n" not in text
 
 
 def say_whole(text: str) -> None:
@@ -158,7 +163,7 @@ def say_error(text: str) -> None:
         if _has_width(sys.stderr):
             from rich.text import Text
 
-            put(terminal(stderr=True), Text(printable_lines(text)))
+            put(terminal(stderr=True), Text(printable_lines(text), overflow="ignore"))
         else:
             print(printable_lines(text), file=sys.stderr, flush=True)
     except BrokenPipeError:

@@ -99,6 +99,7 @@ class Whereabouts:
     """Where an attempt is that does not run as a process of this box."""
 
     scheduler: str
+    """Name of the scheduler."""
     id: str = ""
     """The scheduler's own name of its job, "" until it has one."""
     state: str = ""

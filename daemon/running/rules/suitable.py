@@ -60,12 +60,7 @@ def _cause(spec: StageSpec, config: Json, work: Work) -> _Cause | None:
     types = {kind for part in (config, nested) if isinstance(part, Mapping) and isinstance(kind := part.get("model_type"), str)}
     kind = shown(config.get("model_type"))
     if spec.text_only and spec.media_types.isdisjoint(types) and (media := media_of(config)):
-        if spec.media_types:
-            readers = ", ".join(sorted(spec.media_types))
-            return _Cause(
-                f"it is made of models of text, and of the types {readers}, and this one, of the type {kind}, reads {NOUNS[media]}"
-            )
-        return _Cause(f"it is made of models that read text alone, and this one, of the type {kind}, reads {NOUNS[media]}")
+        return _Cause(f"it can't be made of models of the type {kind}, which read {NOUNS[media]}")
     if spec.model_types and types and spec.model_types.isdisjoint(types):
         return _Cause(f"it is made of models of the types {', '.join(sorted(spec.model_types))}, and this one is of the type {kind}")
     if why := next((why for name, why in spec.not_types if name in types), None):
