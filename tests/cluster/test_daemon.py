@@ -55,44 +55,43 @@ def make_submitting(tmp_path: Path, site: SlurmSite) -> Iterator[Callable[..., S
     yield from making(Here, tmp_path)
 
 
-def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
+@pytest.fixture
+def held(make_submitting: Callable[..., Submitting], add: Add) -> Submitting:
+    """A daemon whose merge runs by Slurm, and stays at its second shard."""
     service = make_submitting()
     service.held.touch()
     add(service)
     service.start()
     service.wait_held()
-    (stage,) = [stage for job in service.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
+    return service
+
+
+def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Submitting, site: SlurmSite) -> None:
+    (stage,) = [stage for job in held.status()["jobs"] for stage in job["stages"] if stage["state"] == "running"]
     assert stage["place"]["scheduler"] == "slurm" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
     assert "ckptd." in site.run("squeue", "--me", "--noheader", "--format=%j")
-    service.held.unlink()
-    (job,) = service.wait_ended()
-    assert service.stop() == 0
-    assert job["state"] == "succeeded", service.log()[-3000:]
-    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
-    service.sound()
+    held.held.unlink()
+    (job,) = held.wait_ended()
+    assert held.stop() == 0
+    assert job["state"] == "succeeded", held.log()[-3000:]
+    assert sorted(held.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+    held.sound()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [Submitting.kill, Submitting.stop], ids=["killed", "stopped"])
-def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_runs(
-    make_submitting: Callable[..., Submitting], add: Add, end: Callable[[Submitting], object]
-) -> None:
-    service = make_submitting()
-    service.held.touch()
-    add(service)
-    service.start()
-    service.wait_held()
-    end(service)
+def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_runs(held: Submitting, end: Callable[[Submitting], object]) -> None:
+    end(held)
     time.sleep(2)
-    service.start()
-    service.wait_for(lambda v: v["daemon"]["running"] and service.process is not None and v["daemon"]["pid"] == service.process.pid, 60)
-    service.wait_held()
-    service.held.unlink()
-    (job,) = service.wait_ended()
-    assert service.stop() == 0
-    assert job["state"] == "succeeded", service.log()[-3000:]
-    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
-    service.sound()
+    held.start()
+    held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
+    held.wait_held()
+    held.held.unlink()
+    (job,) = held.wait_ended()
+    assert held.stop() == 0
+    assert job["state"] == "succeeded", held.log()[-3000:]
+    assert sorted(held.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+    held.sound()
 
 
 @pytest.mark.slow
@@ -113,40 +112,30 @@ def test_a_daemon_that_dies_around_the_handing_in_hands_nothing_in_twice(
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_away_ends_nothing(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
-    service = make_submitting()
-    service.held.touch()
-    add(service)
-    service.start()
-    service.wait_held()
+def test_a_controller_that_is_away_ends_nothing(held: Submitting, site: SlurmSite) -> None:
     site.stop_controller()
     try:
-        service.wait_for(lambda v: "gives no answer" in service.log())
-        service.held.unlink()
-        service.wait_for(lambda v: any(s["state"] == "succeeded" for job in v["jobs"] for s in job["stages"]), 60)
+        held.wait_for(lambda v: "gives no answer" in held.log())
+        held.held.unlink()
+        held.wait_for(lambda v: any(s["state"] == "succeeded" for job in v["jobs"] for s in job["stages"]), 60)
     finally:
         site.start_controller()
-    (job,) = service.wait_ended()
-    assert service.stop() == 0
-    assert job["state"] == "succeeded", service.log()[-3000:]
-    assert sorted(service.stages_begun()) == sorted(STAGES_OF_ONE)
-    assert "gives no answer" in service.log()
-    service.sound()
+    (job,) = held.wait_ended()
+    assert held.stop() == 0
+    assert job["state"] == "succeeded", held.log()[-3000:]
+    assert sorted(held.stages_begun()) == sorted(STAGES_OF_ONE)
+    assert "gives no answer" in held.log()
+    held.sound()
 
 
 @pytest.mark.slow
-def test_a_cancelled_export_is_cancelled_there(make_submitting: Callable[..., Submitting], add: Add, site: SlurmSite) -> None:
-    service = make_submitting()
-    service.held.touch()
-    add(service)
-    service.start()
-    service.wait_held()
-    (job,) = service.status()["jobs"]
-    assert service.run_verb("queue", "cancel", job["id"]) == 0, service.said
-    service.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"])
-    assert service.stop() == 0
+def test_a_cancelled_export_is_cancelled_there(held: Submitting, site: SlurmSite) -> None:
+    (job,) = held.status()["jobs"]
+    assert held.run_verb("queue", "cancel", job["id"]) == 0, held.said
+    held.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"])
+    assert held.stop() == 0
     assert site.run("squeue", "--me", "--noheader", "--states=R,PD") == ""
-    service.sound()
+    held.sound()
 
 
 @pytest.mark.slow
