@@ -23,7 +23,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_a_machine_that_has_all_is_named(settings: Settings, fake: FakeScheduler) -> None:
     here = examine_cluster(settings, fake)
     assert (here.problems, here.warnings) == ((), ())
-    assert "cores" in here.facts["fake"]
+    assert here.facts["cluster"].startswith("fake: ") and "cores" in here.facts["cluster"]
     assert list(settings.state_directory.glob("probe-*")) == [], "nothing of it is left"
 
 

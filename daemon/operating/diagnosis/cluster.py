@@ -31,6 +31,7 @@ class ClusterHere:
     """What was found, for each queue that is used."""
 
     facts: dict[str, str]
+    """`cluster`: the machines that answered."""
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -67,7 +68,8 @@ def examine_cluster(settings: Settings, scheduler: Scheduler | None = None) -> C
         if abs(skew) > SKEW_SECONDS:
             way = "ahead" if skew > 0 else "behind"
             warnings.append(f"cluster: the clock of {answer.host} is {abs(skew):.0f} s {way}; so are the times in its logs")
-    return ClusterHere(facts, tuple(problems), tuple(warnings))
+    answers = {"cluster": "; ".join(f"{name}: {answer}" for name, answer in facts.items())} if facts else {}
+    return ClusterHere(answers, tuple(problems), tuple(warnings))
 
 
 def _probe(settings: Settings, scheduler: Scheduler, queue: str) -> Probed | str:
