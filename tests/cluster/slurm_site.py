@@ -1,6 +1,7 @@
 """A real Slurm on this machine, without installation: the distribution's packages are fetched, unpacked and started in a folder.
 
-One controller and one machine, which is made to have more cores than this one. Nothing of it outlives `close`.
+One controller and one machine, which is made to have more cores than this one. Nothing of it outlives `close`, or the thread that made
+it.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class SlurmSite:
     def _daemon(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{program}.out", "ab") as output:
             return subprocess.Popen(
-                [self._tree / "usr/sbin" / program, *words], env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
     def _wait_until_idle(self) -> None:
