@@ -15,7 +15,6 @@ from daemon.config.settings import Settings
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.events import Event
-from daemon.contract.jobs.elsewhere import ORDERS
 from daemon.contract.jobs.options import Work
 from daemon.contract.values import build_models
 from daemon.journal.journal import Journal
@@ -23,6 +22,7 @@ from daemon.journal.rows import JobRow
 from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.monitoring.live import read_live
 from daemon.running.attempts.executor import Executor
+from daemon.running.cluster.by_stage import with_cluster
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.filesystems.private import private_files
@@ -56,16 +56,6 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
     return mine.settings.work if mine else None
 
 
-def executor_of(settings: Settings) -> Executor:
-    """What runs attempts by a configuration. A state whose attempts an earlier configuration handed to a scheduler is known by them."""
-    local, jobs = LocalExecutor(), settings.state_directory / "jobs"
-    if not settings.cluster.is_used and not any(jobs.glob(f"*/*/{ORDERS}")):
-        return local
-    from daemon.running.cluster.by_stage import with_cluster  # not before it is needed: it is light, and one module less is lighter
-
-    return with_cluster(settings.cluster, local)
-
-
 @contextmanager
 def engine(
     settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None, *,
@@ -78,7 +68,7 @@ def engine(
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
     build_models()
-    executor = executor or executor_of(settings)
+    executor = executor or with_cluster(settings.cluster, LocalExecutor())
     paths = prepare(state, settings.output.directory)
     with private_files(), locked(paths.lock):
         executor.prepare()

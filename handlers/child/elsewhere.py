@@ -21,10 +21,12 @@ from types import FrameType
 
 import psutil
 
+from daemon.contract.disk.attempt_files import JOB_FILE, LOG_FILE
 from daemon.contract.disk.attempt_log import AttemptLog
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.faults.oom import oom_kills
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, PROBE, PROBED, SAID, STOP, Claim, End, Orders, Probe, Probed
 from daemon.contract.jobs.messages import StageContext
@@ -43,7 +45,7 @@ class Worker:
 
     def __init__(self, folder: Path, orders: Orders) -> None:
         self.folder, self.orders = folder, orders
-        self.log = AttemptLog(folder / "log.txt", orders.log_size)
+        self.log = AttemptLog(folder / LOG_FILE, orders.log_size)
         self.terminated = self.asked = False
         self.peak = 0
         self._kills = oom_kills()
@@ -68,7 +70,7 @@ class Worker:
 
     def _job_file(self) -> Path:
         """The child's own job file: its parent is this process, and its threads are those that the scheduler gave."""
-        context = StageContext.model_validate_json((self.folder / "job.json").read_bytes())
+        context = StageContext.model_validate_json((self.folder / JOB_FILE).read_bytes())
         self._result = Path(context.result)
         cores = len(os.sched_getaffinity(0))
         given = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0) or min(cores, context.limits.threads)
@@ -135,15 +137,6 @@ def memory_of(pid: int) -> int:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
     return total
-
-
-def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory so far, on this machine or in any control group of it; proc_vmstat(5)."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def differing_from(versions: Mapping[str, str]) -> list[str]:

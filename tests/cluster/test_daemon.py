@@ -44,6 +44,14 @@ class Submitting(Toy):
         findings = examine(self.state, self.exports, quiescent=True, deep=True, executor=executor)
         assert findings.findings == (), findings
 
+    def ends_well(self) -> None:
+        """The export succeeds, each of its stages was begun once, and nothing is wrong afterwards."""
+        (job,) = self.wait_ended()
+        assert self.stop() == 0
+        assert job["state"] == "succeeded", self.log()[-3000:]
+        assert sorted(self.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+        self.sound()
+
 
 @pytest.fixture
 def make_submitting(tmp_path: Path, site: SlurmSite) -> Iterator[Callable[..., Submitting]]:
@@ -71,11 +79,7 @@ def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Submitting, sit
     assert stage["place"]["scheduler"] == "slurm" and stage["place"]["state"] == "running" and stage["place"]["host"], stage
     assert "ckptd." in site.run("squeue", "--me", "--noheader", "--format=%j")
     held.held.unlink()
-    (job,) = held.wait_ended()
-    assert held.stop() == 0
-    assert job["state"] == "succeeded", held.log()[-3000:]
-    assert sorted(held.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
-    held.sound()
+    held.ends_well()
 
 
 @pytest.mark.slow
@@ -87,11 +91,7 @@ def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_runs(held: Submit
     held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
     held.wait_held()
     held.held.unlink()
-    (job,) = held.wait_ended()
-    assert held.stop() == 0
-    assert job["state"] == "succeeded", held.log()[-3000:]
-    assert sorted(held.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
-    held.sound()
+    held.ends_well()
 
 
 @pytest.mark.slow

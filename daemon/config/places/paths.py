@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from daemon.contract.disk.attempt_files import JOB_FILE as JOB_FILE
+from daemon.contract.disk.attempt_files import LOG_FILE as LOG_FILE
+from daemon.contract.disk.attempt_files import RESULT_FILE as RESULT_FILE
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.disk.own_folders import opened
 from daemon.contract.faults.errors import FULL_DISK, TRANSIENT, CkptdError, Permanent, UsageError, from_oserror
@@ -24,14 +27,6 @@ INSTANCE = "instance"
 """File of a state directory with the random name that tells it from all others."""
 FOREGROUND = "foreground"
 """Folder of a state directory that holds those of exports in the foreground."""
-
-
-JOB_FILE = "job.json"
-"""What a child is told, in the folder of its attempt."""
-LOG_FILE = "log.txt"
-"""What the child and all that it starts print, in the same folder."""
-RESULT_FILE = "result.json"
-"""What the child answers, in the same folder."""
 
 
 @dataclass(frozen=True)

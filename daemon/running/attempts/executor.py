@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from daemon.contract.disk.attempt_files import JOB_FILE as JOB_FILE
+from daemon.contract.disk.attempt_files import LOG_FILE as LOG_FILE
 from daemon.contract.disk.files import write_atomic
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.stages import StageSpec
@@ -23,8 +25,6 @@ from daemon.contract.light import dataclass
 if TYPE_CHECKING:
     from daemon.contract.jobs.messages import StageContext
 
-JOB_FILE = "job.json"
-LOG_FILE = "log.txt"
 SILENCE_SECONDS = 900.0
 """Children send a heartbeat every few seconds, whatever the stage does; 15 minutes without any are enough even on a box that swaps."""
 LOG_SIZE = 16 << 20

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
+from daemon.contract.disk.attempt_files import RESULT_FILE
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ChildLimits, StageContext
@@ -66,7 +67,7 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
             if name in (*spec.needs, *spec.after) and row.state == "succeeded" and row.folder
         },
         staging=str(staging_of(paths, ready.attempt)),
-        result=str(folder / "result.json"),
+        result=str(folder / RESULT_FILE),
         temporary=str(folder / "tmp"),
         cache=str(paths.cache),
         work=job.work,

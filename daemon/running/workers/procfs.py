@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.contract.faults.oom import oom_kills as oom_kills
+
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _OWN_MEMORY = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
@@ -108,15 +110,6 @@ def memory(pids: Iterable[int]) -> int:
 def exact_memory(pids: Iterable[int]) -> int:
     """As `memory`, but a page that several processes share is counted once. Walks page tables: tens of milliseconds."""
     return sum(_sum(f"/proc/{pid}/smaps_rollup", _SHARED_OUT) or memory([pid]) for pid in pids)
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't tell."""
-    try:
-        rows = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
 
 
 def cpu_times(pids: Iterable[int]) -> dict[int, tuple[float, float, bool]]:
