@@ -7,8 +7,9 @@ are ISO 8601 in UTC. Fields may be added within a version; none is renamed, remo
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -201,10 +202,16 @@ class Artifact(ReportPart):
     figures: Json
     """What validation measured against the live model, the unit in each name; `error_max` is in standard deviations of the logits."""
 
-    @property
+    @cached_property
     def measured(self) -> ArtifactFigures:
         """`figures`, typed; without those of another kind than is expected."""
         return figures_of(self.figures, ArtifactFigures) or ArtifactFigures()
+
+    def __copy__(self) -> Self:
+        """Copy the fields alone: `model_copy` may give the copy other figures."""
+        copied = super().__copy__()
+        copied.__dict__.pop("measured", None)
+        return copied
 
 
 class Sample(ReportPart):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template, pass_context
+from jinja2.runtime import Context
 
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
@@ -55,12 +56,11 @@ class Usage:
         if variant is None or variant.usage is None:
             return "Its format does not say how it is run."
         about = variant.about[:1].upper() + variant.about[1:]
-        made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)  # Markdown  # noqa: S701
-        made.filters.update(units.FILTERS, md=self.prose, literal=literal, word=word)
+        own = {"checked": name in self._checked, "files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
         try:
-            template = made.from_string(variant.usage.read_text(encoding="utf-8"))
-            own = {"checked": name in self._checked, "files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
-            return template.render(variant=name, folder="." if self._within else name, about=about, **own, **self._facts).strip()
+            template = _compiled(variant.usage.read_text(encoding="utf-8"))
+            values = {"variant": name, "folder": "." if self._within else name, "about": about, "usage_texts": self} | own | self._facts
+            return template.render(values).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {self.prose(f'{type(error).__name__}: {error}')}"
 
@@ -87,6 +87,26 @@ class Usage:
             return None
         public = version.partition("+")[0]
         return public if re.fullmatch(r"[\w.!]+", public, re.ASCII) else None
+
+
+@pass_context
+def prose(context: Context, value: Any) -> str:
+    """The filter `md` of templates: `Usage.prose` of the `usage_texts` that they are filled with."""
+    usage: Usage = context["usage_texts"]
+    return usage.prose(value)
+
+
+@cache
+def _engine() -> Environment:
+    made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)  # Markdown  # noqa: S701
+    made.filters.update(units.FILTERS, md=prose, literal=literal, word=word)
+    return made
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str) -> Template:
+    """The template of a usage text. Compiling takes longer than filling, and a report fills each several times."""
+    return _engine().from_string(text)
 
 
 def escape(value: Any) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
+from jinja2 import Environment, pass_context
+from jinja2.runtime import Context
 
 from daemon.contract.disk.export_layout import README
 from daemon.contract.formats.declaration import Variant
@@ -28,7 +31,7 @@ from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
 from handlers.report.pages import caveats, html
 from handlers.report.units import is_number
-from handlers.report.usage import Usage
+from handlers.report.usage import Usage, prose
 
 _SENTENCES = "modules.json"
 """The file by which sentence-transformers knows its folders."""
@@ -69,9 +72,24 @@ def _of_artifact(report: Report, artifact: Artifact) -> str:
 
 
 def _filled(name: str, report: Report, usage: Usage, **values: object) -> str:
+    return (
+        _engine()
+        .get_template(name)
+        .render(report=report, metadata=metadata(report), based=_base_in_words(report), usage_texts=usage, **values)
+    )
+
+
+@cache
+def _engine() -> Environment:
     made = html.environment().overlay()
-    made.filters = made.filters | {"md": usage.prose, "usage": usage.text, "last": lambda path: PurePosixPath(path).name}
-    return made.get_template(name).render(report=report, metadata=metadata(report), based=_base_in_words(report), **values)
+    made.filters = made.filters | {"md": prose, "usage": _usage, "last": lambda path: PurePosixPath(path).name}
+    return made
+
+
+@pass_context
+def _usage(context: Context, variant: str) -> str:
+    usage: Usage = context["usage_texts"]
+    return usage.text(variant)
 
 
 def front_matter(keys: Mapping[str, Any]) -> str:
