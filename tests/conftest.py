@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 import structlog
 
+from daemon.config.sources import given_on_command_line
 from daemon.journal.journal import Journal
 from daemon.running.workers import containment
 from tests import marian, models
@@ -101,6 +102,13 @@ def own_logging() -> Iterator[None]:
     for handler in set(root.handlers) - set(handlers):
         handler.close()
     root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def own_options() -> Iterator[None]:
+    """What a verb that a test calls was given by `--set` ends with the test."""
+    yield
+    given_on_command_line.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -130,19 +130,32 @@ def test_what_installers_say_is_told_in_few_words() -> None:
 
 
 def test_commands_side_by_side_are_heard_line_by_line_and_end_with_what_is_raised(tmp_path: Path) -> None:
+    # A command waits for the file that it is given, or makes it.
     program = (
-        "import sys, time; print('a\\nb', end=''); sys.stdout.flush(); time.sleep(float(sys.argv[1])); print('c');"
-        f" sys.exit(int(sys.argv[2])) # {tmp_path}"
+        "import os, sys, time; print('a\\nb', end=''); sys.stdout.flush(); waits, path = sys.argv[1][0] == '-', sys.argv[1][1:];\n"
+        "while waits and not os.path.exists(path): time.sleep(0.01)\n"
+        f"waits or open(path, 'w').close(); print('c'); sys.exit(int(sys.argv[2])) # {tmp_path}"
     )
     heard: list[tuple[int, bytes]] = []
 
     def commands(*rows: tuple[str, str]) -> list[list[str]]:
         return [[sys.executable, "-c", program, *row] for row in rows]
 
-    ended = run_side_by_side(commands(("0.6", "3"), ("0", "0"), ("0", "4")), lambda *one: heard.append(one), most=2, environment=os.environ)
-    assert list(ended) == [(1, 0), (2, 4), (0, 3)]
+    waits = ("-" + str(tmp_path / "ended"), "3")
+
+    ended = run_side_by_side(
+        commands(waits, ("+" + str(tmp_path / "made"), "0"), ("+" + str(tmp_path / "last"), "4")),
+        lambda *line: heard.append(line),
+        most=2,
+        environment=os.environ,
+    )
+    assert [next(ended), next(ended)] == [(1, 0), (2, 4)]
+    (tmp_path / "ended").touch()
+    assert list(ended) == [(0, 3)]
     assert sorted(heard) == sorted((number, line) for number in range(3) for line in (b"a\n", b"bc\n"))
-    more = run_side_by_side(commands(("60", "0"), ("0", "0"), ("60", "0")), lambda *one: None, most=2, environment=os.environ)
+    more = run_side_by_side(
+        commands(("-never", "0"), ("+" + str(tmp_path / "made"), "0"), ("-never", "0")), lambda *one: None, most=2, environment=os.environ
+    )
     assert next(more)[0] == 1
     more.close()
     lives = [one for one in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(one)]
