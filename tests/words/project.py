@@ -186,7 +186,8 @@ def _caught(function: FUNCTION) -> Mapping[str, set[str]]:
     classes: dict[str, set[str]] = defaultdict(set)
     for node in ast.walk(function):
         if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
-            classes[node.name].update(map(last_name, node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]))
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            classes[node.name].update(map(last_name, kinds))
     return classes
 
 
