@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
+from daemon.contract.language import lists
 from daemon.contract.language.catalog import translated
 
 NOTHING = "–"
@@ -67,12 +68,12 @@ def percent(value: Any) -> str:
     if not is_number(value):
         return NOTHING
     text = f"{value * 100:.1f}".removesuffix(".0")
-    return f"{'99.9' if text == '100' and value < 1 else text} %"
+    return lists.percent("99.9" if text == "100" and value < 1 else text)
 
 
 def times(value: Any) -> str:
     """A ratio as "2.8 ×"."""
-    return f"{value:.2g} ×" if is_number(value) and value < 10 else f"{value:.0f} ×" if is_number(value) else NOTHING
+    return lists.times(f"{value:.2g}" if value < 10 else f"{value:.0f}") if is_number(value) else NOTHING
 
 
 def moment(value: Any) -> str:

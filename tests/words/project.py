@@ -30,6 +30,8 @@ class Project:
         self._calls: dict[str, list[ast.Call]] = defaultdict(list)
         self._inside: dict[int, ast.AST | None] = {}
         self._classes: dict[str, list[str]] = {}
+        self._kinds: dict[str, set[str]] = defaultdict(set)
+        """Class of ours → those made of it, itself too."""
         self._imports: dict[str, dict[str, str]] = defaultdict(dict)
         for folder in FOLDERS:
             for path in sorted((root / folder).rglob("*.py")):
@@ -49,6 +51,8 @@ class Project:
             owner = node
             fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
             self._classes[node.name] = [target.id for target in fields if isinstance(target, ast.Name)]
+            for base in (node.name, *map(last_name, node.bases)):
+                self._kinds[base].add(node.name)
         elif isinstance(node, ast.ImportFrom):
             self._imports[name].update({alias.asname or alias.name: (node.module or "").replace(".", "/") for alias in node.names})
         elif isinstance(node, ast.Call):
@@ -64,9 +68,12 @@ class Project:
             self._visit(child, name, function, owner)
 
     def named(self, node: ast.Name) -> Iterator[ast.AST]:
-        """What a name can be: what its function gives it or is called with, else the constant that it means."""
+        """What a name can be: what its function gives it, catches as it or is called with, else the constant that it means."""
         function, known = self._inside.get(id(node)), False
         while isinstance(function, FUNCTION) and not known:
+            for kind in _caught(function).get(node.id, ()):
+                known = True
+                yield from self._made(kind)
             for value in (*_local(function).get(node.id, ()), *self._passed(function, node.id)):
                 known = True
                 if value is not None:
@@ -75,12 +82,17 @@ class Project:
         if not known:
             yield from (value for value in self._constants.get(node.id, ()) if self._means(node.id, value, node))
 
+    def _made(self, kind: str) -> Iterator[ast.AST]:
+        """What errors of a class of ours are made of."""
+        for name in self._kinds[kind] if kind in self._classes else ():
+            yield from (argument for call in self._calls.get(name, ()) for argument in call.args)
+
     def fields(self, name: str) -> Iterator[ast.AST]:
         """What an attribute of that name can be: of a keyword, an assignment, a property, or a place in a call of its class."""
         yield from self._fields.get(name, ())
         functions = self._functions.get(name, ())
         for function in functions if len(functions) <= FEW else ():
-            yield from self._returned(function)
+            yield from self.returns(function)
         for owner, names in self._classes.items():
             if name in names:
                 yield from (call.args[names.index(name)] for call in self._calls.get(owner, ()) if names.index(name) < len(call.args))
@@ -90,7 +102,7 @@ class Project:
         for function in self._functions.get(callee_of(call), ()):
             plain = isinstance(call.func, ast.Name) and self._means(call.func.id, function, call)
             if plain or (isinstance(call.func, ast.Attribute) and self._is_method(call.func, function)):
-                yield from self._returned(function)
+                yield from self.returns(function)
 
     def _is_method(self, node: ast.Attribute, function: ast.AST) -> bool:
         """Whether `OBJECT.name` is that function: of that module, of this file's class, or the only one of that name."""
@@ -99,9 +111,14 @@ class Project:
         of_module = there.removesuffix(".py") == f"{self._imports[here].get(owner)}/{owner}"
         return of_module or (owner in ("self", "cls") and here == there) or len(self._functions[node.attr]) == 1
 
-    def _returned(self, function: ast.AST) -> Iterator[ast.AST]:
+    def returns(self, function: ast.AST) -> Iterator[ast.AST]:
+        """What a function can return."""
         for node in ast.walk(function):
-            if isinstance(node, ast.Return | ast.Yield) and node.value is not None and self._inside.get(id(node)) is function:
+            if (
+                isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
+                and node.value is not None
+                and self._inside.get(id(node)) is function
+            ):
                 yield node.value
 
     def _means(self, name: str, target: ast.AST, place: ast.AST) -> bool:
@@ -124,11 +141,16 @@ class Project:
         behind = len(ordered) - ordered.index(name) if name in ordered else 0
         if 0 < behind <= len(function.args.defaults):
             yield function.args.defaults[-behind]
+        yield from (
+            default
+            for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+            if argument.arg == name and default is not None
+        )
 
 
 def callee_of(call: ast.Call) -> str:
     """The name of what is called, without where it is from."""
-    return call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return last_name(call.func)
 
 
 def given(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -151,6 +173,22 @@ def _each(target: ast.expr, values: list[ast.expr]) -> Iterator[tuple[ast.expr, 
             yield from zip(target.elts, value.elts if alike else [value] * len(target.elts), strict=True)
         else:
             yield target, value
+
+
+def last_name(node: ast.expr) -> str:
+    """A name without what it is of; "" for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+@cache
+def _caught(function: FUNCTION) -> Mapping[str, set[str]]:
+    """Each name by which a function catches errors, with their classes."""
+    classes: dict[str, set[str]] = defaultdict(set)
+    for node in ast.walk(function):
+        if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            classes[node.name].update(map(last_name, kinds))
+    return classes
 
 
 @cache

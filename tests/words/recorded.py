@@ -28,7 +28,7 @@ COMPILED = FILE.with_suffix(".mo")
 WORDS = {
     "alone": ("rejected", "starting"),
     "able": ("nothing",),
-    "choice": ("appeared", "it", "missing", "them"),
+    "choice": ("always", "appeared", "it", "missing", "never", "them"),
     "damaged": ("damaged",),
     "figure": ("KL", "agreement", "logit error"),
     "has": ("has", "lacks"),

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.words.project import Project, callee_of
+from tests.words.project import FUNCTION, Project, callee_of, given, last_name
 from tests.words.templates import is_prose, parts_of, template_of, terms_of
 
 ERRORS = frozenset({"CkptdError", "Permanent", "Retryable", "UsageError", "Fault", "after"})
@@ -24,11 +24,15 @@ SHOWN = frozenset({
 """Keywords whose values a person reads."""
 PROGRESS = frozenset({"progress", "_progress"})
 """Functions that are called with a share and what is done."""
+COLLECTED = frozenset({"notes", "problems", "reasons", "warnings"})
+"""Names of lists of such texts, which functions are given and add to."""
+TELLING = re.compile(r"(?:^|_)(?:faults?|problems|warnings|difference)$")
+"""Functions that return such texts, or None: some are looked up by their name."""
 IN_MAPPINGS = frozenset({"operation", "cause", "remedy", "needs", "told"})
 """Names in a mapping whose values are such texts."""
 TEXTS = SHOWN | {
-    "advice", "delete", "does", "fix", "lacks", "limit", "means", "note", "problem", "purpose", "reason", "refusal", "refused", "said",
-    "sentence", "text", "texts", "what", "words",
+    "advice", "delete", "does", "failing_types", "fix", "lacks", "limit", "manual", "meaning", "means", "not_types", "note", "problem",
+    "purpose", "reason", "refusal", "refused", "said", "sentence", "text", "texts", "what", "words",
 }  # fmt: skip
 """Attributes whose values are followed."""
 OTHERS = frozenset({"translated", "translated_plural", "to_translate"})
@@ -36,14 +40,15 @@ OTHERS = frozenset({"translated", "translated_plural", "to_translate"})
 OF_OBJECT = frozenset(
     {"join", "format", "get", "removesuffix", "removeprefix", "replace", "rstrip", "strip", "capitalize", "items", "values"}
 )
-OF_ARGUMENTS = frozenset({"join", "get", "next", "sorted", "list", "tuple", "filter", "format", "fromkeys", "shortened", "cast"})
+OF_ARGUMENTS = frozenset({"join", "get", "next", "sorted", "list", "tuple", "filter", "format", "fromkeys", "shortened", "cast", "str"})
 """Methods and functions whose result is made of what they are called on, or with."""
-DEPTH = 7
+DEPTH = 10
 """How many names, calls and returns a text is followed through."""
 APART = (
     "daemon/cli/views/", "daemon/cli/demo/", "daemon/journal/outbox.py", "daemon/operating/monitoring/metrics.py", "handlers/report/",
     "daemon/config/reference.py", "daemon/config/template.py", "daemon/contract/advice/", "handlers/demo/", "handlers/texts/built_in.py",
     "daemon/contract/disk/answers.py", "daemon/running/rules/reads.py", "handlers/folder/hard_texts.py",
+    "handlers/folder/examples/", "handlers/validate/files/probes.py", "handlers/onnx/activations/contract.py",
     "handlers/validate/outside/chat.py", "handlers/executorch/runner/runner_trial.py",
 )  # fmt: skip
 """Files whose sentences are translated where they are made, or are for no person."""
@@ -51,7 +56,13 @@ WHOLE = (
     "daemon/checkpoints/", "daemon/config/", "daemon/operating/diagnosis/", "daemon/operating/monitoring/", "daemon/running/rules/",
     "daemon/publishing/exchange/", "daemon/contract/models/", "daemon/contract/sharded/", "daemon/contract/disk/", "daemon/watching/",
     "daemon/system/filesystems/disks.py", "daemon/system/processes/rivals.py", "daemon/publishing/keeping.py",
-    "daemon/publishing/retention.py", "daemon/installing/", "handlers/validate/findings.py",
+    "daemon/publishing/retention.py", "daemon/installing/", "handlers/validate/findings.py", "handlers/validate/files/",
+    "handlers/validate/folders/", "handlers/validate/length/", "handlers/validate/outside/", "handlers/validate/speeds/",
+    "handlers/validate/twins/", "handlers/convert/", "handlers/gguf/reading/", "handlers/gguf/twin/", "handlers/merge/engine/readback.py",
+    "handlers/models/sentence.py", "handlers/static_programs/published/feeding.py",
+    "daemon/contract/jobs/fallbacks.py", "daemon/contract/jobs/options.py", "daemon/contract/jobs/verdicts.py",
+    "daemon/journal/rewrites.py", "daemon/operating/measuring/", "daemon/operating/service.py", "daemon/publishing/telling/",
+    "daemon/operating/integrity/maintenance.py",
 )  # fmt: skip
 """Folders of which every sentence is shown."""
 _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
@@ -81,6 +92,10 @@ class Templates:
         for name, tree in self._project.trees.items():
             for node in _shown(tree, whole=name.startswith(WHOLE)):
                 self._follow(node, 0)
+            for node in ast.walk(tree):
+                if isinstance(node, FUNCTION) and TELLING.search(node.name) and "str" in ast.unparse(node.returns or ast.Constant(None)):
+                    for value in self._project.returns(node):
+                        self._follow(value, 0)
         while self._queue:
             node, depth = self._queue.popleft()
             for part, more in self._step(node):
@@ -170,6 +185,7 @@ def _shown(tree: ast.AST, *, whole: bool) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value in IN_MAPPINGS)
+        yield from (value for target, value in given(node) if last_name(target) in COLLECTED)
         if whole and isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in apart:
             yield node
 

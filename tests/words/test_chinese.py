@@ -10,6 +10,9 @@ from pathlib import Path
 import apprise
 import pytest
 
+from daemon.contract.language.catalog import use_language
+from daemon.contract.language.recorded import translated_text
+from tests.words.messages import translations
 from tests.words.written import BLOCK, ROOT, SEVERAL_MEANINGS, blocks, commands, spans, terms
 
 DOCS = ROOT / "docs"
@@ -127,6 +130,20 @@ def test_a_section_has_the_chinese_form_of_each_term_that_the_english_one_has(na
             if term not in SEVERAL_MEANINGS and re.search(rf"\b{term}s?\b", prose) and form not in chinese:
                 lacking.append((english.splitlines()[0], term))
     assert lacking == []
+
+
+SHOWN = re.compile(r"“([^”]+)”（(?:英文为 ?)?[`\"]([^`\"]+)[`\"]")
+"""What the terminal shows in Chinese, with its English."""
+
+
+@pytest.mark.parametrize(("name", "least"), [("operating.md", 7), ("troubleshooting.md", 12)])
+def test_what_a_page_says_the_terminal_shows_is_what_it_shows(name: str, least: int) -> None:
+    known = {english.removesuffix(", and what the columns mean"): forms[0] for english, forms in translations().items()}
+    pairs = [(english, chinese) for chinese, english in SHOWN.findall(text_of(name)) if english not in ("Fix:", "error")]
+    with use_language("zh_CN"):
+        shown = [(english, {known.get(english, ""), translated_text(english)}) for english, _ in pairs]
+    assert [pair for pair, (_, forms) in zip(pairs, shown, strict=True) if pair[1] not in forms] == []
+    assert len(pairs) >= least
 
 
 def test_urls_of_services_are_some_that_apprise_takes() -> None:

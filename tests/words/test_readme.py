@@ -14,7 +14,7 @@ _TRANSLATED = re.compile(r"\s+#(?! +\[).*|  +.*|（.*?）|\(.*?\)")
 """Within a block of code: a comment, a second column, what stands in brackets."""
 _SHOWN = {
     "产物": "artifact", "成功：/home/me/exports/my-run/step-150": "succeeded: /home/me/exports/my-run/step-150",
-    "部署 onnx：速度为 PyTorch 的 5.2 ×，与实时模型的一致率 100 %，…；原因见 report.html。":
+    "部署 onnx：速度为 PyTorch 的 5.2 倍，与实时模型的一致率 100%，…；原因见 report.html。":
         "Deploy onnx: 5.2 ×  as fast as PyTorch, 100 % agreement with the live model, …; report.html says why.",
 }  # fmt: skip
 """What a terminal prints in Chinese → in English."""

@@ -153,6 +153,7 @@ def test_no_english_is_left_of_a_fault_whose_parts_are_known() -> None:
       "无法读取它的分片：它不是 torch.save 的完整归档（File is not a zip file）；latest还不在"),
      ("'03:00' is no cron expression of five fields (Wrong number of fields; got 1, expected 5); try '* 20-23,0-6 * * *'",
       "'03:00' 不是有五个字段的 cron 表达式（Wrong number of fields; got 1, expected 5）；试试 '* 20-23,0-6 * * *'"),
+     ('"a; b": it is a file, not a directory', '"a; b"：它是文件，而不是目录'),
      ("rejected", "被拒绝"), ("toolchain missing", "缺少工具链"),
      ("exporting with dynamo-eager, opset 18", "正在用 dynamo-eager 导出，opset 18"),
      ("--set (command line) for limits.jobs: must be a whole number; for example 2",

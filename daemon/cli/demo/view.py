@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.contract.jobs.plan import find_spec
-from daemon.contract.language.catalog import to_translate, translated
+from daemon.contract.language.catalog import to_translate, translated, translated_text
+from daemon.contract.language.lists import clauses, labelled
 from daemon.contract.values import Json
 from daemon.operating.monitoring.status import JobStatus, Snapshot
 
@@ -50,7 +51,7 @@ class Training:
         if kind == "corpus":
             self.state = to_translate("reading")
             self.about = translated("{count:,} docstrings of the standard library").format(count=event["docstrings"])
-            return f"{self.title}: {self.about}"
+            return labelled(self.title, self.about)
         if kind == "tokenizer":
             self.about = translated("byte-level BPE, {count:,} tokens").format(count=event["vocabulary"])
             return translated("{title}: {what}, learnt").format(title=self.title, what=self.about)
@@ -196,9 +197,10 @@ def changes(before: Snapshot, after: Snapshot) -> list[str]:
             if stage.state != states.get(stage.name) and stage.state in ("running", "succeeded", "failed", "skipped"):
                 ended = stage.seconds and stage.state != "running"
                 took = " " + translated("in {seconds:.1f} s").format(seconds=stage.seconds) if ended else ""
-                why = f": {stage.error}" if stage.error else ""
-                lines.append(f"ckptd: {name}: {stage.name} {translated(stage.state)}{took}{why}")
+                said = f"{stage.name} {translated(stage.state)}{took}"
+                lines.append(labelled("ckptd", labelled(name, labelled(said, translated_text(stage.error)) if stage.error else said)))
         if job.state in ENDED and (known is None or known.state != job.state):
-            verdicts = ", ".join(f"{variant} {translated(verdict)}" for variant, verdict in job.artifacts.items())
-            lines.append(f"ckptd: {name} {translated(job.state)}: {verdicts or job.error or translated('no artifact')}")
+            verdicts = clauses(f"{variant} {translated(verdict)}" for variant, verdict in job.artifacts.items())
+            why = verdicts or translated_text(job.error or "") or translated("no artifact")
+            lines.append(labelled("ckptd", labelled(f"{name} {translated(job.state)}", why)))
     return lines

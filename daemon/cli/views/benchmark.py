@@ -12,7 +12,7 @@ from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
-from daemon.contract.language.lists import after_each_other, bracketed, clauses, sentences
+from daemon.contract.language.lists import after_each_other, bracketed, clauses, percent, sentences
 from daemon.operating.log.wrapping import width_of
 from daemon.system.box import human
 
@@ -183,7 +183,7 @@ def spread(value: Spread | None, say: Callable[[float], str], quartiles: bool = 
         return NOTHING
     if not quartiles or value.rounds < 2 or not value.median:
         return say(value.median)
-    return f"{say(value.median)} ±{_percent(value)} %"
+    return f"{say(value.median)} ±{percent(_percent(value))}"
 
 
 def _percent(value: Spread) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.language.catalog import to_translate, translated, translated_text
-from daemon.contract.language.lists import labelled, spaced
+from daemon.contract.language.lists import labelled, percent, spaced
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
 from daemon.system.box import human
@@ -25,7 +25,7 @@ Say = Callable[[Any], str]
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
+    return percent(f"{100 * value:.4g}")
 
 
 def _loss(value: float) -> str:

@@ -10,6 +10,7 @@ from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.jobs.run_figures import METRICS, figure
 from daemon.contract.language.catalog import translated, translated_text
+from daemon.contract.language.lists import percent
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
 from daemon.system.box import human
@@ -57,7 +58,7 @@ def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
 
 
 def _figures(artifact: QualityOfArtifact, metric: str | None) -> list[Cell]:
-    agree = "–" if artifact.agreement is None else f"{100 * artifact.agreement:.4g} %"
+    agree = "–" if artifact.agreement is None else percent(f"{100 * artifact.agreement:.4g}")
     if artifact.verdict != "passed":
         cells = [Cell(translated(artifact.verdict), STATE_STYLE.get(artifact.verdict, "")), Cell(agree)]
     else:

@@ -21,7 +21,7 @@ from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
-from daemon.contract.language.lists import bracketed, clauses, labelled, sentences, spaced, verdicts_of
+from daemon.contract.language.lists import bracketed, clauses, labelled, percent, sentences, spaced, verdicts_of
 from daemon.contract.language.lists import names as list_names
 from daemon.journal.states import CANCELLED, ENDED_JOB, ENDED_STAGE
 from daemon.operating.log.wrapping import width_of
@@ -385,7 +385,7 @@ def _in_short(job: JobStatus) -> str:
     """The same in words of few letters, without the names of stages and variants."""
     if _running(job):
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
-        return clauses([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
+        return clauses([percent(f"{100 * done / len(job.stages):.0f}"), *_left_in_short(job)])
     if job.artifacts and job.state != CANCELLED and not (job.reason and job.state != "partial"):
         verdicts = list(job.artifacts.values())
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
@@ -414,7 +414,7 @@ def _at_least_a_minute(seconds: float) -> str:
 
 
 def _progress(stage: StageStatus) -> str:
-    return f"{stage.name} {100 * (stage.fraction or 0):.0f} %"
+    return f"{stage.name} {percent(f'{100 * (stage.fraction or 0):.0f}')}"
 
 
 def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:

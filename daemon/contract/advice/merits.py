@@ -9,7 +9,7 @@ import functools
 import re
 
 from daemon.contract.language.catalog import language, to_translate, translated
-from daemon.contract.language.lists import clauses
+from daemon.contract.language.lists import clauses, percent, times
 
 AS_FAST = to_translate("{speed} as fast as PyTorch")
 AS_FAST_IN_TURNS = to_translate("{speed} ({turns}) as fast as PyTorch")
@@ -36,11 +36,13 @@ def in_words(stored: str) -> str:
 def _in_words(merit: str) -> str:
     for template in _ALL:
         if match := _pattern(template).fullmatch(merit):
-            return translated(template).format(**{name: _span(value) for name, value in match.groupdict().items()})
+            return translated(template).format(**{name: _shown(value) for name, value in match.groupdict().items()})
     return merit
 
 
-def _span(value: str) -> str:
+def _shown(value: str) -> str:
+    if value.endswith((" %", " ×")):
+        return (percent if value[-1] == "%" else times)(value[:-2])
     low, to, high = value.partition(" to ")
     return translated("{low} to {high}").format(low=low, high=high) if to else value
 

@@ -29,7 +29,7 @@ from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import StepPoint
 from daemon.contract.jobs.run_figures import METRICS, figure, is_measured, passed
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.lists import clauses, names
+from daemon.contract.language.lists import clauses, names, times
 
 METRIC_NAMES = {
     "perplexity": to_translate("perplexity"), "accuracy": to_translate("accuracy"), "macro_f1": to_translate("macro f1"),
@@ -253,7 +253,7 @@ def size_said(metric: str, between: Difference) -> str:
 
 def _ratio_said(ratio: tuple[float, float, float]) -> str:
     value, low, high = (f"{number:.3g}" for number in ratio)
-    return translated("{value}, {low} to {high}").format(value=f"{value} ×", low=low, high=high)
+    return translated("{value}, {low} to {high}").format(value=times(value), low=low, high=high)
 
 
 def beside_live(ratio: tuple[float, float] | None) -> str:

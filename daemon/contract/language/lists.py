@@ -42,6 +42,16 @@ def bracketed(text: str, more: str) -> str:
     return f"{text}（{more}）" if language() == "zh_CN" else f"{text} ({more})"
 
 
+def percent(number: str) -> str:
+    """A number of hundredths with its sign."""
+    return f"{number}%" if language() == "zh_CN" else f"{number} %"
+
+
+def times(number: str) -> str:
+    """How many times as much of something."""
+    return f"{number} 倍" if language() == "zh_CN" else f"{number} ×"
+
+
 def verdicts_of(artifacts: Mapping[str, str]) -> str:
     """Each variant of an export with its verdict."""
     if language() == "zh_CN":

@@ -107,11 +107,18 @@ class Work:
         readings = [self._cut(template, cut, depth) for cut in cuts]
         reading = min(readings, key=lambda reading: reading.unread)
         least = reading.unread
-        if not template.literals[0] and template.names[0] not in template.sentences and (has_joint(cuts[0][0]) or _WORDS.match(cuts[0][0])):
-            reading = reading._replace(unread=reading.unread + _ODD, is_english=reading.is_english or bool(_WORDS.match(cuts[0][0])))
+        if not template.literals[0] and self._is_odd(template, cuts[0][0], depth):
+            words = template.names[0] not in template.sentences and bool(_WORDS.match(cuts[0][0]))
+            reading = reading._replace(unread=reading.unread + _ODD, is_english=reading.is_english or words)
         reaches = (reading.first == Edge.MOVED and has_joint(cuts[0][0])) or (reading.last == Edge.MOVED and has_joint(cuts[0][-1]))
         alike = {other.chinese for other in readings if other.unread == least}
         return kept(text, reading.unread) if reading.is_english or reaches or len(alike) > 1 else reading
+
+    def _is_odd(self, template: Template, first: str, depth: int) -> bool:
+        """Whether a value that a clause begins with has marks or words in it, and is not read as a sentence that may stand there."""
+        if template.names[0] in template.sentences:
+            return has_joint(first) and self._value(template, template.names[0], first, depth) is None
+        return has_joint(first) or bool(_WORDS.match(first))
 
     def _cut(self, template: Template, values: tuple[str, ...], depth: int) -> Reading:
         """Values without anything between them are one text, in the place of the last."""

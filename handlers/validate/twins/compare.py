@@ -87,7 +87,8 @@ def _worst(wrong: Sequence[Wrong]) -> str | None:
     if worst.misrounded is None:
         return f"its weight {worst.name} is none of the merged model's{others}"
     misrounded = worst.misrounded
-    rows = f"row {misrounded.row}" + (f" and {misrounded.rows - 1} others are" if misrounded.rows > 1 else " is")
+    row = misrounded.row
+    rows = f"row {row} and {misrounded.rows - 1} others are" if misrounded.rows > 1 else f"row {row} is"
     which = f"its weight {worst.name}, which is {worst.parameter} of the merged model"
     if not misrounded.share:
         return f"of {which}, {rows} rounded in steps {misrounded.steps:.2g} times too coarse{others}"
