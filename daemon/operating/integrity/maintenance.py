@@ -28,6 +28,7 @@ from daemon.journal.file import backups
 from daemon.journal.file.database import Database, mark_suspect, reading_as_it_is
 from daemon.journal.file.upgrades import version_of
 from daemon.journal.journal import Journal
+from daemon.journal.legible import object_of
 from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
 from daemon.journal.sql import schema_version
@@ -106,8 +107,7 @@ def _still_wrong(journal: Journal, suspicion: Json | None) -> str | None:
 def rebuilt_state(database: Database) -> Json | None:
     """How this journal was rebuilt after damage; None if it never was."""
     rows = database.read("SELECT value FROM control WHERE name = ?", REBUILT)
-    value = json.loads(rows[0][0]) if rows else None
-    return value if isinstance(value, dict) else None
+    return object_of(rows[0][0]) if rows else None
 
 
 # Rebuilding
