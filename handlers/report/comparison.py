@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.contract import units
 from daemon.contract.advice.which import beside_live, joined
 from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.language.lists import clauses
-from handlers.report import units
 from handlers.report.model import Artifact, Compared, Comparison, Report
 from handlers.report.samples import visible
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.config.places.paths import Paths
+from daemon.contract import units
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
@@ -33,7 +34,7 @@ from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
 from daemon.journal.sql import schema_version
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
-from daemon.system.box import free_disk, human
+from daemon.system.box import free_disk
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import reason_of
 
@@ -211,7 +212,7 @@ def see_room(folder: Path, size: int, reserve: int) -> None:
     if free - size < reserve:
         raise Retryable(
             FaultCode.DISK_NOW, "back the journal up",
-            f"it needs {human(size)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}",
+            f"it needs {units.size(size)}, {units.size(free)} are free and limits.disk_reserve reserves {units.size(reserve)}",
             "free space there; the next backup runs as scheduled", path=folder,
         )  # fmt: skip
 
