@@ -144,7 +144,7 @@ def odd_rows(connection: sqlite3.Connection) -> Iterator[str]:
     """Rows of any age whose state or JSON is not valid."""
     for table, texts in JSON_COLUMNS.items():
         columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}  # an earlier version's may lack some
-        odd = [f"NOT json_valid({text})" for text in texts if text in columns]  # NULL, which is no text, is neither valid nor odd
+        odd = [f"({text} IS NOT NULL AND NOT json_valid({text}))" for text in texts if text in columns]
         if table in _STATES and columns:
             listed = ", ".join(f"'{state}'" for state in _STATES[table])
             odd.append(f"state NOT IN ({listed})")
