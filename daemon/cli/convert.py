@@ -151,9 +151,9 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
     free = shutil.disk_usage(staging).free
     if free < size + _ROOM:
-        from daemon.system.box import human
+        from daemon.contract import units
 
-        cause = f"it needs up to {human(size + _ROOM)}, and {human(free)} are free there"
+        cause = f"it needs up to {units.size(size + _ROOM)}, and {units.size(free)} are free there"
         raise Retryable(FaultCode.DISK_NOW, OPERATION, cause, "free space there, or give a folder on another disk", path=staging.parent)
 
     def heard(line: bytes) -> None:

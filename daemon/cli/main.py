@@ -191,7 +191,7 @@ def export(
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
         raise UsageError(
-            FaultCode.BAD_OPTION, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
+            FaultCode.BAD_OPTION, "export", "no checkpoint was given", "give the path of a checkpoint: ckptd export RUN/checkpoint-500"
         )
     configuration.make_only(to or (), deploy or ())
     for path in (checkpoint, output, base, *map(Path, add or ())):

@@ -19,6 +19,7 @@ import typer
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.cli.groups import place
 from daemon.cli.views.markup import say, terminal
+from daemon.contract import units
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
@@ -106,13 +107,12 @@ def _with_verdict(verification: Verification) -> Json:
 
 
 def _print_verification(verification: Verification) -> None:
-    from daemon.system.box import human
 
     count = len(verification.problems)
     differences = translated_plural("{count} difference", "{count} differences", count).format(count=count)
     state = translated("sound") if verification.sound else differences
-    read = translated("{files} files, {size}, {seconds:.1f} s").format(
-        files=verification.files, size=human(verification.bytes), seconds=verification.seconds
+    read = translated("{files} files, {size}, {time}").format(
+        files=verification.files, size=units.size(verification.bytes), time=units.duration(verification.seconds)
     )
     say(labelled(str(verification.folder), bracketed(state, read)))
     for problem in verification.problems:
@@ -153,8 +153,8 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
 def _print_findings(findings: Findings) -> None:
     count = len(findings.findings)
     summary = translated("{count} findings").format(count=count) if count else translated("no problems found")
-    read = translated("{jobs} jobs, {exports} exports, {seconds:.1f} s").format(
-        jobs=findings.jobs, exports=findings.exports, seconds=findings.seconds
+    read = translated("{jobs} jobs, {exports} exports, {time}").format(
+        jobs=findings.jobs, exports=findings.exports, time=units.duration(findings.seconds)
     )
     say(labelled(str(findings.state), bracketed(summary, read)))
     for finding in findings.findings:
@@ -288,12 +288,11 @@ def _ids(state: Path, ask: Callable[[sqlite3.Connection], set[str]]) -> set[str]
 
 
 def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, dry_run: bool) -> None:
-    from daemon.system.box import human
 
     for removal in removed:
         line = translated("would remove {path} ({size})") if dry_run else translated("removed {path} ({size})")
-        say(line.format(path=removal.path, size=human(removal.freed)))
+        say(line.format(path=removal.path, size=units.size(removal.freed)))
     for export, reason in kept:
         say(translated("kept {path}: {reason}").format(path=export.path, reason=translated_text(reason)))
     line = translated("{count} exports, {size} would be freed") if dry_run else translated("{count} exports, {size} freed")
-    say(line.format(count=len(removed), size=human(sum(removal.freed for removal in removed))))
+    say(line.format(count=len(removed), size=units.size(sum(removal.freed for removal in removed))))

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from daemon.cli.groups import GROUPS
 from daemon.cli.views.markup import say
@@ -36,6 +37,7 @@ class Group(TyperGroup):
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None:
             take_as_they_are(command.get_params(ctx))
+            command.parse_args = functools.partial(_parsed, command)
             if language() != "en" and not isinstance(command, Group):
                 command.format_help = functools.partial(_write_page, command)
         return command
@@ -53,6 +55,16 @@ class Group(TyperGroup):
         for title, names in groups_of(self.commands):
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+
+
+def _parsed(command: Any, ctx: Any, args: list[str]) -> list[str]:
+    """Return what is left of a verb's words. A mistake in them is one of this verb: the parser forgets where an option lacks its value."""
+    try:
+        rest: list[str] = type(command).parse_args(command, ctx, args)
+    except TyperException as error:
+        vars(error).update(ctx=getattr(error, "ctx", None) or ctx)
+        raise
+    return rest
 
 
 def groups_of(names: Collection[str]) -> Iterator[tuple[str, list[str]]]:

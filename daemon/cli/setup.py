@@ -127,13 +127,13 @@ def init(
 
 
 def _look() -> Proposal:
-    from daemon.cli.views.layout import duration
+    from daemon.contract import units
     from daemon.installing.discovery import look
 
     say_error(translated("Looking for trainings and models on this machine …"))
     proposal = look()
     for root in proposal.roots:
-        ago = duration(max(0.0, time.time() - root.newest))
+        ago = units.running(max(0.0, time.time() - root.newest))
         line = translated_plural(
             "{path}: {count} run, the newest checkpoint {ago} old", "{path}: {count} runs, the newest checkpoint {ago} old", root.runs
         )

@@ -40,7 +40,7 @@ def _chains(settings: Settings) -> Toolchains:
 @_app.command("list", epilog="Example: ckptd toolchain list")
 def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List the toolchains, and show which are installed."""
-    from daemon.system.box import human
+    from daemon.contract import units
     from daemon.toolchains.overview import describe
 
     value = describe(_chains(load_settings(config)))
@@ -48,8 +48,8 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         print_json({"toolchains": value})
         return
     for name, row in value.items():
-        size = human(sum(folder.size for folder in row.folders))
-        there = translated(", of which {size} are there already").format(size=human(row.downloaded)) if row.downloaded else ""
+        size = units.size(sum(folder.size for folder in row.folders))
+        there = translated(", of which {size} are there already").format(size=units.size(row.downloaded)) if row.downloaded else ""
         cure = translated("{state}; `{command}` installs it: {costs}")
         missing = (
             cure.format(state=translated_text(row.state), command=row.command, costs=translated_text(row.costs)) + there
@@ -92,12 +92,12 @@ def install(
 @_app.command(epilog="Example: ckptd toolchain remove optimum")
 def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Remove a toolchain that no export is using."""
-    from daemon.system.box import human
+    from daemon.contract import units
     from daemon.toolchains.install import remove as take_away
 
     freed = take_away(_chains(load_settings(config)), name)
     print_json({"name": name, "freed": freed}) if json_ else say(
-        translated("{name} is removed; {size} were freed.").format(name=name, size=human(freed))
+        translated("{name} is removed; {size} were freed.").format(name=name, size=units.size(freed))
     )
 
 
@@ -133,10 +133,10 @@ def _row(installed: Installed) -> dict[str, Any]:
 
 
 def _show(installed: Installed, said: str, *, as_json: bool) -> None:
-    from daemon.system.box import human
+    from daemon.contract import units
 
     if as_json:
         print_json(_row(installed))
     else:
         manifest = installed.manifest
-        say(said.format(name=manifest.name, size=human(manifest.size), folder=installed.folder, python=manifest.python))
+        say(said.format(name=manifest.name, size=units.size(manifest.size), folder=installed.folder, python=manifest.python))

@@ -16,7 +16,7 @@ from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import AttemptFacts, Outcome, StageFacts, StageResult
 from daemon.contract.light import dataclass
 from daemon.journal.file.database import Database
-from daemon.journal.rows import AttemptId, AttemptRow, JobRow, StageRow, fault_of, now
+from daemon.journal.rows import AttemptId, AttemptRow, Columns, JobRow, StageRow, fault_of, now
 from daemon.journal.stages import Ended, close_stage
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _measure(c: sqlite3.Connection, stage: str, measured: Measured) -> None:
     )
 
 
-def attempt_of(row: sqlite3.Row) -> AttemptRow:
+def attempt_of(row: Columns) -> AttemptRow:
     """A row of the table `attempt`."""
     return AttemptRow(
         row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),

@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 
+from daemon.journal.legible import json_at
 from daemon.journal.overview import is_meant
 
 _STEP = re.compile(r"(?:step-|checkpoint-)?0*(\d+)")
@@ -18,7 +19,7 @@ def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
     if not wanted:
         return []
     rows = connection.execute(
-        "SELECT id, run, step, state, target, json_extract(checkpoint, '$.path') AS path, json_extract(checkpoint, '$.ending') AS ending"
+        f"SELECT id, run, step, state, target, {json_at('checkpoint', 'path')} AS path, {json_at('checkpoint', 'ending')} AS ending"
         " FROM job ORDER BY created, id"
     ).fetchall()
     ids = [str(row["id"]) for row in rows]

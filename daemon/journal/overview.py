@@ -5,17 +5,17 @@ Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connectio
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import field
 from datetime import datetime
 
 from daemon.contract.light import dataclass
 from daemon.contract.values import Json
-from daemon.journal.attempts import Measured, attempt_of, measured_of
+from daemon.journal.attempts import Measured, measured_of
 from daemon.journal.controls import PAUSED
+from daemon.journal.legible import json_at, legible_attempt, legible_job, object_of
 from daemon.journal.rewrites import OF_ALL, OFTEN, Rewritten, rewritten
-from daemon.journal.rows import AttemptRow, JobRow, StageRow, job_of, stage_of
+from daemon.journal.rows import AttemptRow, JobRow, StageRow
 
 REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
@@ -122,7 +122,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
         lost=_lost(connection, limit),
         rewritten=tuple(rewrite for rewrite in rewritten(connection.execute(OF_ALL).fetchall()) if rewrite.count >= OFTEN),
         paused_since=said[PAUSED][1] if PAUSED in said else None,
-        rebuilt=json.loads(said[REBUILT][0]) if REBUILT in said else None,
+        rebuilt=object_of(said[REBUILT][0]) if REBUILT in said else None,
     )
 
 
@@ -153,14 +153,14 @@ def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, li
     base = str(job.base) if job.base else None
     alike = connection.execute(
         "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
-        " ((root = ? AND run = ?) OR base = ? OR json_extract(checkpoint, '$.base_name') = ?) ORDER BY rowid DESC LIMIT ?",
+        f" ((root = ? AND run = ?) OR base = ? OR {json_at('checkpoint', 'base_name')} = ?) ORDER BY rowid DESC LIMIT ?",
         (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
     ).fetchall()  # fmt: skip
     seconds: dict[str, list[float]] = {}
     worked = passed = 0.0
     for (id,) in alike:
         for row in connection.execute(
-            "SELECT name, json_extract(result, '$.seconds') AS seconds FROM stage WHERE job = ? AND state = 'succeeded'", (id,)
+            f"SELECT name, {json_at('result', 'seconds')} AS seconds FROM stage WHERE job = ? AND state = 'succeeded'", (id,)
         ):  # fmt: skip
             seconds.setdefault(row["name"], []).append(float(row["seconds"] or 0))
         spans = connection.execute(
@@ -186,7 +186,7 @@ def _worked(spans: list[sqlite3.Row]) -> tuple[float, float]:
 def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
     """All attempts of a job, in the order of their start."""
     rows = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (job,))
-    return [attempt_of(row) for row in rows]
+    return [legible_attempt(row) for row in rows]
 
 
 def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured]]:
@@ -199,7 +199,7 @@ def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured
 
 def bases_used(connection: sqlite3.Connection) -> set[str]:
     """Names of the bases with which exports have begun, as their checkpoints give them ("" where they name none)."""
-    rows = connection.execute("SELECT DISTINCT json_extract(checkpoint, '$.base_name') FROM job WHERE base IS NOT NULL")
+    rows = connection.execute(f"SELECT DISTINCT {json_at('checkpoint', 'base_name')} FROM job WHERE base IS NOT NULL")
     return {str(row[0] or "") for row in rows}
 
 
@@ -223,7 +223,7 @@ def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
 
 def _view(connection: sqlite3.Connection, row: sqlite3.Row) -> JobView:
     stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],))
-    return JobView(job_of(row), tuple(stage_of(stage) for stage in stages))
+    return JobView(*legible_job(row, stages.fetchall()))
 
 
 def _counts(connection: sqlite3.Connection, table: str) -> dict[str, int]:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from daemon.contract.light import dataclass
+from daemon.journal.legible import json_at
 
 IN_PLACE = "the trainer rewrote "
 """So begins the reason of a job whose pinned files were written into; that of one whose directory was taken anew is BY and the new job."""
@@ -37,7 +38,7 @@ class Rewritten:
 
 
 _ENDED = (
-    "SELECT id, json_extract(checkpoint, '$.path') AS path, state, COALESCE(reason, '') AS reason, ended FROM job WHERE run {}"
+    f"SELECT id, {json_at('checkpoint', 'path')} AS path, state, COALESCE(reason, '') AS reason, ended FROM job WHERE run {{}}"
     " ORDER BY ended, rowid"
 )
 OF_RUN = _ENDED.format("= ?")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, StageResult
@@ -16,6 +17,9 @@ from daemon.contract.light import dataclass
 
 if TYPE_CHECKING:
     from daemon.contract.jobs.options import Work
+
+Columns: TypeAlias = sqlite3.Row | Mapping[str, Any]
+"""A row of a table, by its columns' names."""
 
 
 def now() -> str:
@@ -162,7 +166,7 @@ def _result(text: str | None) -> StageResult | None:
         return None
 
 
-def job_of(row: sqlite3.Row) -> JobRow:
+def job_of(row: Columns) -> JobRow:
     """A row of the table `job`."""
     return JobRow(
         row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), row["work"],
@@ -172,7 +176,7 @@ def job_of(row: sqlite3.Row) -> JobRow:
     )  # fmt: skip
 
 
-def stage_of(row: sqlite3.Row) -> StageRow:
+def stage_of(row: Columns) -> StageRow:
     """A row of the table `stage`."""
     return StageRow(
         row["name"], row["state"], row["attempts"], row["failures"], row["retry_at"], row["retry_delay"],

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from daemon.config.places.paths import KEPT, STAGING, Paths, StatePaths
-from daemon.system.box import human
+from daemon.contract import units
 from daemon.system.filesystems.disks import Shortage, nearest_existing
 
 MOST_ENTRIES = 20_000
@@ -63,6 +63,6 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
         with contextlib.suppress(OSError):
             if os.stat(folder).st_dev == device:
                 here.append((what, folder))
-    listed = [f"{folder} takes {human(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
+    listed = [f"{folder} takes {units.size(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
     files = f" Files of ckptd there: {'; '.join(listed)}." if listed else ""
     return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{files}"

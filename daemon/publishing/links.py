@@ -17,13 +17,13 @@ from pathlib import Path
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.selection import best_step
 from daemon.config.places.export_names import clipped, is_marked, marked
+from daemon.contract import units
 from daemon.contract.advice.which import Standing, standing
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.disk.files import dead_temporaries, fsync_directory, temporary_of
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
-from daemon.contract.jobs.run_figures import figure
 from daemon.journal.rows import JobRow
 from daemon.publishing.exchange.beneath import Held, Spot
 from daemon.publishing.exchange.ours import is_export
@@ -141,7 +141,7 @@ def _best_by_quality(job: JobRow, around: Held, target: Spot, rule: ByQuality) -
     log.info(
         "the run's link `best` follows the quality of its artifacts", event_id=Event.BEST_MOVED, run=job.checkpoint.run,
         step=ranking.pick.step, instead_of=now.get("step"), variant=ranking.variant, metric=ranking.metric,
-        value=figure(ranking.value(ranking.pick)), compared=len(ranking.ranked),
+        value=units.number(ranking.value(ranking.pick)), compared=len(ranking.ranked),
     )  # fmt: skip
     return target.path if mine and ranking.pick.export == mine.point.export else there[ranking.pick.export].path
 

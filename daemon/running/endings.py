@@ -12,6 +12,7 @@ from daemon.checkpoints.pinning.pins import held
 from daemon.config.places.output_owners import is_anothers, owner_of, record_of
 from daemon.config.places.paths import Paths
 from daemon.config.settings import RetentionSettings, Settings
+from daemon.contract import units
 from daemon.contract.disk import away
 from daemon.contract.disk.files import remove_tree
 from daemon.contract.disk.own_folders import own
@@ -31,7 +32,6 @@ from daemon.publishing.publication import Published, publish_job, top_of
 from daemon.publishing.retention import prune
 from daemon.publishing.run_figures import published_of
 from daemon.running.parts import Parts
-from daemon.system.box import human
 from daemon.system.logger import Logger
 
 log = Logger("runner")
@@ -220,7 +220,7 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: 
             [folder], job.checkpoint.run, settings.retention, staging=paths.staging, top=top, busy=journal.jobs.open_ids(),
             select=settings.select, owner=paths.owner, records=paths.published, scope=scope,
         ):  # fmt: skip
-            log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
+            log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=units.size(gone.freed))
     except OSError as error:
         log.warning(from_oserror(error, "remove old exports").fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
     except CkptdError as error:

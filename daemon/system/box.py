@@ -7,15 +7,6 @@ import shutil
 from pathlib import Path
 
 
-def human(count: float) -> str:
-    """Bytes in a readable unit: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def cgroup_memory() -> tuple[int, int] | None:
     """(limit, used) in bytes of this process's cgroup v2, None without a limit."""
     try:

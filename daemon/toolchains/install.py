@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.places.paths import StatePaths
+from daemon.contract import units
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import files_below, fsync_directory, make_folders, remove_tree
 from daemon.contract.faults.errors import FULL_DISK, CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.system.box import free_disk, human
+from daemon.system.box import free_disk
 from daemon.toolchains import records
 from daemon.toolchains.build import make, packages, probe
 from daemon.toolchains.installers.attempt import Build, Say
@@ -193,13 +194,13 @@ def _sweep(home: Path, name: str) -> bool:
 def _check_disk(definition: Definition, home: Path, reserve: int, say: Say) -> None:
     free, need, there = free_disk(home), int(definition.disk), size_of(home, definition.name)
     say(
-        f"{definition.name} needs up to {human(need)} in {home}, where {human(free)} are free, and about {definition.seconds:.0f} s with a"
-        f" fast index; it downloads about {human(definition.fetched)}"
-        + (f", of which {human(there)} are there from an earlier attempt" if there else "")
+        f"{definition.name} needs up to {units.size(need)} in {home}, where {units.size(free)} are free, and about"
+        f" {definition.seconds:.0f} s with a fast index; it downloads about {units.size(definition.fetched)}"
+        + (f", of which {units.size(there)} are there from an earlier attempt" if there else "")
     )
     need -= min(need, there)
     if free - reserve < need:
-        cause = f"it needs up to {human(need)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}"
+        cause = f"it needs up to {units.size(need)}, {units.size(free)} are free and limits.disk_reserve reserves {units.size(reserve)}"
         remedy = "free space there, or set state.directory to a larger disk"
         raise Retryable(FaultCode.DISK_NOW, f"install the toolchain {definition.name}", cause, remedy, path=home)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from daemon.contract import units
 from daemon.contract.jobs import plan
-from daemon.system.box import human
 from daemon.toolchains.installers.downloads import size_of
 from daemon.toolchains.registry import Toolchains
 
@@ -70,7 +70,7 @@ class ToolchainHere:
 def costs(download: int, disk: int, seconds: float) -> str:
     """What an installation takes, as words that complete "it …"."""
     time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-    fetched, room = (human(size).replace(".0 ", " ") for size in (download, disk))
+    fetched, room = units.size(download), units.size(disk)
     return f"downloads about {fetched}, needs up to {room} of disk and about {time}"
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.contract import units
 from daemon.contract.advice.which import beside_live, joined
 from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
 from daemon.contract.language.catalog import to_translate, translated
-from daemon.contract.language.lists import bracketed, clauses, times
-from handlers.report import units
+from daemon.contract.language.lists import bracketed, clauses
 from handlers.report.model import Artifact, Compared, Comparison, Report
 from handlers.report.samples import visible
 
@@ -88,8 +88,8 @@ def _perplexity(row: Compared) -> Cell | None:
     if row.perplexity_ratio is None:
         return Cell(units.number(row.perplexity))
     if row.perplexity_ratio_interval is None:
-        return Cell(units.number(row.perplexity), times(units.number(row.perplexity_ratio)))
-    ratio = bracketed(times(units.number(row.perplexity_ratio)), units.span(row.perplexity_ratio_interval))
+        return Cell(units.number(row.perplexity), units.compared(row.perplexity_ratio))
+    ratio = bracketed(units.compared(row.perplexity_ratio), units.span(row.perplexity_ratio_interval))
     standing = [] if row.name == "base" else [beside_live(row.perplexity_ratio_interval)]
     return Cell(units.number(row.perplexity), clauses([ratio, *standing]))
 

@@ -15,10 +15,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template, pass_context
 from jinja2.runtime import Context
 
+from daemon.contract import units
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import units
 from handlers.report.content.places import local_paths, without_paths
 from handlers.report.model import Report
 from handlers.report.usage_media import OPENERS, example

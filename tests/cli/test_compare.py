@@ -66,7 +66,7 @@ def lines_of(state: Path, a: Path, b: Path, width: int | None) -> list[str]:
 def test_quality_size_speed_and_texts_stand_side_by_side(tmp_path: Path, two: tuple[Path, Path]) -> None:
     lines = [" ".join(line.split()) for line in lines_of(tmp_path, *two, None)]
     assert lines[0] == f"A run step 4: {two[0]}" and lines[1] == f"B run step 8: {two[1]}"
-    for row in ("loss 2.5 1.25", "verdict passed passed", "agreement 99.46 % 99.46 %", "size 4.0 MiB 1.0 MiB 0.25×",
+    for row in ("loss 2.5 1.25", "verdict passed passed", "agreement 99.5 % 99.5 %", "size 4.00 MiB 1.00 MiB 0.25 ×",
                 "tokens a second 100 150", "same answers 5 of 6 5 of 6", r"A live: x):\n return x", r"A onnx: y):\n return y",
                 "perplexity – 9.25", "accuracy 87 % 87 %", "B onnx: (nothing)"):  # fmt: skip
         assert row in lines, (row, lines)

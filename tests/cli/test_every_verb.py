@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -194,8 +195,8 @@ def test_an_option_that_a_verb_does_not_have_is_one_sentence(told: Told, words: 
             "give it before the command: ckptd --set KEY=VALUE check. See ckptd check --help",
         ),
         ("--set", "option '--set' requires an argument", "see ckptd --help"),
-        ("logs -n", "option '-n' requires an argument", "see ckptd --help"),
-        ("status --json=3", "option '--json' does not take a value", "see ckptd --help"),
+        ("logs -n", "option '-n' requires an argument", "see ckptd logs --help"),
+        ("status --json=3", "option '--json' does not take a value", "see ckptd status --help"),
         ("status --wach", "no such option: --wach (possible options: --watch)", "see ckptd status --help"),
     ],
 )
@@ -268,3 +269,29 @@ def test_no_verb_prints_a_line_that_is_wider_than_the_terminal(
     lines = [*printed.out.splitlines(), *printed.err.splitlines()]
     assert code in (0, 1, 2, 75) and lines, words
     assert [line for line in lines if cell_len(line) > 80 and not WHOLE.search(line)] == []
+
+
+NOT_GIVEN = [
+    *(words for words, command in VERBS.items() if any(one.param_type_name == "argument" for one in command.params)),
+    *(
+        (*words, option.opts[0])
+        for words, command in VERBS.items() for option in command.params
+        if option.param_type_name == "option" and not option.is_flag and not option.hidden and words != ("run",)
+    ),
+]  # fmt: skip
+"""Every verb without its arguments, and with each of its options without the value."""
+
+
+@pytest.mark.parametrize("line", some(map(" ".join, NOT_GIVEN), of=3))
+def test_what_is_not_given_is_called_as_the_usage_of_that_verb_calls_it(line: str, tmp_path: Path) -> None:
+    words = line.split()
+    answer = ckptd(tmp_path, *words, CKPTD_CONFIG=str(tmp_path / "config.toml"))
+    verb = [word for word in words if not word.startswith("-")]
+    help_page = ckptd(tmp_path, *verb, "--help").stdout
+    usage = help_page.partition("\n\n")[0]
+    assert "Traceback" not in answer.stderr
+    said = answer.stderr.replace(str(tmp_path), "")
+    assert not [name for name in re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", said) if name not in usage and name != "CKPTD_CONFIG"]
+    if "missing argument" in said or "requires an argument" in said:
+        (name,) = re.findall(r"(?:missing argument|option) '([^']+)'", said)
+        assert name in (help_page if name.startswith("-") else usage) and f"see ckptd {' '.join(verb)} --help" in said

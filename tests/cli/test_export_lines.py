@@ -42,7 +42,7 @@ def view(pico_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> ExportVie
 def test_what_was_made_before_is_told_from_what_is_made_now(view: ExportView, capsys: pytest.CaptureFixture[str]) -> None:
     view.show({"merge": done("merge", 1), "pytorch": row("pytorch", "waiting"), "onnx": row("onnx", "waiting")}, [])
     view.show({"merge": done("merge", 1), "pytorch": done("pytorch", 0), "onnx": done("onnx", 1)}, [])
-    assert capsys.readouterr().err.splitlines() == ["merge: was made before", "pytorch: reused", "onnx: succeeded in 2.0 s"]
+    assert capsys.readouterr().err.splitlines() == ["merge: was made before", "pytorch: reused", "onnx: succeeded in 2 s"]
 
 
 def test_each_try_that_failed_is_said_once(view: ExportView, capsys: pytest.CaptureFixture[str]) -> None:

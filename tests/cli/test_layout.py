@@ -133,7 +133,7 @@ def test_a_long_run_name_takes_neither_loss_nor_state_nor_verdicts_away(width: i
     head, ended, *_ = lines
     assert head.split() == TITLES
     assert ended.split()[0] == "4471284bb3b1"[:8] or width > 120
-    assert "1500" in ended and "1.250" in ended and "succeeded" in ended and "failed" in " ".join(lines)
+    assert "1500" in ended and "1.25" in ended and "succeeded" in ended and "failed" in " ".join(lines)
     assert ended[head.index("run") :].startswith(LONG[:5])
 
 

@@ -206,6 +206,6 @@ def test_the_exit_code_says_sound_not_sound_or_nothing_there(tmp_path: Path, exp
 
 
 def ask_size(export: Path) -> str:
-    from daemon.system.box import human
+    from daemon.contract import units
 
-    return human(verify(export).bytes)
+    return units.size(verify(export).bytes)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon.contract import units
 from daemon.contract.jobs.messages import JobFacts, Verdict
-from handlers.report import units
 from handlers.report.advice import headline
 from handlers.report.content.build import build
 from handlers.report.content.places import local_paths, without_paths
@@ -262,11 +262,16 @@ def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
     [
         (units.size(999), "999 B"), (units.size(999_600), "976 KiB"), (units.size(1_200_000), "1.14 MiB"),
         (units.size(615_423_380), "587 MiB"), (units.size(None), "–"),
-        (units.duration(0.0123), "12.3 ms"), (units.duration(3.4), "3.4 s"), (units.duration(125), "2 min 5 s"),
-        (units.duration(3780), "1 h 3 min"),
+        (units.duration(0.0123), "12.3 ms"), (units.duration(1.234e-6), "1.23 µs"),
+        (units.duration(3.4), "3.4 s"), (units.duration(125), "2 min 5 s"),
+        (units.duration(3780), "1 h 3 min"), (units.duration(120), "2 min"), (units.duration(7200), "2 h"),
+        (units.duration(172_800), "2 d"), (units.duration(190_900), "2 d 5 h"), (units.running(3.9), "3 s"), (units.running(0.4), "0 s"),
+        (units.signed(1.5), "+1.5"), (units.signed(-0.25, units.percent), "-25 %"), (units.compared(1.034), "1.03 ×"),
+        (units.sigma(0.01307), "0.0131 σ"), (units.nats(None), "–"),
         (units.number(1.2e-5), "1.2e-5"), (units.number(0.0312), "0.0312"), (units.number(596_049_920), "596,049,920"),
         (units.number(0.0), "0"), (units.percent(0.9999), "99.9 %"), (units.percent(1.0), "100 %"), (units.percent("x"), "–"),
-        (units.times(0.52), "0.52 ×"), (units.times(12.3), "12 ×"), (units.moment("2026-11-20T11:00:00+01:00"), "2026-11-20 10:00:00 UTC"),
+        (units.times(0.52), "0.52 ×"), (units.times(12.3), "12 ×"), (units.times(5.0), "5.0 ×"),
+        (units.times(9.96), "10 ×"), (units.moment("2026-11-20T11:00:00+01:00"), "2026-11-20 10:00:00 UTC"),
     ],
 )  # fmt: skip
 def test_figures_are_shown_in_units_that_people_read(shown: str, text: str) -> None:

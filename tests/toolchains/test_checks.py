@@ -299,7 +299,7 @@ def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_pa
     row = formats_here(tmp_path).variants["onnx"]
     known = definitions()["optimum"]
     cost = costs(known.fetched, known.disk, known.seconds)
-    assert cost == "downloads about 270 MiB, needs up to 2.5 GiB of disk and about 90 s"
+    assert cost == "downloads about 270 MiB, needs up to 2.50 GiB of disk and about 90 s"
     need = f"the toolchain optimum is not installed (it {cost}); run `ckptd toolchain install optimum`"
     assert row.available and row.check_needs == (need,) and row.check_toolchain == "optimum"
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})

@@ -117,7 +117,7 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     assert not row.available and row.lacks == ("the toolchain fake",)
     assert here.toolchains["fake"].stages == ("onnx-int8",)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
-    cost = "it downloads about 16.7 MiB, needs up to 50 MiB of disk and about 5 s"
+    cost = "it downloads about 16.7 MiB, needs up to 50.0 MiB of disk and about 5 s"
     lacks = f"the toolchain fake, which is not installed ({cost})"
     assert f"export.variants: onnx-int8 needs {lacks}; run `ckptd toolchain install fake`, or leave it out" in examine(settings).problems
     found = examine(settings.model_copy(update={"toolchains": ToolchainSettings(auto_install=True)}))

@@ -25,11 +25,12 @@ from pathlib import Path
 from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Fingerprint, fingerprint, look_at
 from daemon.config.places.paths import Paths
 from daemon.config.settings import PinSettings
+from daemon.contract import units
 from daemon.contract.disk.files import clone, fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
-from daemon.system.box import free_disk, human
+from daemon.system.box import free_disk
 from daemon.system.filesystems.disks import LEAST_INODES, free_inodes
 
 COPY_LIMIT = 1 << 30
@@ -239,7 +240,8 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
     if free - size < rules.reserve:
         raise Retryable(
             FaultCode.DISK_NOW, "pin the checkpoint",
-            f"{source.name} needs {human(size)}, {human(free)} are free and limits.disk_reserve reserves {human(rules.reserve)}",
+            f"{source.name} needs {units.size(size)}, {units.size(free)} are free and limits.disk_reserve reserves"
+            f" {units.size(rules.reserve)}",
             "free space there, set pin.directory to a larger disk or to the checkpoint's disk, or lower limits.disk_reserve",
             path=target.parent,
         )  # fmt: skip

@@ -26,6 +26,7 @@ from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
 from daemon.cli.views.markup import escape, escape_lines
+from daemon.contract import units
 from daemon.contract.faults.errors import CkptdError, Permanent, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
@@ -133,7 +134,7 @@ class Demo:
             ended = {job.step for job in self.snapshot.jobs if job.state in ENDED}
             if set(self.run.saved) <= ended:
                 return
-        self.tell(translated("Not every export ended within {seconds:.0f} s").format(seconds=PATIENCE_SECONDS))
+        self.tell(translated("Not every export ended within {time}").format(time=units.duration(PATIENCE_SECONDS)))
 
     def stop_daemon(self, daemon: processes.Child) -> int:
         """Ask the daemon to end, as systemd would; 1 when it did not do so in order."""
@@ -175,8 +176,8 @@ class Demo:
         self.console.print(results.table(rows))
         self.say(
             translated(
-                "error σ: largest logit error, in standard deviations; agrees: how often its most likely token is the live model's;\n"
-                "tok/s beside PyTorch's own, fp32, measured in turns on this machine."
+                "error: largest logit error, in standard deviations; agree: how often its most likely token is the live model's;\n"
+                "speed: how many times as fast as PyTorch in fp32, measured in turns on this machine."
             )
         )
         for line in results.complaints(rows):
@@ -271,7 +272,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
         except CkptdError as error:
             errors.print(escape_lines(translated_text(str(error))), style="red", soft_wrap=True)
             return 1
-        deleted = translated("The demo took {seconds:.0f} s; its files, reports included, are deleted now (--keep DIR keeps them)")
-        kept = translated("The demo took {seconds:.0f} s; all files are kept in {folder}")
-        demo.say((kept if keep else deleted).format(seconds=time.monotonic() - demo.started, folder=folder))
+        deleted = translated("The demo took {time}; its files, reports included, are deleted now (--keep DIR keeps them)")
+        kept = translated("The demo took {time}; all files are kept in {folder}")
+        demo.say((kept if keep else deleted).format(time=units.running(time.monotonic() - demo.started), folder=folder))
         return code

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
+from daemon.contract import units
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.values import Json
@@ -36,7 +37,7 @@ class Row:
     error: float | None = None
     agreement: float | None = None
     speed: float | None = None
-    pytorch_speed: float | None = None
+    over_pytorch: float | None = None
 
     @property
     def good(self) -> bool:
@@ -77,7 +78,7 @@ def _row(step: int, variant: str, artifact: Json | None, target: Path) -> Row:
     return Row(
         step, variant, verdict, why, size=artifact.get("size_bytes"), ratio=artifact.get("size_ratio"),
         error=figures.error_max, agreement=figures.agreement,
-        speed=figures.tokens_per_second, pytorch_speed=figures.pytorch_tokens_per_second,
+        speed=figures.tokens_per_second, over_pytorch=figures.speed_over_pytorch,
     )  # fmt: skip
 
 
@@ -86,16 +87,19 @@ def exit_code(rows: list[Row]) -> int:
     return 0 if rows and all(row.good for row in rows) else 1
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
 def table(rows: list[Row]) -> Table:
     """The closing table, 80 columns wide at most."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     made.add_column(translated("step"), justify="right", no_wrap=True)
     made.add_column(translated("artifact"), no_wrap=True)
-    for title in ("MiB", to_translate("× base"), to_translate("error σ"), to_translate("agrees"), to_translate("tok/s"), "PyTorch"):
+    for title in (
+        to_translate("size"),
+        to_translate("× base"),
+        to_translate("error"),
+        to_translate("agree"),
+        to_translate("tok/s"),
+        to_translate("speed"),
+    ):
         made.add_column(translated(title), justify="right", no_wrap=True)
     made.add_column(translated("verdict"), no_wrap=True)
     last = None
@@ -103,12 +107,12 @@ def table(rows: list[Row]) -> Table:
         made.add_row(
             str(row.step) if row.step != last else "",
             row.variant,
-            _figure(None if row.size is None else row.size / (1 << 20), ".2f"),
-            _figure(row.ratio, ".2f"),
-            _figure(row.error, ".2g"),
-            _figure(row.agreement, ".1%"),
-            _figure(row.speed, ".0f"),
-            _figure(row.pytorch_speed, ".0f"),
+            units.size(row.size),
+            units.times(row.ratio),
+            units.sigma(row.error),
+            units.percent(row.agreement),
+            units.number(row.speed),
+            units.times(row.over_pytorch),
             Text(translated(row.verdict), style=STYLES.get(row.verdict, "red")),
         )
         last = row.step

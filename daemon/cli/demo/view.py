@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from daemon.contract import units
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.contract.language.lists import clauses, labelled
@@ -67,8 +68,9 @@ class Training:
         if kind == "sample":
             self.sample = (event["prompt"], event["text"])
         if kind == "saved":
-            counts = {"count": event["parameters"] / 1e6, "size": event["bytes"] / (1 << 20)}
-            self.about = translated("{count:.2f} M parameters, {size:.1f} MiB").format(**counts)
+            self.about = translated("{count:.2f} M parameters, {size}").format(
+                count=event["parameters"] / 1e6, size=units.size(event["bytes"])
+            )
         if kind in ("saved", "done"):
             self.state, self.fraction = "done", 1.0
             return translated("{title}: done, {losses}").format(title=self.title, losses=self.losses())
@@ -157,7 +159,7 @@ def _stages(job: JobStatus) -> Text:
 
 
 def _stage(name: str, state: str, seconds: float) -> Text:
-    took = f" {seconds:.0f}s" if state == "succeeded" and seconds >= 0.5 else ""
+    took = f" {units.running(seconds)}" if state == "succeeded" and seconds >= 0.5 else ""
     return Text(f"{MARKS.get(state, '·')} {name}{took}", style=STYLES.get(state, "dim"))
 
 
@@ -168,7 +170,7 @@ def live(trainings: list[Training], snapshot: Snapshot, seconds: float) -> Rende
         _training_row(grid, training)
     pid = snapshot.daemon.pid
     daemon = translated("watching, process {pid}").format(pid=pid) if snapshot.daemon.running else translated("not running")
-    grid.add_row(Text("ckptd", style="bold"), Text(f"{seconds:.0f} s", style="dim"), Text(daemon, style="dim"))
+    grid.add_row(Text("ckptd", style="bold"), Text(units.running(seconds), style="dim"), Text(daemon, style="dim"))
     parts: list[RenderableType] = [grid]
     gone = {step for training in trainings for step in training.rotated}
     for job in sorted(snapshot.jobs, key=lambda job: job.step):
@@ -196,7 +198,7 @@ def changes(before: Snapshot, after: Snapshot) -> list[str]:
         for stage in job.stages:
             if stage.state != states.get(stage.name) and stage.state in ("running", "succeeded", "failed", "skipped"):
                 ended = stage.seconds and stage.state != "running"
-                took = " " + translated("in {seconds:.1f} s").format(seconds=stage.seconds) if ended else ""
+                took = " " + translated("in {time}").format(time=units.duration(stage.seconds)) if ended else ""
                 said = f"{stage.name} {translated(stage.state)}{took}"
                 lines.append(labelled("ckptd", labelled(name, labelled(said, translated_text(stage.error)) if stage.error else said)))
         if job.state in ENDED and (known is None or known.state != job.state):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.layout import Cell, Column, fits, hanging, table
 from daemon.cli.views.live_bar import LiveBar
 from daemon.cli.views.markup import terminal
+from daemon.contract import units
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import after_each_other, bracketed, clauses, percent, sentences
 from daemon.operating.log.wrapping import width_of
-from daemon.system.box import human
 
 NOTHING = "–"
 _FIRST = {"causal": to_translate("first token"), "seq2seq": "first token", "encoder": to_translate("one pass")}
@@ -45,7 +45,7 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
     about = f"{value.run or '?'}{step}:"
     lines = hanging(about, value.folder, width, style="bold")
     hardware = translated("{cpu}, {cores} cores, {memory}, load {load:g}").format(
-        cpu=machine.cpu or machine.architecture, cores=machine.usable_cores, memory=human(machine.memory_bytes), load=machine.load
+        cpu=machine.cpu or machine.architecture, cores=machine.usable_cores, memory=units.size(machine.memory_bytes), load=machine.load
     )
     lines += hanging("machine", hardware, width, style="bold")
     if any(variant.starts for variant in value.variants):
@@ -69,7 +69,7 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
         lines += hanging("note", translated_text(note), width, style="yellow")
     for cut in value.cut:
         lines += hanging(
-            translated("limit of {time}:").format(time=duration(value.limit_seconds)), translated_text(cut), width, style="yellow"
+            translated("limit of {time}:").format(time=units.duration(value.limit_seconds)), translated_text(cut), width, style="yellow"
         )
     return lines
 
@@ -86,9 +86,9 @@ def _starts(value: Bench, width: int | None) -> list[Text]:
         ]
         rows = [
             [
-                Cell(variant.variant, "bold"), *([Cell(str(start.threads))] if several else []), Cell(human(variant.size_bytes)),
-                Cell(seconds(start.start_seconds)), *([Cell(seconds(start.load_seconds))] if loading else []),
-                Cell(human(start.peak_rss_bytes)),
+                Cell(variant.variant, "bold"), *([Cell(str(start.threads))] if several else []), Cell(units.size(variant.size_bytes)),
+                Cell(units.duration(start.start_seconds)), *([Cell(units.duration(start.load_seconds))] if loading else []),
+                Cell(units.size(start.peak_rss_bytes)),
             ]
             for variant in value.variants for start in variant.starts
         ]  # fmt: skip
@@ -125,11 +125,11 @@ def _table(
         shown.append((to_translate("batch"), lambda point: str(point.batch)))
     shown += [
         (to_translate("length"), lambda point: str(point.length)),
-        (_FIRST.get(value.kind or "", "first"), lambda point: spread(point.prefill_seconds, seconds, quartiles)),
-        (to_translate("tokens/s"), lambda point: spread(point.tokens_per_second, rate, quartiles)),
+        (_FIRST.get(value.kind or "", "first"), lambda point: spread(point.prefill_seconds, units.duration, quartiles)),
+        (to_translate("tokens/s"), lambda point: spread(point.tokens_per_second, units.number, quartiles)),
     ]
     if any(point.speed_over_pytorch for variant in value.variants for point in variant.points):
-        shown.append(("× PyTorch", lambda point: spread(point.speed_over_pytorch, times, quartiles)))
+        shown.append(("× PyTorch", lambda point: spread(point.speed_over_pytorch, units.times, quartiles)))
     columns = [Column("variant", least=10), *(Column(title, least=len(title), right=True) for title, _ in shown)]
     return columns, [[Cell(name, "bold"), *(Cell(say(point)) for _, say in shown)] for name, point in points]
 
@@ -148,7 +148,7 @@ def _explained(value: Bench, width: int | None, *, quartiles: bool) -> list[Text
     batch = "" if len(value.batches) > 1 else clauses(["", _together(value.batches[0])])
     about = translated("; ±: half the range between the quartiles") if quartiles else ""
     end = translated("Medians of {rounds} rounds{conditions}. {time} in all.").format(
-        rounds=value.rounds, conditions=f"{threads}{batch}{about}", time=duration(value.seconds)
+        rounds=value.rounds, conditions=f"{threads}{batch}{about}", time=units.duration(value.seconds)
     )
     return hanging("", after_each_other(filter(None, [what, end])), width)
 
@@ -189,20 +189,3 @@ def spread(value: Spread | None, say: Callable[[float], str], quartiles: bool = 
 def _percent(value: Spread) -> str:
     share = 50 * (value.high - value.low) / value.median
     return f"{share:.0f}" if share >= 1 else "<1"
-
-
-def seconds(value: float) -> str:
-    """A short time with three digits: 1.23 ms, 45.6 ms, 1.23 s."""
-    if value >= 1:
-        return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
-    return f"{1000 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.0f} µs"
-
-
-def times(value: float) -> str:
-    """A ratio."""
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def rate(value: float) -> str:
-    """A number per second with about three digits."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.text import Text
 
-from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
+from daemon.cli.views.layout import Cell, Column, hanging, middle, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.contract import units
 from daemon.contract.language.catalog import to_translate, translated, translated_text
-from daemon.contract.language.lists import labelled, percent, spaced
+from daemon.contract.language.lists import labelled, spaced
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, ComparedFigure, Comparison
-from daemon.system.box import human
 
 _COLUMNS = (
     Column("", least=14), Column("A", least=12, right=True), Column("B", least=12, right=True), Column("B over A", least=8, right=True),
@@ -24,44 +24,37 @@ _TEXT = 400
 Say = Callable[[Any], str]
 
 
-def _percent(value: float) -> str:
-    return percent(f"{100 * value:.4g}")
-
-
-def _loss(value: float) -> str:
-    return f"{value:.4g}"
-
-
 _OF_EXPORT: tuple[tuple[str, str, Say, bool], ...] = (
     (to_translate("status"), "status", translated, False),
-    (to_translate("loss"), "loss", _loss, False),
-    (to_translate("best metric"), "best_metric", _loss, False),
-    (to_translate("epoch"), "epoch", _loss, False),
-    (to_translate("KL to the base"), "adapter_kl", lambda value: f"{value:.2g} nats", False),
-    (to_translate("export took"), "wall_seconds", duration, False),
+    (to_translate("loss"), "loss", units.number, False),
+    (to_translate("best metric"), "best_metric", units.number, False),
+    (to_translate("epoch"), "epoch", units.number, False),
+    (to_translate("KL to the base"), "adapter_kl", units.nats, False),
+    (to_translate("export took"), "wall_seconds", units.duration, False),
 )
 _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     (to_translate("verdict"), "verdict", translated, False),
-    (to_translate("agreement"), "agreement", _percent, False),
-    (to_translate("divergence"), "kl", lambda value: f"{value:.2g} nats", False),
-    (to_translate("error"), "error_max", lambda value: f"{value:.2g} σ", False),
+    (to_translate("agreement"), "agreement", units.percent, False),
+    (to_translate("divergence"), "kl", units.nats, False),
+    (to_translate("error"), "error_max", units.sigma, False),
     (to_translate("cosine"), "cosine_mean", lambda value: f"{value:.5f}", False),
-    (to_translate("perplexity"), "perplexity", _loss, False),
-    (to_translate("accuracy"), "accuracy", _percent, False),
-    (to_translate("exact match"), "exact_match", _percent, False),
-    ("chrF", "chrf", _loss, False),
-    (to_translate("size"), "size_bytes", human, True),
-    (to_translate("tokens a second"), "tokens_per_second", lambda value: f"{value:.0f}", False),
-    (to_translate("first token"), "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", False),
-    ("× PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
-    (to_translate("loading"), "load_seconds", lambda value: f"{value:.2g} s", False),
-    (to_translate("memory"), "peak_rss_bytes", human, False),
+    (to_translate("perplexity"), "perplexity", units.number, False),
+    (to_translate("accuracy"), "accuracy", units.percent, False),
+    (to_translate("exact match"), "exact_match", units.percent, False),
+    ("chrF", "chrf", units.number, False),
+    (to_translate("size"), "size_bytes", units.size, True),
+    (to_translate("tokens a second"), "tokens_per_second", units.number, False),
+    (to_translate("of PyTorch"), "pytorch_tokens_per_second", units.number, False),
+    ("× PyTorch", "speed_over_pytorch", units.times, False),
+    (to_translate("first token"), "prefill_seconds", units.duration, False),
+    (to_translate("loading"), "load_seconds", units.duration, False),
+    (to_translate("memory"), "peak_rss_bytes", units.size, False),
 )
 """Label, field, how it is said, whether the two are divided: what was measured once, and would be another number the next time, is not."""
 
 
 _LABELS = {name: label for label, name, *_ in _OF_ARTIFACT}
-_SIGNED = {"accuracy": "{:+.1%}", "exact_match": "{:+.1%}"}
+_SHARES = ("accuracy", "exact_match")
 
 
 def print_comparison(value: Comparison) -> None:
@@ -110,7 +103,7 @@ def _rows(
         mine, other = getattr(a, name, None), getattr(b, name, None)
         if mine is None and other is None:
             continue
-        ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else _seen(name, seen.get(name))
+        ratio = units.compared(other / mine) if divided and mine and other is not None else _seen(name, seen.get(name))
         cells = [Cell("–" if value is None else say(value), STATE_STYLE.get(str(value), "")) for value in (mine, other)]
         yield [Cell(indent + translated(label)), *cells, Cell(ratio)]
 
@@ -121,7 +114,9 @@ def _seen(name: str, figure: ComparedFigure | None) -> str:
         return ""
     if figure.better is None:
         return translated("no difference")
-    return f"{figure.value:.2f}×" if name in ("perplexity", "speed_over_pytorch") else _SIGNED.get(name, "{:+.3g}").format(figure.value)
+    if name in ("perplexity", "speed_over_pytorch"):
+        return units.compared(figure.value)
+    return units.signed(figure.value, units.percent if name in _SHARES else units.number)
 
 
 def _greedy(a: ComparedArtifact | None, b: ComparedArtifact | None) -> Iterable[list[Cell]]:

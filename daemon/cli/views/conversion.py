@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from daemon.cli.views.layout import hanging
 from daemon.cli.views.markup import terminal
+from daemon.contract import units
 from daemon.contract.jobs.conversion import Conversion
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
 from daemon.contract.language.lists import labelled, names
 from daemon.operating.log.wrapping import width_of
-from daemon.system.box import human
 
 
 def print_conversion(value: Conversion) -> None:
@@ -20,7 +20,8 @@ def print_conversion(value: Conversion) -> None:
         more = [f"{key} = {text}" for key, text in file.metadata.items() if key != "format"]
         kept = translated("; kept: {what}").format(what=names(more)) if more else ""
         summary = (
-            translated("{file}, {tensors}, {size}, equal").format(file=file.target, tensors=tensors, size=human(file.size_bytes)) + kept
+            translated("{file}, {tensors}, {size}, equal").format(file=file.target, tensors=tensors, size=units.size(file.size_bytes))
+            + kept
         )
         for line in hanging(file.source, summary, width, style="bold"):
             console.print(line)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.cli.views.layout import Cell, Column, duration, hanging, table
+from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.cli.views.status import GONE, TRY_AGAIN, pace
+from daemon.contract import units
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.language.catalog import to_translate, translated, translated_text
@@ -54,7 +55,7 @@ def _facts(job: JobDetails) -> list[Text]:
     for key, label in _FACTS.items():
         value = (job.activity or job.state) if key == "state" else getattr(job, key)
         if value is not None:
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            text = units.number(value) if isinstance(value, float) else str(value)
             lines.append(_fact(label, translated(text), STATE_STYLE.get(text, "")) if key == "state" else _fact(label, text))
     lines += [_fact(label, local_time(value, "seconds")) for key, label in _TIMES.items() if (value := getattr(job, key)) is not None]
     if job.kept:
@@ -70,7 +71,7 @@ def _stages(job: JobDetails, width: int | None) -> list[Text]:
         [
             Cell(stage.name), Cell(translated(stage.state), STATE_STYLE.get(stage.state, "")),
             Cell("–" if _reused(stage) else str(stage.attempts)),
-            Cell("" if stage.seconds is None or stage.state == "running" else duration(stage.seconds)), Cell(_note(job, stage)),
+            Cell("" if stage.seconds is None or stage.state == "running" else units.duration(stage.seconds)), Cell(_note(job, stage)),
         ]
         for stage in job.stages
     ]  # fmt: skip

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from daemon.cli.views.layout import Cell, Column, duration, table
+from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.cli.views.status import describe_lost
+from daemon.contract import units
 from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import language, translated, translated_text
 from daemon.contract.language.lists import bracketed, labelled, verdicts_of
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
-from daemon.system.box import human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def _not_taken(value: CheckpointExplanation) -> str:
     if value.settles_in_seconds is None:
         return translated("not taken yet")
     by = "" if value.daemon_running else translated(", once a daemon runs")
-    return translated("not taken yet: in {seconds:.0f} s, unless it changes again{by}").format(seconds=value.settles_in_seconds, by=by)
+    return translated("not taken yet: in {time}, unless it changes again{by}").format(time=units.running(value.settles_in_seconds), by=by)
 
 
 def _print_run(console: Console, value: RunExplanation) -> None:
@@ -108,12 +108,12 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     for problem in () if value.unreadable else value.missing:
         line("missing", translated_text(problem), "yellow")
     if value.incomplete_seconds is not None:
-        line("since", translated("the daemon has seen it incomplete for {time}").format(time=duration(value.incomplete_seconds)))
+        line("since", translated("the daemon has seen it incomplete for {time}").format(time=units.duration(value.incomplete_seconds)))
     if value.quiet_seconds is not None:
         quiet = translated("the files that an export reads last changed {time} ago")
-        line("quiet", quiet.format(time=duration(value.quiet_seconds)))
+        line("quiet", quiet.format(time=units.duration(value.quiet_seconds)))
     if value.settles_in_seconds is not None:
-        line("settles", translated("in {seconds:.0f} s, unless it changes again").format(seconds=value.settles_in_seconds))
+        line("settles", translated("in {time}, unless it changes again").format(time=units.running(value.settles_in_seconds)))
     if value.unreadable:
         line("no right", translated_text(value.unreadable), "red")
     if value.refusal:
@@ -142,7 +142,7 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
 
 def _print_files(console: Console, files: Sequence[FileRow]) -> None:
     rows = [
-        [Cell(row.name), Cell("" if row.bytes is None else human(row.bytes)), Cell(translated("yes") if row.read else "")]
+        [Cell(row.name), Cell("" if row.bytes is None else units.size(row.bytes)), Cell(translated("yes") if row.read else "")]
         for row in files[:_LISTED]
     ]
     columns = Column("file", "words"), Column("size", least=9, right=True), Column("read by an export", least=17)

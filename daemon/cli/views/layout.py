@@ -131,15 +131,3 @@ def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int])
 def _shortened(word: str, room: int) -> str:
     """A word that fits; Chinese, which is broken between its characters, as it is."""
     return middle(word, room) if word.isascii() else word
-
-
-def duration(seconds: float) -> str:
-    """A duration that was measured, in the unit that fits."""
-    if seconds < 120:
-        return translated("{count:.0f} s").format(count=seconds)
-    minutes = seconds / 60
-    if minutes < 120:
-        return translated("{count:.0f} min").format(count=minutes)
-    if minutes < 2880:
-        return translated("{count:.1f} h").format(count=minutes / 60)
-    return translated("{count:.1f} days").format(count=minutes / 1440)

@@ -9,11 +9,11 @@ from rich.cells import cell_len
 
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
+from daemon.contract import units
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import bracketed, labelled, sentences, spaced
 from daemon.contract.language.lists import names as listed
 from daemon.operating.log.wrapping import width_of
-from daemon.system.box import human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,11 +171,11 @@ def _served(name: str, value: FormatsHere) -> str:
 
 def _state(chain: ToolchainHere) -> str:
     if chain.installed:
-        installed = translated("installed, {size}").format(size=human(sum(folder.size for folder in chain.folders)))
+        installed = translated("installed, {size}").format(size=units.size(sum(folder.size for folder in chain.folders)))
         return f"[green]{installed}[/green]"
     if chain.command is None:
         return f"[yellow]{escape(translated_text(chain.state))}[/yellow]"
-    there = translated(", of which {size} are there already").format(size=human(chain.downloaded)) if chain.downloaded else ""
+    there = translated(", of which {size} are there already").format(size=units.size(chain.downloaded)) if chain.downloaded else ""
     cure = f"`{escape(chain.command)}` {escape(translated_text(chain.costs))}{there}"
     return f"[yellow]{sentences([escape(translated_text(chain.state)), cure])}[/yellow]"
 

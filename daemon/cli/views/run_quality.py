@@ -8,12 +8,11 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.contract.jobs.run_figures import METRICS, figure
+from daemon.contract import units
+from daemon.contract.jobs.run_figures import METRICS
 from daemon.contract.language.catalog import translated, translated_text
-from daemon.contract.language.lists import percent
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
-from daemon.system.box import human
 
 _BEST, _EQUAL, _GONE = "*", "=", "-"
 
@@ -58,12 +57,11 @@ def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
 
 
 def _figures(artifact: QualityOfArtifact, metric: str | None) -> list[Cell]:
-    agree = "–" if artifact.agreement is None else percent(f"{100 * artifact.agreement:.4g}")
+    agree = units.percent(artifact.agreement)
     if artifact.verdict != "passed":
         cells = [Cell(translated(artifact.verdict), STATE_STYLE.get(artifact.verdict, "")), Cell(agree)]
     else:
-        cells = [Cell("–" if artifact.kl is None else f"{artifact.kl:.2g}"), Cell(agree)]
+        cells = [Cell(units.number(artifact.kl)), Cell(agree)]
     if metric:
-        cells.append(Cell(figure(artifact.quality.get(metric))))
-    size = "–" if artifact.size_bytes is None else human(artifact.size_bytes)
-    return [*cells, Cell(size), Cell("–" if artifact.speed_over_pytorch is None else f"{artifact.speed_over_pytorch:.2g}×")]
+        cells.append(Cell(units.number(artifact.quality.get(metric))))
+    return [*cells, Cell(units.size(artifact.size_bytes)), Cell(units.times(artifact.speed_over_pytorch))]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.layout import Cell, Column, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.contract import units
 from daemon.contract.faults.text import local_time, one_line, printable
 from daemon.contract.language.catalog import language, to_translate, translated, translated_plural, translated_text
 from daemon.contract.language.lists import bracketed, clauses, labelled, percent, sentences, spaced, verdicts_of
@@ -86,7 +87,9 @@ def watch(ask: Callable[[], Snapshot]) -> None:
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             while True:
                 room, at = console.height - 1, datetime.now().astimezone().strftime("%H:%M:%S")
-                said = Text(translated("{time}, again every {seconds:.0f} s; Ctrl-C ends it").format(time=at, seconds=WATCH_SECONDS), "dim")
+                said = Text(
+                    translated("{time}, again every {pause}; Ctrl-C ends it").format(time=at, pause=units.duration(WATCH_SECONDS)), "dim"
+                )
                 live.update(Text("\n").join([said, *status_lines(ask(), width_of(console), room)[:room]]), refresh=True)
                 time.sleep(WATCH_SECONDS)
     print_status(ask())
@@ -210,8 +213,8 @@ def _roots(value: Snapshot) -> list[tuple[str, str, str]]:
 
 def _state_of(root: RootState) -> str:
     if root.silent_seconds is not None:
-        silent = translated(", its file system has not answered for {seconds:.0f} s: look at the mount and its server")
-        return silent.format(seconds=root.silent_seconds)
+        silent = translated(", its file system has not answered for {time}: look at the mount and its server")
+        return silent.format(time=units.running(root.silent_seconds))
     return "" if root.exists else translated(", does not exist yet")
 
 
@@ -219,10 +222,10 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
     """What was found below the roots and is not exported: of each kind the first `most`, and how many more there are."""
     line = translated("{path} for {time}: {missing}")
     incomplete = [
-        line.format(path=directory.path, time=duration(directory.seconds), missing=translated_text("; ".join(directory.missing)))
+        line.format(path=directory.path, time=units.running(directory.seconds), missing=translated_text("; ".join(directory.missing)))
         for directory in value.incomplete
     ]  # fmt: skip
-    lost = translated("{path} at {time}: deleted {seconds:.1f} s after it was first seen")
+    lost = translated("{path} at {time}: deleted {lived} after it was first seen")
     kinds = [
         (translated("incomplete"), "yellow", translated("that are incomplete"), incomplete),
         *((_waiting_for(what), "yellow", _that_wait_for(what),
@@ -233,7 +236,7 @@ def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]
         (translated("not readable"), "red", translated("that can't be read"),
          [labelled(path, translated_text(why)) for path, why in value.unreadable.items()]),
         (translated("lost"), "red", translated("that are lost"),
-         [lost.format(path=row.path, time=local_time(row.last_seen), seconds=row.lived) for row in value.lost]),
+         [lost.format(path=row.path, time=local_time(row.last_seen), lived=units.duration(row.lived)) for row in value.lost]),
         (translated("no export ends"), "yellow", translated("of which no export ends"),
          [translated_text(again.sentence()) for again in value.rewritten]),
     ]  # fmt: skip
@@ -348,7 +351,7 @@ def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
 
 
 def _loss(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}" if abs(value) < 1000 else f"{value:.2g}"
+    return units.number(value)
 
 
 def _worst(job: JobStatus) -> str:
@@ -459,7 +462,7 @@ def pace(stage: StageStatus) -> str | None:
     if stage.state != "running" or stage.fraction is None:
         return None
     progress = translated("{stage} {percent:.0f} % after {time}")
-    parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=duration(stage.seconds or 0))]
+    parts = [progress.format(stage=stage.name, percent=100 * stage.fraction, time=units.running(stage.seconds or 0))]
     parts += [translated_text(stage.message)] if stage.message else []
     parts += (
         [spaced(translated("{time} left for this stage").format(time=translated_text(about(stage.left_seconds))))]

@@ -7,15 +7,15 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import escape, put, say_error, say_whole, styled, terminal
+from daemon.contract import units
 from daemon.contract.advice.merits import in_words
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
@@ -26,7 +26,6 @@ from daemon.contract.values import Json, text_at
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
 from daemon.running.rules.ready import describe
-from daemon.system.box import human
 
 if TYPE_CHECKING:
     from daemon.journal.rows import StageRow
@@ -44,7 +43,7 @@ class _Elapsed(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The cell of one stage."""
         seconds = task.finished_time if task.finished else task.elapsed
-        return Text("" if seconds is None else duration(seconds), style="progress.elapsed", justify="right")
+        return Text("" if seconds is None else units.running(seconds), style="progress.elapsed", justify="right")
 
 
 def note_of(running: Running) -> str:
@@ -131,7 +130,7 @@ class ExportView:
             self._console.print(labelled(escape(name), translated("was made before") if stage.attempts else translated("reused")))
         else:
             before = " " if language() == "en" else "，"
-            took = translated("in {seconds:.1f} s").format(seconds=stage.result.seconds) if stage.result else ""
+            took = translated("in {time}").format(time=units.duration(stage.result.seconds)) if stage.result else ""
             seconds = before + took if took else ""
             self._console.print(labelled(escape(name), f"{translated(state)}{seconds}"))
 
@@ -189,16 +188,8 @@ def _replacements(report: Json | None) -> list[str]:
     ]
 
 
-def _figure(value: Any, pattern: str) -> str:
-    return pattern.format(value) if isinstance(value, int | float) else "–"
-
-
-def _percent(share: Any) -> str:
-    return _figure(share * 100 if isinstance(share, int | float) else None, "{:.4g}%")
-
-
 def artifact_table(report: Json) -> Table:
-    """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
+    """A row per artifact of a report: size, error, agreement, and speed, which is also said in times that of PyTorch. Fits 80 columns."""
     shown = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
     for title in (to_translate("artifact"), to_translate("verdict")):
         shown.add_column(translated(title), no_wrap=True)
@@ -208,16 +199,15 @@ def artifact_table(report: Json) -> Table:
         to_translate("error"),
         to_translate("agree"),
         to_translate("tok/s"),
-        "PyTorch",
+        to_translate("speed"),
     ):
         shown.add_column(translated(title), justify="right", no_wrap=True)
     for artifact in report.get("artifacts", []):
         figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
         shown.add_row(
-            escape(artifact["variant"]), styled(artifact["verdict"]), human(artifact["size_bytes"]) if artifact.get("size_bytes") else "–",
-            _figure(artifact.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
-            _percent(figures.agreement), _figure(figures.tokens_per_second, "{:.0f}"),
-            _figure(figures.pytorch_tokens_per_second, "{:.0f}"),
+            escape(artifact["variant"]), styled(artifact["verdict"]), units.size(artifact.get("size_bytes") or None),
+            units.times(artifact.get("size_ratio")), units.sigma(figures.error_max), units.percent(figures.agreement),
+            units.number(figures.tokens_per_second), units.times(figures.speed_over_pytorch),
         )  # fmt: skip
     return shown
 

@@ -22,14 +22,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from daemon.contract import units
 from daemon.contract.advice.merits import in_words
 from daemon.contract.advice.paired import Difference, can_be_paired, difference
 from daemon.contract.faults.advice import MOST_IN_COMMAND
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import StepPoint
-from daemon.contract.jobs.run_figures import METRICS, figure, is_measured, passed
+from daemon.contract.jobs.run_figures import METRICS, is_measured, passed
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
-from daemon.contract.language.lists import clauses, names, times
+from daemon.contract.language.lists import clauses, names
 
 METRIC_NAMES = {
     "perplexity": to_translate("perplexity"), "accuracy": to_translate("accuracy"), "macro_f1": to_translate("macro f1"),
@@ -150,7 +151,7 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
     if trainers_best is None:
         named = translated("The trainer names no best step")
     elif trainers and trainers.loss is not None:
-        named = translated("The trainer's best is step {step} (loss {loss})").format(step=trainers_best, loss=figure(trainers.loss))
+        named = translated("The trainer's best is step {step} (loss {loss})").format(step=trainers_best, loss=units.number(trainers.loss))
     else:
         named = translated("The trainer's best is step {step}").format(step=trainers_best)
     if isinstance(ranking, Unranked):
@@ -176,7 +177,7 @@ def _word(run: str) -> str:
 
 def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
     metric, leader = translated(METRIC_NAMES[ranking.metric]), ranking.leader
-    value, about = figure(ranking.value(leader)), {"metric": metric, "variant": ranking.variant}
+    value, about = units.number(ranking.value(leader)), {"metric": metric, "variant": ranking.variant}
     if len(ranking.ranked) == 1:
         only = translated("only {step} has figures that can be compared: {metric} of {variant} {value}")
         return only.format(step=label(leader), value=value, **about)
@@ -198,7 +199,7 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
         else translated("{ground}: {value} against {other} of {step} ({difference})")
     )  # fmt: skip
     between = difference_said(ranking.metric, ranking.apart[other.export])
-    return against.format(ground=ground, value=value, other=figure(ranking.value(other)), step=label(other), difference=between)
+    return against.format(ground=ground, value=value, other=units.number(ranking.value(other)), step=label(other), difference=between)
 
 
 def _deploy(ranking: Standing, trainers: StepPoint | None) -> str:
@@ -244,16 +245,17 @@ def size_said(metric: str, between: Difference) -> str:
         return _ratio_said(between.ratio) if between.ratio else translated("no interval")
     share = 100 if metric in ("accuracy", "exact_match") else 1
     unit = translated(" points") if share == 100 else ""
-    value = f"{share * between.value:+.3g}{unit}"
+    value = f"{units.signed(share * between.value)}{unit}"
     if between.low is None or between.high is None:
         return translated("{value}, no interval").format(value=value)
-    low, high = (f"{share * end:+.3g}" for end in (between.low, between.high))
+    low, high = (units.signed(share * end) for end in (between.low, between.high))
     return translated("{value}, {low} to {high}").format(value=value, low=low, high=high)
 
 
 def _ratio_said(ratio: tuple[float, float, float]) -> str:
-    value, low, high = (f"{number:.3g}" for number in ratio)
-    return translated("{value}, {low} to {high}").format(value=times(value), low=low, high=high)
+    value, low, high = ratio
+    span = {"low": units.number(low), "high": units.number(high)}
+    return translated("{value}, {low} to {high}").format(value=units.compared(value), **span)
 
 
 def beside_live(ratio: tuple[float, float] | None) -> str:

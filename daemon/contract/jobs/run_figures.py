@@ -102,10 +102,5 @@ def passed(artifact: ArtifactPoint) -> bool:
     return artifact.published and artifact.verdict == Verdict.PASSED
 
 
-def figure(value: float | None) -> str:
-    """A figure with three digits, or four above 1000; "–" for none."""
-    return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)

@@ -21,8 +21,12 @@ SMALL = 32 << 20
 REPORTED = 20
 """Largest number of reported problems; one is enough to reject a file."""
 OPEN = "state IN ('pending', 'running')"
-_JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
-_STAGE_STATES = ("waiting", "running", "succeeded", "failed", "skipped")
+_STATES = {
+    "job": ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled"),
+    "stage": ("waiting", "running", "succeeded", "failed", "skipped"),
+}
+JSON_COLUMNS = {"job": ("checkpoint", "work", "warnings"), "stage": ("result", "fault"), "attempt": ("fault",)}
+"""Table → its columns whose texts are JSON."""
 
 Shape = frozenset[tuple[str, ...]]
 
@@ -120,7 +124,7 @@ def unsound(connection: sqlite3.Connection, *, full: bool) -> list[str]:
         problems = [
             f"a row of {row[0]} belongs to no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check").fetchmany(REPORTED)
         ]
-        problems += _odd_rows(connection)
+        problems += odd_rows(connection)
         if (
             not problems
             and connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0] <= SMALL
@@ -136,13 +140,13 @@ def _read_all(connection: sqlite3.Connection) -> None:
             pass
 
 
-def _odd_rows(connection: sqlite3.Connection) -> Iterator[str]:
+def odd_rows(connection: sqlite3.Connection) -> Iterator[str]:
     """Rows of any age whose state or JSON is not valid."""
-    for table, states, texts in (("job", _JOB_STATES, ("checkpoint", "work")), ("stage", _STAGE_STATES, ("result", "fault"))):
-        listed = ", ".join(f"'{state}'" for state in states)
-        valid = " AND ".join(f"({text} IS NULL OR json_valid({text}))" for text in texts)
-        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        if columns:
-            count = connection.execute(f"SELECT count(*) FROM {table} WHERE state NOT IN ({listed}) OR NOT ({valid})").fetchone()[0]
-            if count:
-                yield f"{count} rows of {table} are not valid"
+    for table, texts in JSON_COLUMNS.items():
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}  # an earlier version's may lack some
+        odd = [f"({text} IS NOT NULL AND NOT json_valid({text}))" for text in texts if text in columns]
+        if table in _STATES and columns:
+            listed = ", ".join(f"'{state}'" for state in _STATES[table])
+            odd.append(f"state NOT IN ({listed})")
+        if odd and (count := connection.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(odd)}").fetchone()[0]):
+            yield f"{count} rows of {table} are not valid"

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from daemon.config.places.paths import StatePaths
 from daemon.config.settings import Settings
+from daemon.contract import units
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.plan import plan
@@ -20,7 +21,7 @@ from daemon.journal.file.database import reading
 from daemon.journal.overview import bases_used, measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin
-from daemon.system.box import free_disk, human, memory
+from daemon.system.box import free_disk, memory
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
         largest = max(known, key=lambda model: model.parameters)
         peak, written = _peak(needs[largest.name]), _written(needs[largest.name])
         answer.facts["an export"] = (
-            f"of {largest.name}: about {human(peak)} of memory and {human(written)} on disk, not counting later measurements"
+            f"of {largest.name}: about {units.size(peak)} of memory and {units.size(written)} on disk, not counting later measurements"
         )
     return answer
 
@@ -126,8 +127,9 @@ def _of_memory(model: ModelFound, settings: Settings, too_large: Mapping[str, in
     return (
         f"export.variants: {', '.join(too_large)} can't be made and checked for {model.name}"
         f" ({model.parameters / 1e9:.1f} billion parameters):"
-        f" {'it needs' if is_one else 'they need'} up to about {human(max(too_large.values()))} of memory,"
-        f" but limits.memory_fraction allows {human(allowed)} of {human(total)}; {instead}, or raise limits.memory_fraction"
+        f" {'it needs' if is_one else 'they need'} up to about {units.size(max(too_large.values()))} of memory,"
+        f" but limits.memory_fraction allows {units.size(allowed)} of {units.size(total)}; {instead}, or raise"
+        " limits.memory_fraction"
     )
 
 
@@ -136,7 +138,7 @@ def _of_disk(model: ModelFound, settings: Settings, written: int) -> list[str]:
     if written <= free - reserve:
         return []
     return [
-        f"output.directory: an export of {model.name} writes about {human(written)}; {human(free)} are free in {settings.output.directory},"
-        f" of which limits.disk_reserve reserves {human(reserve)}, so exports would wait; free space there, or set output.directory to a"
-        " larger disk"
+        f"output.directory: an export of {model.name} writes about {units.size(written)}; {units.size(free)} are free in"
+        f" {settings.output.directory}, of which limits.disk_reserve reserves {units.size(reserve)}, so exports would wait;"
+        " free space there, or set output.directory to a larger disk"
     ]

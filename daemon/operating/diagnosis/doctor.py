@@ -14,7 +14,7 @@ from daemon.checkpoints.pinning.additions import problems_of
 from daemon.checkpoints.readable import closed_directory
 from daemon.config.places.paths import StatePaths, not_writable, open_to_others
 from daemon.config.settings import Settings
-from daemon.contract import cpu
+from daemon.contract import cpu, units
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
@@ -32,7 +32,7 @@ from daemon.operating.disk_watch import places_of
 from daemon.operating.monitoring.live import read_live
 from daemon.publishing.telling.sending import fault_of
 from daemon.running.rules.resume_keys import library_version
-from daemon.system.box import free_disk, human, memory
+from daemon.system.box import free_disk, memory
 from daemon.system.filesystems.disks import nearest_existing, short_of_room
 from daemon.system.filesystems.mounts import file_system_type, is_remote
 from daemon.system.lock import is_locked
@@ -359,8 +359,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     total, available = memory()
     facts = {
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",
-        "output": f"{settings.output.directory} ({human(free_disk(settings.output.directory))} free)",
-        "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
+        "output": f"{settings.output.directory} ({units.size(free_disk(settings.output.directory))} free)",
+        "state": f"{settings.state_directory} ({units.size(free_disk(settings.state_directory))} free)",
         "reads": reading.summary,
         **({"bases": reading.bases} if reading.bases else {}),
         "variants": ", ".join(settings.variants),
@@ -370,7 +370,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         **({"adds": ", ".join(f"{adapter.weight:g} × {adapter.path}" for adapter in settings.merge.add)} if settings.merge.add else {}),
         **room.facts,
         **workers.facts,
-        "memory": f"{human(available)} of {human(total)} free",
+        "memory": f"{units.size(available)} of {units.size(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: library_version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},
     }

@@ -12,7 +12,7 @@ from daemon.contract.jobs.messages import CheckpointRef, JobFacts, StageFacts
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import status_that_follows
-from daemon.journal.file.integrity import unbelievable, unsound
+from daemon.journal.file.integrity import odd_rows, unbelievable, unsound
 from daemon.journal.file.sqlite_errors import REPAIR
 from daemon.journal.rows import job_of, stage_of
 from daemon.journal.states import ENDED_STAGE
@@ -144,7 +144,7 @@ RULES = (
 
 def check_file(connection: sqlite3.Connection, scene: Scene, *, thorough: bool) -> bool:
     """Whether the file is a sound database of ours; where not, nothing else in it can be believed."""
-    problems = unsound(connection, full=thorough) or unbelievable(connection)
+    problems = unsound(connection, full=thorough) or unbelievable(connection) or list(odd_rows(connection))
     for problem in problems:
         scene.find("journal-damaged", f"the journal is not a valid database: {problem}", REPAIR, path=scene.paths.journal)
     return not problems

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.config.places.paths import Paths
+from daemon.contract import units
 from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.faults.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
@@ -28,11 +29,12 @@ from daemon.journal.file import backups
 from daemon.journal.file.database import Database, mark_suspect, reading_as_it_is
 from daemon.journal.file.upgrades import version_of
 from daemon.journal.journal import Journal
+from daemon.journal.legible import object_of
 from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
 from daemon.journal.sql import schema_version
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
-from daemon.system.box import free_disk, human
+from daemon.system.box import free_disk
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import reason_of
 
@@ -106,8 +108,7 @@ def _still_wrong(journal: Journal, suspicion: Json | None) -> str | None:
 def rebuilt_state(database: Database) -> Json | None:
     """How this journal was rebuilt after damage; None if it never was."""
     rows = database.read("SELECT value FROM control WHERE name = ?", REBUILT)
-    value = json.loads(rows[0][0]) if rows else None
-    return value if isinstance(value, dict) else None
+    return object_of(rows[0][0]) if rows else None
 
 
 # Rebuilding
@@ -211,7 +212,7 @@ def see_room(folder: Path, size: int, reserve: int) -> None:
     if free - size < reserve:
         raise Retryable(
             FaultCode.DISK_NOW, "back the journal up",
-            f"it needs {human(size)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}",
+            f"it needs {units.size(size)}, {units.size(free)} are free and limits.disk_reserve reserves {units.size(reserve)}",
             "free space there; the next backup runs as scheduled", path=folder,
         )  # fmt: skip
 

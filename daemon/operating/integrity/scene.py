@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.config.places.paths import STAGING, Paths
+from daemon.journal.legible import json_at
 
 OPEN = ("pending", "running")
 REPORTED = ("succeeded", "partial", "failed")
@@ -83,7 +84,7 @@ def paths_of(state: Path, output: Path) -> Paths:
 def read_rows(connection: sqlite3.Connection, scene: Scene) -> None:
     """Fill the scene inside the transaction of `connection`."""
     scene.jobs = connection.execute(
-        "SELECT id, run, step, state, target, pin, untidy, reason, json_extract(checkpoint, '$.path') AS seen_at,"
+        f"SELECT id, run, step, state, target, pin, untidy, reason, {json_at('checkpoint', 'path')} AS seen_at,"
         " CASE WHEN state IN ('pending', 'running') THEN checkpoint END AS checkpoint,"
         " CASE WHEN state IN ('pending', 'running') THEN work END AS work FROM job ORDER BY created, id"
     ).fetchall()

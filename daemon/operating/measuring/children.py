@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from daemon.config.places.paths import FOREGROUND, RESULT_FILE, StatePaths, make_private, not_writable
 from daemon.config.settings import LimitSettings, Settings
+from daemon.contract import units
 from daemon.contract.faults.errors import FULL_DISK, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
@@ -39,7 +40,7 @@ from daemon.operating.measuring.subject import OPERATION, Export
 from daemon.running.attempts.executor import Attempt, Order, wait_for_news
 from daemon.running.attempts.job_file import NICE, bounds_of
 from daemon.running.workers.executor import LocalExecutor
-from daemon.system.box import human, memory
+from daemon.system.box import memory
 from daemon.toolchains.registry import Toolchains
 
 PREFIX = "bench-"
@@ -197,7 +198,7 @@ class Children:
         """End the child when the machine's memory runs out, before the kernel chooses, perhaps the training."""
         available, reserve = memory()[1], int(self._limits.memory_reserve)
         if attempt.memory and available < reserve:
-            cause = f"{human(available)} of the machine's memory were left (limits.memory_reserve is {human(reserve)})"
+            cause = f"{units.size(available)} of the machine's memory were left (limits.memory_reserve is {units.size(reserve)})"
             fault = Fault(code=FaultCode.MEMORY_PRESSURE, operation=OPERATION, cause=cause, remedy="free memory on the machine")
             attempt.stop(fault)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daemon.contract import units
 from daemon.contract.advice.paired import Difference, difference
 from daemon.contract.advice.which import difference_said, no_difference, ranges_apart
 from daemon.contract.faults.errors import UsageError
@@ -53,6 +54,8 @@ class ComparedArtifact:
     greedy_identical: int | None
     greedy_prompts: int | None
     tokens_per_second: float | None
+    pytorch_tokens_per_second: float | None
+    """Of the live model in PyTorch, in fp32, measured in turns with it; null for PyTorch itself."""
     prefill_seconds: float | None
     speed_over_pytorch: float | None
     load_seconds: float | None
@@ -169,7 +172,7 @@ def _speeds(mine: tuple[float, float, float] | None, theirs: tuple[float, float,
     differ = ranges_apart(mine and mine[1:], theirs and theirs[1:])
     if mine is None or theirs is None or differ is None or min(mine) <= 0:
         return None
-    ranges = f"A {mine[1]:.2f} to {mine[2]:.2f}, B {theirs[1]:.2f} to {theirs[2]:.2f}"
+    ranges = f"A {units.ratio(mine[1])} to {units.ratio(mine[2])}, B {units.ratio(theirs[1])} to {units.ratio(theirs[2])}"
     better = ("b" if theirs[0] > mine[0] else "a") if differ else None
     said = f"the ranges of their turns exclude each other ({ranges})" if differ else f"no difference seen: their turns overlap ({ranges})"
     return ComparedFigure(better, theirs[0] / mine[0], theirs[1] / mine[2], theirs[2] / mine[1], said)
@@ -227,7 +230,9 @@ def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtif
         size_bytes=whole_at(row, "size_bytes"), size_ratio=number_at(row, "size_ratio"), agreement=figures.agreement, kl=figures.kl,
         error_max=figures.error_max, cosine_mean=figures.cosine_mean, perplexity=figures.perplexity,
         accuracy=scores.accuracy, exact_match=scores.exact_match, chrf=scores.chrf, greedy_identical=figures.greedy_identical,
-        greedy_prompts=figures.greedy_prompts, tokens_per_second=figures.tokens_per_second, prefill_seconds=figures.prefill_seconds,
+        greedy_prompts=figures.greedy_prompts, tokens_per_second=figures.tokens_per_second,
+        pytorch_tokens_per_second=figures.pytorch_tokens_per_second if figures.speed_over_pytorch is not None else None,
+        prefill_seconds=figures.prefill_seconds,
         speed_over_pytorch=figures.speed_over_pytorch, load_seconds=figures.load_seconds, peak_rss_bytes=figures.peak_rss_bytes,
         text=figures.sample.text if figures.sample else None,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
+from daemon.contract import units
 from daemon.contract.disk import away, failpoints
 from daemon.contract.disk.files import odd_below, remove_tree
 from daemon.contract.disk.own_folders import own
@@ -34,7 +35,7 @@ from daemon.running.attempts.executor import Attempt, CpuShare, Executor, Order,
 from daemon.running.attempts.job_file import ReadyStage, bounds_of, make_context, priority_named, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
-from daemon.system.box import human, memory
+from daemon.system.box import memory
 from daemon.system.logger import Logger
 from daemon.system.processes.rivals import Rivals
 
@@ -258,7 +259,7 @@ class Children:
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
         log.info("stage started", event_id=Event.STAGE_STARTED, stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
-                 estimated_memory=human(need.memory))  # fmt: skip
+                 estimated_memory=units.size(need.memory))  # fmt: skip
         return None, row
 
     def take_over(self, row: AttemptRow, job: JobRow, attempt: Attempt, size: ModelSize) -> bool:
@@ -333,9 +334,8 @@ class Children:
             return
         self._relieved = time.monotonic()
         cause = (
-            f"{human(available)} of the machine's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest"
-            " child"
-            f" with {human(largest.memory)}"
+            f"{units.size(available)} of the machine's memory were left (limits.memory_reserve is {units.size(reserve)}),"
+            f" and this was the largest child with {units.size(largest.memory)}"
         )
         remedy = "nothing; it is tried again when there is enough memory (to start it sooner, free memory)"
         largest.stop(fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))

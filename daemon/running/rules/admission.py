@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from daemon.config.places.paths import Paths
 from daemon.config.settings import LimitSettings
+from daemon.contract import units
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
-from daemon.system.box import human
 from daemon.system.filesystems.disks import LEAST_INODES, free_inodes
 
 WAIT_SECONDS = 30.0
@@ -53,8 +53,8 @@ def admit(
     operation = f"start the stage {spec.name}"
     if need.memory > allowed:
         cause = (
-            f"it needs about {human(need.memory)} of memory ({_SOURCE[need.source]}),"
-            f" but limits.memory_fraction allows {human(allowed)} of {human(total)}"
+            f"it needs about {units.size(need.memory)} of memory ({_SOURCE[need.source]}),"
+            f" but limits.memory_fraction allows {units.size(allowed)} of {units.size(total)}"
         )
         if need.remark:
             cause += f"; {need.remark}"
@@ -66,8 +66,8 @@ def admit(
         ), never=True)  # fmt: skip
     free_memory = max(0, available - reserved.memory)
     if need.memory > free_memory:
-        held = f" ({human(reserved.memory)} more are reserved for other stages)" if reserved.memory else ""
-        cause = f"it needs about {human(need.memory)} of memory, but {human(free_memory)} are free now{held}"
+        held = f" ({units.size(reserved.memory)} more are reserved for other stages)" if reserved.memory else ""
+        cause = f"it needs about {units.size(need.memory)} of memory, but {units.size(free_memory)} are free now{held}"
         return Admission(Fault(
             code=FaultCode.MEMORY_NOW, operation=operation, cause=cause,
             remedy="nothing; it waits for memory (to start it sooner, free memory)",
@@ -80,7 +80,10 @@ def admit(
             ))  # fmt: skip
         free = box.free_disk(folder)
         if free - wanted < disk_reserve:
-            cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve reserves {human(disk_reserve)}"
+            cause = (
+                f"it writes about {units.size(need.disk)}, {units.size(free)} are free and limits.disk_reserve reserves"
+                f" {units.size(disk_reserve)}"
+            )
             return Admission(Fault(
                 code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
                 remedy=f"free space there, set {key} to a larger disk, or lower limits.disk_reserve",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from daemon.contract import units
 from daemon.contract.formats.stages import LAYER_BY_LAYER, WITHOUT_TWIN, ModelSize, StageSpec
 from daemon.journal.attempts import Measured
-from daemon.system.box import human
 
 MARGIN = 1.15
 """Over what was measured: allocators and thread timing vary by a few per cent from run to run."""
@@ -63,7 +63,7 @@ def by_layers(spec: StageSpec, whole: Estimate, allowed: int, layers: int | str)
         return replace(whole, remark=f"it can't be run layer by layer, because {layers}")
     memory = spec.memory_fixed + layers
     if memory > allowed:
-        return replace(whole, remark=f"layer by layer it would need about {human(memory)}")
+        return replace(whole, remark=f"layer by layer it would need about {units.size(memory)}")
     return Estimate(memory, whole.disk, "layers", LAYER_BY_LAYER)
 
 

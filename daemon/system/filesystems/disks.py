@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from daemon.contract import units
 from daemon.contract.disk.files import fsync_directory, remove_tree, write_atomic
 from daemon.contract.faults.errors import FULL_DISK, Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.light import dataclass
-from daemon.system.box import human
 
 LEAST_BYTES = 1 << 20
 """Free bytes without which not even the journal can be written to for long; what counts where `limits.disk_reserve` is smaller."""
@@ -58,8 +58,8 @@ class Shortage:
         if self.inodes is not None:
             return f"{where} has {self.inodes} free inodes, but {LEAST_INODES} are needed"
         if self.refused is not None:
-            return f"{where} refuses writes ({self.refused}), although {human(self.free)} are free: a quota is used up"
-        return f"{where} has {human(self.free)} free, but {human(self.needed)} are needed"
+            return f"{where} refuses writes ({self.refused}), although {units.size(self.free)} are free: a quota is used up"
+        return f"{where} has {units.size(self.free)} free, but {units.size(self.needed)} are needed"
 
 
 def nearest_existing(folder: Path) -> Path:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from daemon.contract import units
 from daemon.contract.advice import merits as words
 from daemon.contract.advice.paired import Difference, difference
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.language.catalog import translated
-from handlers.report import units
 from handlers.report.model import Artifact
 
 USABLE = ("alone", "at its targets")
@@ -130,7 +130,7 @@ def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
     if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
         times, turns = units.times(figures.speed_over_pytorch), figures.speed_over_pytorch_range
         if turns and uncertain(artifact):
-            merits.append(translated(words.AS_FAST_IN_TURNS).format(speed=times, turns=units.span(turns)))
+            merits.append(translated(words.AS_FAST_IN_TURNS).format(speed=times, turns=units.span(turns, units.ratio)))
         else:
             merits.append(translated(words.AS_FAST).format(speed=times))
     if figures.agreement is not None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from daemon.contract import units
 from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, StageFacts
 from daemon.contract.language.catalog import translated
 from daemon.contract.language.lists import after_each_other, clauses, sentences
 from daemon.contract.language.recorded import translated_text
-from handlers.report import units
 from handlers.report.model import Replaced, StepDown
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 
+from daemon.contract import units
 from daemon.contract.jobs.benchmark import PAGE, PAGE_INPUT, STAGE, Bench, Spread
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.language.catalog import to_translate, translated, translated_plural, use_language
 from daemon.contract.language.lists import clauses
 from handlers.child.progress import Reporter, StageOutput
-from handlers.report import units
 from handlers.report.pages import charts
 from handlers.report.pages.html import environment
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from daemon.contract import units
 from daemon.contract.jobs.plan import check_of
 from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.language.lists import sentences
-from handlers.report import units
 from handlers.report.model import Report
 
 LIKENESS = to_translate("agreement, KL, error")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from daemon.contract import units
 from daemon.contract.advice.which import METRIC_NAMES
 from daemon.contract.jobs.points import ArtifactPoint
 from daemon.contract.language.catalog import translated
 from daemon.contract.language.lists import clauses, sentences
-from handlers.report import units
 from handlers.report.model import Artifact, Attempt, Report, RunSoFar
 
 ROOM = 96.0

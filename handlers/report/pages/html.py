@@ -16,11 +16,12 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from daemon.contract import units
 from daemon.contract.language.catalog import language, translated, translated_plural
 from daemon.contract.language.lists import clauses, names, sentences
 from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
-from handlers.report import comparison, lengths, samples, units
+from handlers.report import comparison, lengths, samples
 from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.content.places import KEPT, without_folders

@@ -23,6 +23,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import LongFigures
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import check_of, find_variant
+from daemon.contract.units import is_number
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import lengths
@@ -30,7 +31,6 @@ from handlers.report.advice import headline
 from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
 from handlers.report.pages import caveats, html
-from handlers.report.units import is_number
 from handlers.report.usage import Usage, prose
 
 _SENTENCES = "modules.json"

@@ -1,5 +1,6 @@
-"""Formats figures for readers. Pure; called by the templates' filters and by `handlers.report.pages.charts`.
+"""Formats figures for people: the one place that decides how many digits a size, a share, a time or a ratio has. Pure.
 
+Called by the output of every command, by the report, by the README of an export and by advice; JSON answers keep the figures as they are.
 Every function takes None, or a value of another type than it expects, and gives "–" for it: figures may be missing.
 """
 
@@ -23,7 +24,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def size(value: Any) -> str:
-    """Bytes in binary units, as every verb prints them, three digits: "1.20 MiB"."""
+    """Bytes in binary units, three digits: "1.20 MiB"."""
     if not is_number(value):
         return NOTHING
     amount, unit = float(value), "B"
@@ -36,17 +37,31 @@ def size(value: Any) -> str:
 
 
 def duration(value: Any) -> str:
-    """Seconds as "12 ms", "3.4 s", "2 min 5 s" or "1 h 3 min"."""
+    """Seconds as "12 µs", "12 ms", "3.4 s", "2 min 5 s", "1 h 3 min" or "2 d 5 h"; a part that is 0 is left out."""
     if not is_number(value):
         return NOTHING
+    if 0 < value < 9.995e-4:
+        return f"{value * 1e6:.3g} µs"
     if value < 0.9995:
         return f"{value * 1000:.3g} ms" if value else translated("{seconds} s").format(seconds=0)
     if value < 99.5:
         return translated("{seconds} s").format(seconds=f"{value:.3g}")
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:
-        return translated("{minutes} min {seconds} s").format(minutes=minutes, seconds=seconds)
-    return translated("{hours} h {minutes} min").format(hours=minutes // 60, minutes=minutes % 60)
+        both, minutes_alone = translated("{minutes} min {seconds} s"), translated("{minutes} min")
+        return (both if seconds else minutes_alone).format(minutes=minutes, seconds=seconds)
+    hours, minutes = divmod(round(value / 60), 60)
+    if hours < 48:
+        both, hours_alone = translated("{hours} h {minutes} min"), translated("{hours} h")
+        return (both if minutes else hours_alone).format(hours=hours, minutes=minutes)
+    days, hours = divmod(round(value / 3600), 24)
+    both, days_alone = translated("{days} d {hours} h"), translated("{days} d")
+    return (both if hours else days_alone).format(days=days, hours=hours)
+
+
+def running(value: Any) -> str:
+    """Seconds that still grow while they are read, without tenths: "3 s", "2 min 5 s"."""
+    return duration(math.floor(value)) if is_number(value) else NOTHING
 
 
 def number(value: Any) -> str:
@@ -71,9 +86,34 @@ def percent(value: Any) -> str:
     return lists.percent("99.9" if text == "100" and value < 1 else text)
 
 
+def sigma(value: Any) -> str:
+    """An error in standard deviations of the live model's outputs: "0.0131 σ"."""
+    return f"{number(value)} σ" if is_number(value) else NOTHING
+
+
+def nats(value: Any) -> str:
+    """A divergence: "0.0042 nats"."""
+    return f"{number(value)} nats" if is_number(value) else NOTHING
+
+
+def signed(value: Any, show: Callable[[float], str] = number) -> str:
+    """A difference, with its sign: "+1.3 %"."""
+    return f"{'+' if is_number(value) and value > 0 else ''}{show(value)}"
+
+
+def compared(value: Any) -> str:
+    """How many times one figure is another that was measured alike, which may be nearly the same: "1.03 ×"."""
+    return lists.times(number(value)) if is_number(value) else NOTHING
+
+
+def ratio(value: Any) -> str:
+    """Two digits, since no speed is measured to more: "2.8", "5.0", "12"."""
+    return NOTHING if not is_number(value) else f"{value:.0f}" if abs(value) >= 9.95 else f"{value:#.2g}"
+
+
 def times(value: Any) -> str:
     """A ratio as "2.8 ×"."""
-    return lists.times(f"{value:.2g}" if value < 10 else f"{value:.0f}") if is_number(value) else NOTHING
+    return lists.times(ratio(value)) if is_number(value) else NOTHING
 
 
 def moment(value: Any) -> str:
