@@ -62,7 +62,7 @@ def test_what_was_as_fast_in_some_turns_counts_as_equal_and_the_range_is_told(tm
     far = facts.check("onnx-int8", agreement=0.87, kl=0.003, speed_over_pytorch=3.3, speed_over_pytorch_range=[2.8, 3.5])
     report = report_of(facts.made_all(facts.check("pytorch"), near, far), tmp_path)
     assert chosen(report)[0] == ("fastest", "onnx")
-    assert "Deploy onnx: 2 × (1.5 to 2.9) as fast as PyTorch" in report.recommendation.sentence
+    assert "Deploy onnx: 2.0 × (1.5 to 2.9) as fast as PyTorch" in report.recommendation.sentence
     assert "others are within 10 % of it, or may be as fast, since speeds varied" in report.recommendation.rule
     (server,) = [one.sentence for one in report.recommendation.targets if one.target == "cpu-server"]
     assert server.startswith(

@@ -119,8 +119,8 @@ def joined(parts: Sequence[Said], joint: str, chinese: str) -> Said:
 
 
 def bare(text: str) -> str:
-    """Without blanks, which a text in two scripts has in other places."""
-    return text.replace(" ", "")
+    """Without blanks, which a text in two scripts has in other places; a colon after a number may be that of a time, and keeps its mark."""
+    return re.sub(r"(?<=\d)：", ":", text.replace(" ", ""))
 
 
 def text_of(world: random.Random, *, hostile: bool) -> Said:
