@@ -99,6 +99,11 @@ class FaultCode(StrEnum):
 
     To do: Give the name of a run from `ckptd list`, or the folder that holds its exports.
     """
+    NO_SUCH_STAGE = "no-such-stage"
+    """The export has no stage of that name, or the export was not named.
+
+    To do: Give the export with `--job`, and a stage that `ckptd show` lists.
+    """
     NO_TERMINAL = "no-terminal"
     """A command needs to ask a question, but there is no terminal.
 
