@@ -496,6 +496,11 @@ class FaultCode(StrEnum):
 
     To do: Nothing; it is handed in again with twice the time, as far as `cluster.most_minutes` allows.
     """
+    SCRATCH_UNUSABLE = "scratch-unusable"
+    """The scratch folder of a machine is missing, can't be written or has no room, or the output can't be copied from it.
+
+    To do: Let `scratch` of the queue name a folder with room that each of its machines has, or leave it out.
+    """
     SKIPPED = "skipped"
     """A stage that this one needs gave no output.
 

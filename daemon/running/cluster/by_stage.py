@@ -70,7 +70,7 @@ def terms_of(settings: ClusterSettings, queue: str) -> Terms:
     python = {"python": str(settings.python)} if settings.python is not None else {}
     return Terms(
         queue=queue, prefix=options.prefix or settings.prefix, cpus=options.cpus, memory=int(options.memory), gpus=options.gpus,
-        most_seconds=60.0 * settings.most_minutes, **python,
+        scratch=options.scratch, most_seconds=60.0 * settings.most_minutes, **python,
     )  # fmt: skip
 
 
