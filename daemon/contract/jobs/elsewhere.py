@@ -60,7 +60,7 @@ class Orders(Frozen):
     id: str = ""
     """The scheduler's own name of the job, once it is known."""
     ending: str = ""
-    """What the scheduler said of its end, once it has ended without last words."""
+    """What the scheduler said of its end, where it ended it."""
 
 
 class Probe(Frozen):

@@ -130,7 +130,7 @@ class ClusterAttempt:
             self._do(act)
         if self.course.over is not None and self._result is None:
             self.peak = max(self.peak, signs.end.peak if signs.end else 0)
-            if signs.end is None:
+            if signs.end is None or signs.end.terminated:
                 self.note(ending=self.course.ending)
             began = self.course.begun_at
             seconds = round(self._clock() - began + self.course.ran, 3) if began is not None else 0.0
