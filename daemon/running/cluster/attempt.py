@@ -171,7 +171,7 @@ class ClusterAttempt:
         return self._signs.end is not None or self.course.over is Over.NOT_BEGUN
 
     def _mark_begun(self) -> None:
-        with contextlib.suppress(OSError), open(self.folder / BEGUN, "x"):
+        with contextlib.suppress(OSError), open(self.folder / BEGUN, "xb"):
             pass
 
     def _listen(self) -> int:
