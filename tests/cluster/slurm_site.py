@@ -55,7 +55,7 @@ class SlurmSite:
         for name in ("state", "spool", "bin"):
             (folder / name).mkdir(parents=True)
         (folder / "slurm.conf").write_text(self._configuration(configuration), encoding="utf-8")
-        for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
+        for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"):
             self._wrap(program)
         self.controller: subprocess.Popen[bytes] | None = None
         self.node: subprocess.Popen[bytes] | None = None
