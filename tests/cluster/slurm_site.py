@@ -147,7 +147,7 @@ class SlurmSite:
         with contextlib.suppress(Exception):
             self.run("scancel", "--me")
             self.run("scancel", "--signal=KILL", "--full", "--me")
-        _end(self.node)
+        self.kill_node()
         _end(self.controller)
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
 
