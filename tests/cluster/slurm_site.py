@@ -106,7 +106,7 @@ class SlurmSite:
     def _daemon(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{program}.out", "ab") as output:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment,
+                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
