@@ -91,12 +91,15 @@ def throughput(bench: Bench, slurm: Slurm, folder: Path) -> dict[str, float]:
 
 
 def open_attempts(folder: Path) -> dict[str, float]:
-    """Memory of this process with many attempts open that wait, beside before; and questions a minute."""
+    """Memory of this process with many attempts open that wait, beside before, and how much of it their orders are, which the runner holds
+    wherever they run; and questions a minute."""
     fake = FakeScheduler()
     fake.held = True
     bench = Bench(folder, fake)
     to_begin = resident()
-    attempts = [bench.start() for _ in range(OPEN)]
+    orders = [bench.order() for _ in range(OPEN)]
+    ordered = resident() - to_begin
+    attempts = [bench.executor.start(order) for order in orders]
     while len(fake.submitted) < OPEN:
         time.sleep(0.1)
     time.sleep(6)
@@ -105,7 +108,8 @@ def open_attempts(folder: Path) -> dict[str, float]:
     asked = (fake.calls - calls) / (time.monotonic() - began) * 60
     grown = resident() - to_begin
     bench.close()
-    return {"open": len(attempts), "grown_mib": grown / (1 << 20), "calls_a_minute": asked}
+    sizes = {"grown_mib": grown / (1 << 20), "of_orders_mib": ordered / (1 << 20)}
+    return {"open": len(attempts), **sizes, "calls_a_minute": asked}
 
 
 def resident() -> int:

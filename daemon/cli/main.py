@@ -399,19 +399,25 @@ def quality(
         print_run_quality(value)
 
 
-@app.command(**place("logs", "ckptd logs --follow --job my-run/500"))
+@app.command(**place("logs", "ckptd logs --follow --job my-run/500 --stage merge"))
 def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of latest lines to show first.")] = 50,
     job: Annotated[str | None, typer.Option("--job", help="Only the lines of this job.")] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help="Instead, what this stage of the job prints, wherever it runs.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the daemon's log."""
+    """Show the daemon's log, or that of a stage."""
     from daemon.cli.views.tables import print_log
     from daemon.config.places.paths import StatePaths
 
     state = daemon_state(config)
+    if stage is not None:
+        from daemon.cli.views.stage_log import print_stage_log
+
+        print_stage_log(queue.attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
+        return
     if job is not None:
         job = queue.in_log(state, job)
     print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)

@@ -24,6 +24,7 @@ from daemon.journal.states import told_state
 
 if TYPE_CHECKING:
     from daemon.journal.journal import Journal
+    from daemon.operating.log.stage_log import Attempted
     from daemon.operating.monitoring.status import JobDetails
 
 Job = TypeVar("Job")
@@ -85,6 +86,44 @@ def in_log(state: Path, wanted: str) -> str:
         return named[0] if len(named) == 1 else wanted
     existing(state)
     raise _not_one(wanted, [])
+
+
+def attempted_at(state: Path, wanted: str | None, stage: str) -> Callable[[], Attempted]:
+    """What gives the latest attempt at a stage of the job that is meant. Raises UsageError where there is no such stage."""
+    from daemon.operating.log.stage_log import Attempted
+
+    if wanted is None:
+        raise _no_stage(stage, "no export is named")
+    id = find_job(state, wanted).id
+
+    def look() -> Attempted:
+        job = find_job(state, id)
+        now = next((row for row in job.stages if row.name == stage), None)
+        if now is None:
+            raise _no_stage(stage, f"the stages of {id} are {', '.join(row.name for row in job.stages)}")
+        latest = max((row for row in job.attempts if row.stage == stage), key=lambda row: row.number, default=None)
+        over = now.state not in OPEN or job.state not in OPEN
+        doing = now.message or (job.waiting_for if now.state == "pending" else None) or ""
+        return Attempted(latest.number, Path(latest.log), over, doing) if latest is not None else Attempted(0, state, over, doing)
+
+    look()
+    return look
+
+
+def _no_stage(stage: str, cause: str) -> UsageError:
+    return UsageError(FaultCode.NO_SUCH_STAGE, f"show what the stage {stage} prints", cause, "give the export with `--job`, and its stage")
+
+
+def scheduler_says(config: Path | None) -> Callable[[Path], str]:
+    """What gives the end of what a scheduler says of the attempt with a log, "" of one of this machine."""
+
+    def said(log: Path) -> str:
+        from daemon.contract.jobs.elsewhere import ORDERS
+        from daemon.running.cluster.by_stage import tail_of
+
+        return tail_of(load_settings(config, own_state=True).cluster, log.parent) if (log.parent / ORDERS).exists() else ""
+
+    return said
 
 
 def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:

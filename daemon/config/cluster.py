@@ -20,6 +20,7 @@ class QueueSettings(Section):
     cpus: int = Field(default=0, ge=0, le=4096)
     memory: ByteSize = Field(default=ByteSize(0), ge=0, validate_default=True)
     gpus: int = Field(default=0, ge=0, le=64)
+    scratch: str = Field(default="", pattern=r"^($|[/$])")
     prefix: tuple[str, ...] = ()
 
 

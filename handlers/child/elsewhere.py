@@ -31,6 +31,7 @@ from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import END, FENCE, ORDERS, PROBE, PROBED, SAID, STOP, Claim, End, Orders, Probe, Probed
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.version import __version__
+from handlers.child.scratch import Scratch, unusable
 
 LOOK_SECONDS = 0.1
 FILES_SECONDS = 1.0
@@ -49,12 +50,30 @@ class Worker:
         self.terminated = self.asked = False
         self.peak = 0
         self._kills = oom_kills()
+        self.scratch: Scratch | None = None
+        self._said = 0.0
 
     def run(self) -> End:
         """Run the child to its end."""
         if (fault := self._other_versions()) is not None:
             return End(code=0, result=False, fault=fault)
         signal.signal(signal.SIGTERM, self._terminate)
+        try:
+            self._make_scratch()
+        except OSError as error:
+            cause = f"its scratch folder {self.orders.scratch} can't be used: {error.strerror}"
+            return End(code=0, result=False, fault=unusable(cause, str(error.filename)))
+        try:
+            return self._run()
+        finally:
+            if self.scratch is not None:
+                self.scratch.close()
+
+    def _make_scratch(self) -> None:
+        if self.orders.scratch:
+            self.scratch = Scratch(Path(os.path.expandvars(self.orders.scratch)), self.orders.token)
+
+    def _run(self) -> End:
         with open(self.folder / SAID, "ab") as said, open(self.log.path, "ab") as stderr:
             child = subprocess.Popen(
                 [*self.orders.command, str(self._job_file())], stdin=subprocess.DEVNULL, stdout=said, stderr=stderr, cwd=self.folder,
@@ -63,15 +82,18 @@ class Worker:
         self._supervise(child)
         self._sweep(child)
         self.log.finish()
+        fault = self.scratch.hand_over(self._context, self._copies_on, child.returncode) if self.scratch is not None else None
         return End(
-            code=child.returncode, result=self._result.exists(), peak=self.peak, terminated=self.terminated,
+            fault=fault, code=child.returncode, result=self._result.exists(), peak=self.peak, terminated=self.terminated,
             out_of_memory=oom_kills() > self._kills,
         )  # fmt: skip
 
     def _job_file(self) -> Path:
         """The child's own job file: its parent is this process, and its threads are those that the scheduler gave."""
-        context = StageContext.model_validate_json((self.folder / JOB_FILE).read_bytes())
+        self._context = context = StageContext.model_validate_json((self.folder / JOB_FILE).read_bytes())
         self._result = Path(context.result)
+        if self.scratch is not None:
+            context = self.scratch.context(context)
         cores = len(os.sched_getaffinity(0))
         given = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0) or min(cores, context.limits.threads)
         limits = context.limits.model_copy(update={
@@ -116,6 +138,15 @@ class Worker:
                 self._tell(child, signal.SIGKILL)
             elif STOP in names and not self.asked:
                 self._tell(child, signal.SIGTERM)
+
+    def _copies_on(self) -> bool:
+        """Say that it lives while it copies; whether it may go on."""
+        if time.monotonic() - self._said >= FILES_SECONDS:
+            self._said = time.monotonic()
+            with open(self.folder / SAID, "ab") as said:
+                said.write(b'{"heartbeat": 1}\n')
+            return FENCE not in os.listdir(self.folder)
+        return True
 
     def _tell(self, child: subprocess.Popen[bytes], number: int) -> None:
         self.asked = True

@@ -486,6 +486,8 @@ class Report(ReportPart):
     """The live model that artifacts were compared with: `dtype`, `method`, `tokens_per_second`, `load_seconds`, `peak_rss_bytes`."""
     checked_on: Json = Field(default_factory=dict)
     """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
+    measured_on: Json = Field(default_factory=dict)
+    """The processor on which speeds were measured, in the same words; {} where none were. `machine` made this report."""
     bases: Json
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
     texts: Json = Field(default_factory=dict)

@@ -57,7 +57,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
                 speeds = {published: figures.plus(**own), **speeds}
             except WorkerFailed as error:
                 timing.lost("the merged model in PyTorch", error)
-    return StageOutput(figures=SpeedFigures(speed=speeds).written(), warnings=timing.warnings, reusable=not timing.warnings)
+    return StageOutput(
+        figures=SpeedFigures(speed=speeds, measured_on=record.processor()).written(), warnings=timing.warnings, reusable=not timing.warnings
+    )
 
 
 class _Timing:

@@ -89,6 +89,18 @@ def test_what_keeps_figures_from_being_compared_is_said(tmp_path: Path) -> None:
     assert compare(tmp_path, str(tmp_path / "a"), str(tmp_path / "a")).notes == ("Both are the same export.",)
 
 
+def test_speeds_that_two_machines_measured_are_no_difference_whatever_machine_made_the_reports(tmp_path: Path) -> None:
+    turns = {"speed_over_pytorch": 2.0, "speed_over_pytorch_range": [1.9, 2.1]}
+    slower, faster = ({**FIGURES, **turns}, {**FIGURES, "speed_over_pytorch": 4.0, "speed_over_pytorch_range": [3.9, 4.1]})
+    a = export(tmp_path / "a", artifacts__0__figures=slower, measured_on={"model": "A node's CPU"})
+    same = export(tmp_path / "same", artifacts__0__figures=faster, measured_on={"model": "A node's CPU"})
+    other = export(tmp_path / "other", artifacts__0__figures=faster, measured_on={"model": "Another node's CPU"})
+    assert compare(tmp_path, str(a), str(same)).differences["onnx"]["speed_over_pytorch"].better == "b"
+    comparison = compare(tmp_path, str(a), str(other))
+    assert "speed_over_pytorch" not in comparison.differences["onnx"]
+    assert "They were measured on different processors (A node's CPU; Another node's CPU): speeds can't be compared." in comparison.notes
+
+
 def test_a_variant_of_one_alone_is_shown_beside_a_dash(tmp_path: Path) -> None:
     only = export(tmp_path / "b", artifacts=[])
     assert "verdict passed –" in [" ".join(line.split()) for line in lines_of(tmp_path, export(tmp_path / "a"), only, 60)]

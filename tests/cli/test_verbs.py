@@ -203,6 +203,12 @@ def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
             with pytest.raises(UsageError, match=said):
                 app([*words, wanted], standalone_mode=False)
     assert capsys.readouterr().out == ""
+    for words, said in (
+        (["--job", "run"], "the stages of run-1-abcdef10 are merge, .*give the export with `--job`, and its stage"),
+        ([], "no export is named"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            app(["logs", "--stage", "nope", *words], standalone_mode=False)
     app(["logs", "--job", "older"], standalone_mode=False)
     assert "12:34:56" in capsys.readouterr().out, "a job that the journal has no more"
     for verb, said in (

@@ -27,11 +27,12 @@ class Bench:
 
     def __init__(self, folder: Path, scheduler: Scheduler, late: float = LATE) -> None:
         self.folder, self.scheduler, self.late = folder, scheduler, late
+        self.clock: Callable[[], float] = time.monotonic
         self.executor = self._make()
         self.number = 0
 
     def _make(self) -> ClusterExecutor:
-        return ClusterExecutor(self.scheduler, late=self.late, command=(sys.executable, "-m", "tests.cluster.child"))
+        return ClusterExecutor(self.scheduler, late=self.late, clock=self.clock, command=(sys.executable, "-m", "tests.cluster.child"))
 
     def order(self, bounds: Bounds = BOUNDS, *, held: bool = False) -> Order:
         """The order for the next attempt of the stage."""
@@ -76,9 +77,9 @@ class Bench:
         self.executor.close()
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float | None = None) -> None:
     """Wait until something has happened."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + (seconds or PATIENCE)
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)

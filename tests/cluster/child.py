@@ -1,4 +1,5 @@
-"""`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` lies beside it."""
+"""`python -m tests.cluster.child JOB_FILE`: the real child entry with a stage that writes a file, and stays while `hold` lies beside it.
+Where `full` does, there is no room for what it writes."""
 
 from __future__ import annotations
 
@@ -19,9 +20,13 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     folder = Path(context.result).parent
     with open(folder.parent / "begun", "a", encoding="utf-8") as stream:
         stream.write(f"{context.attempt_id}\n")
+    (folder / "clock").write_text(str(time.time()))
     while (folder / "hold").exists():
         reporter.progress(0.5, "held")
         time.sleep(PAUSE)
+    if (folder / "full").exists():
+        with open("/dev/full", "wb", buffering=0) as stream:
+            stream.write(b"no room")
     (Path(context.staging) / "out.bin").write_text(context.attempt_id)
     return StageOutput()
 

@@ -43,16 +43,21 @@ def bench(tmp_path: Path, fake: FakeScheduler) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
-    """A real Slurm for the tests of this process."""
+def site_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked packages of a real Slurm."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         pytest.skip("a real Slurm is made of Debian's packages, and there is no apt-get here")
     cache = tmp_path_factory.getbasetemp().parent / "slurm-packages"
     try:
-        tree = fetch(cache)
+        return fetch(cache)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"Slurm's packages can't be fetched here: {error}")
-    made = SlurmSite(tree, tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(scope="session")
+def site(site_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
+    """A real Slurm for the tests of this process."""
+    made = SlurmSite(site_tree, tmp_path_factory.mktemp("slurm"))
     yield made
     made.close()
 

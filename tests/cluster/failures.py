@@ -52,7 +52,7 @@ def a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler(bench: Benc
 def a_time_limit_is_followed_by_twice_the_time(bench: Bench) -> None:
     first = bench.start(held=True)
     until(lambda: runs(first))
-    fake_of(bench).end(first.orders.token, Ending.TIME_LIMIT)
+    fake_of(bench).end(first.orders.token, Ending.TIME_LIMIT, signal.SIGTERM)  # its worker has last words
     assert outcome(first) == (Outcome.RETRYABLE, FaultCode.SCHEDULER_TIME)
     second, third = bench.start(), None
     assert second.orders.seconds == 2 * first.orders.seconds

@@ -15,7 +15,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15")
 FETCH_SECONDS, ANSWER_SECONDS = 300, 60
@@ -23,13 +26,18 @@ CORES, MEMORY_MIB = 8, 16_000
 
 
 def fetch(cache: Path) -> Path:
+    """The folder with Slurm's unpacked packages. Raises as `download`."""
+    return download(cache, PACKAGES)
+
+
+def download(cache: Path, packages: Sequence[str]) -> Path:
     """The folder with the unpacked packages; fetched into `cache` once. Raises OSError or SubprocessError."""
     tree = cache / "tree"
     if tree.is_dir():
         return tree
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        subprocess.run(["apt-get", "download", *PACKAGES], cwd=work, check=True, capture_output=True, timeout=FETCH_SECONDS)
+        subprocess.run(["apt-get", "download", *packages], cwd=work, check=True, capture_output=True, timeout=FETCH_SECONDS)
         for package in Path(work).glob("*.deb"):
             subprocess.run(["dpkg", "-x", str(package), f"{work}/tree"], check=True, capture_output=True)
         with contextlib.suppress(OSError):  # another test run was first
@@ -47,7 +55,7 @@ class SlurmSite:
         for name in ("state", "spool", "bin"):
             (folder / name).mkdir(parents=True)
         (folder / "slurm.conf").write_text(self._configuration(configuration), encoding="utf-8")
-        for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
+        for program in ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"):
             self._wrap(program)
         self.controller: subprocess.Popen[bytes] | None = None
         self.node: subprocess.Popen[bytes] | None = None
@@ -98,7 +106,7 @@ class SlurmSite:
     def _daemon(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{program}.out", "ab") as output:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment,
+                ["setpriv", "--pdeathsig", "KILL", self._tree / "usr/sbin" / program, *words], env=self._environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
@@ -117,16 +125,29 @@ class SlurmSite:
 
     def kill_node(self) -> None:
         """Kill slurmd and all that runs under it, as when a machine is lost."""
+        lost = [process for step in self._steps() for process in (step, *step.children(recursive=True))]
         _end(self.node)
-        for path in (self.folder / "spool").glob("**/*.pid"):
-            path.unlink()
+        for process in lost:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(lost, ANSWER_SECONDS)
+        (self.folder / "slurmd.pid").unlink(missing_ok=True)
+
+    def _steps(self) -> list[psutil.Process]:
+        """What slurmd has started for each job, which outlives it."""
+        steps = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if "slurmstepd" in process.name() and process.environ().get("SLURM_CONF") == self._environment["SLURM_CONF"]:
+                    steps.append(process)
+        return steps
 
     def close(self) -> None:
         """End all of it."""
         with contextlib.suppress(Exception):
             self.run("scancel", "--me")
             self.run("scancel", "--signal=KILL", "--full", "--me")
-        _end(self.node)
+        self.kill_node()
         _end(self.controller)
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
 

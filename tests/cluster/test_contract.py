@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.bench import Bench
-from tests.cluster.contract import CONTRACT
+from tests.cluster.contract import (
+    CONTRACT,
+    a_daemon_that_starts_again_goes_on_with_what_runs,
+    an_attempt_runs_and_its_files_are_where_the_daemon_expects_them,
+)
 from tests.cluster.failures import FAILURES
 
 Promise = Callable[[Bench], None]
@@ -19,7 +23,13 @@ def test_the_scheduler_of_the_tests_keeps(promise: Promise, bench: Bench) -> Non
     promise(bench)
 
 
-@BY_NAME
+SHORT = (an_attempt_runs_and_its_files_are_where_the_daemon_expects_them, a_daemon_that_starts_again_goes_on_with_what_runs)
+"""What a real Slurm is asked in the quick tests too; it needs about three seconds for each."""
+
+
+@pytest.mark.parametrize(
+    "promise", [pytest.param(promise, marks=() if promise in SHORT else pytest.mark.slow, id=promise.__name__) for promise in CONTRACT]
+)
 def test_slurm_keeps(promise: Promise, slurm_bench: Bench) -> None:
     promise(slurm_bench)
 

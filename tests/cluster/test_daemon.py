@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -43,6 +46,24 @@ class Submitting(Toy):
         executor = with_cluster(ClusterSettings(executor="slurm"), LocalExecutor())
         findings = examine(self.state, self.exports, quiescent=True, deep=True, executor=executor)
         assert findings.findings == (), findings
+
+    def job_id(self) -> str:
+        """Id of its job, once there is one."""
+        return str(self.wait_for(lambda v: v["jobs"])["jobs"][0]["id"])
+
+    @contextlib.contextmanager
+    def follows(self, stage: str) -> Iterator[IO[str]]:
+        """What `ckptd logs --follow` shows of a stage."""
+        words = ("logs", "--follow", "--job", self.job_id(), "--stage", stage, "--config", str(self.config))
+        with subprocess.Popen([sys.executable, "-m", "daemon", *words], stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            bound = threading.Timer(60, reader.kill)
+            bound.start()
+            try:
+                yield reader.stdout
+            finally:
+                bound.cancel()
+                reader.kill()
 
     def ends_well(self) -> None:
         """The export succeeds, each of its stages was begun once, and nothing is wrong afterwards."""
@@ -80,6 +101,26 @@ def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Submitting, sit
     assert "ckptd." in site.run("squeue", "--me", "--noheader", "--format=%j")
     held.held.unlink()
     held.ends_well()
+
+
+@pytest.mark.slow
+def test_what_a_stage_prints_elsewhere_is_followed_until_it_has_ended(held: Submitting) -> None:
+    with held.follows("merge") as reader:
+        assert [reader.readline(), reader.readline()] == ["printed with shard 0\n", "printed with shard 1\n"]
+        held.held.unlink()
+        assert "printed with shard 2\n" in reader.readlines(), "and the command ends with the stage"
+    held.ends_well()
+
+
+@pytest.mark.slow
+def test_what_slurm_says_is_shown_of_a_stage_whose_log_can_not_be_seen(make_submitting: Callable[..., Submitting], add: Add) -> None:
+    service = make_submitting(cluster='prefix = ["/nowhere/loader"]\n')
+    add(service)
+    service.start()
+    with service.follows("merge") as reader:
+        assert "/nowhere/loader: not found" in reader.readline()
+    assert service.run_verb("queue", "cancel", service.job_id()) == 0, service.said
+    assert service.stop() == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
         shard.write_bytes(data)
         fsync_file(shard)
         failpoints.point(f"toy.shard-{number}")
+        print(f"printed with shard {number}", file=sys.stderr, flush=True)
         reporter.progress(number / SHARDS, f"shard {number}")
         reporter.checkpoint()
         while number == 1 and HOLD and os.path.exists(HOLD):

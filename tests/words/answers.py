@@ -92,7 +92,7 @@ EXITS: dict[Verb, dict[int, str]] = {
         3: "with `--to`: some variants are published, some failed",
     },
     ("quality",): {2: "no run of that name has an export, or no name was given and there are several runs"},
-    ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
+    ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`, or it has no such stage"},
     ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
     ("demo",): {
@@ -168,7 +168,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("formats",): ("an object", (FormatsHere,)),
     ("logs",): (
         "one object per line, as in the log file: `timestamp`, `level`, `logger`, `event` ([the list](events.md)), `message`, and"
-        " fields of the event",
+        " fields of the event; with `--stage` the lines that it prints: `attempt` and `line`",
         (),
     ),
     ("verify",): (

@@ -99,6 +99,11 @@ class FaultCode(StrEnum):
 
     To do: Give the name of a run from `ckptd list`, or the folder that holds its exports.
     """
+    NO_SUCH_STAGE = "no-such-stage"
+    """The export has no stage of that name, or the export was not named.
+
+    To do: Give the export with `--job`, and a stage that `ckptd show` lists.
+    """
     NO_TERMINAL = "no-terminal"
     """A command needs to ask a question, but there is no terminal.
 
@@ -490,6 +495,11 @@ class FaultCode(StrEnum):
     """The job of an attempt reached the scheduler's time limit.
 
     To do: Nothing; it is handed in again with twice the time, as far as `cluster.most_minutes` allows.
+    """
+    SCRATCH_UNUSABLE = "scratch-unusable"
+    """The scratch folder of a machine is missing, can't be written or has no room, or the output can't be copied from it.
+
+    To do: Let `scratch` of the queue name a folder with room that each of its machines has, or leave it out.
     """
     SKIPPED = "skipped"
     """A stage that this one needs gave no output.

@@ -24,6 +24,8 @@ from daemon.contract.values import Frozen
 ORDERS, CLAIM, STOP, FENCE, SAID, END = "orders.json", "claim.json", "stop", "fence", "progress.jsonl", "end.json"
 PROBE, PROBED = "probe.json", "probed.json"
 """`SAID`: the child's progress channel. `STOP`: end at the next safe point. `FENCE`: the attempt is settled; end at once."""
+BEGUN = "begun"
+"""The daemon's: made when it first sees that a worker has the attempt. Its time is compared with no other machine's."""
 SCRIPT = "attempt.sh"
 """What the scheduler starts."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -45,6 +47,8 @@ class Orders(Frozen):
     gpus: int = 0
     log_size: int = 16 << 20
     """Bytes of the attempt's log."""
+    scratch: str = ""
+    """Folder of that machine's own disk to write in, with its variables of the environment; "" for none."""
     queue: str = ""
     """Name of the terms that it was handed in with."""
     memory: int = 0
@@ -56,7 +60,7 @@ class Orders(Frozen):
     id: str = ""
     """The scheduler's own name of the job, once it is known."""
     ending: str = ""
-    """What the scheduler said of its end, once it has ended without last words."""
+    """What the scheduler said of its end, where it ended it."""
 
 
 class Probe(Frozen):

@@ -557,6 +557,8 @@ class SpeedFigures(Figures):
 
     speed: dict[str, Speed]
     """Variant → its speed; without those that could not be run."""
+    measured_on: Processor | None = None
+    """The processor of the machine that measured."""
 
 
 class ArtifactFigures(Speed, CheckFigures):

@@ -237,6 +237,14 @@ def checked_on(facts: Judged) -> Json:
     return next((figures.checked_on.written() for figures in said if figures and figures.checked_on), {})
 
 
+def measured_on(facts: Judged) -> Json:
+    """The processor on which speeds were measured, as `checked_on`; {} where none were."""
+    from daemon.contract.jobs.figures import SpeedFigures, figures_of
+
+    said = (figures_of(stage.result.figures, SpeedFigures) for stage in facts.stages if stage.result and "speed" in stage.result.figures)
+    return next((figures.measured_on.written() for figures in said if figures and figures.measured_on), {})
+
+
 def needs(check: ArtifactCheck) -> str | None:
     """Which processors give the answers that validation saw, as it says; None where it says nothing."""
     from daemon.contract.jobs.figures import CheckFigures, figures_of

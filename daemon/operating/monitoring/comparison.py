@@ -217,10 +217,15 @@ def _read(file: Path) -> tuple[ComparedExport, Json]:
         loss=number_at(report, "checkpoint", "metadata", "loss"), epoch=number_at(report, "checkpoint", "metadata", "epoch"),
         best_metric=number_at(report, "checkpoint", "metadata", "best_metric"), adapter_kl=number_at(report, "reference", "adapter", "kl"),
         adapter_agreement=number_at(report, "reference", "adapter", "agreement"), wall_seconds=number_at(report, "wall_seconds"),
-        cpu=text_at(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
+        cpu=_measured_on(report), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
         artifacts={row["variant"]: _artifact(row, figures[row["variant"]]) for row in rows},
     )  # fmt: skip
     return export, report
+
+
+def _measured_on(report: Json) -> str | None:
+    """The processor that figures of speed come from: that of the stage that measured, which may have run on another machine."""
+    return text_at(report, "measured_on", "model") or text_at(report, "checked_on", "model") or text_at(report, "machine", "cpu")
 
 
 def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtifact:

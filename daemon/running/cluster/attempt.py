@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.jobs import elsewhere
-from daemon.contract.jobs.elsewhere import CLAIM, END, FENCE, ORDERS, SAID, SCRIPT, STOP, Claim, End, Orders, Stop
+from daemon.contract.jobs.elsewhere import BEGUN, CLAIM, END, FENCE, ORDERS, SAID, SCRIPT, STOP, Claim, End, Orders, Stop
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Bounds, Progress, Whereabouts
 from daemon.running.attempts.progress_channel import READ_LIMIT, Progressing
@@ -122,12 +122,15 @@ class ClusterAttempt:
         """Take in the signs, and do what is to be done. Raises OSError; nothing is lost by that."""
         with self._lock:
             self._signs = signs
+            first = self.course.begun_at is None
             acts = self.course.step(self._clock(), signs, self.sighting)
+        if first and self.course.begun_at is not None and signs.claim is not None and signs.claim.by == "worker":
+            self._mark_begun()
         for act in acts:
             self._do(act)
         if self.course.over is not None and self._result is None:
             self.peak = max(self.peak, signs.end.peak if signs.end else 0)
-            if signs.end is None:
+            if signs.end is None or signs.end.terminated:
                 self.note(ending=self.course.ending)
             began = self.course.begun_at
             seconds = round(self._clock() - began + self.course.ran, 3) if began is not None else 0.0
@@ -167,6 +170,10 @@ class ClusterAttempt:
         """Whether nothing of it can run any more: its worker said so, or never began."""
         return self._signs.end is not None or self.course.over is Over.NOT_BEGUN
 
+    def _mark_begun(self) -> None:
+        with contextlib.suppress(OSError), open(self.folder / BEGUN, "xb"):
+            pass
+
     def _listen(self) -> int:
         """Take in what it says; how much that is so far, in bytes."""
         with open(self.folder / SAID, "rb") as stream:
@@ -177,15 +184,16 @@ class ClusterAttempt:
         return self._offset
 
     def _catch_up(self) -> None:
-        """What an attempt of an earlier daemon has said is in the log already; how long it has run, its claim's age says."""
+        """What an attempt of an earlier daemon has said is in the log already; since when it was seen to run, `BEGUN` says."""
         with contextlib.suppress(OSError):
             while self._offset < os.stat(self.folder / SAID).st_size:
                 self._listen()
         self._talk.warnings.clear()
         with contextlib.suppress(OSError):
-            now = self.folder / f"{CLAIM}.now"
-            now.touch()  # both times are the file server's
-            self.course.ran = max(0.0, os.stat(now).st_mtime - os.stat(self.folder / CLAIM).st_mtime)
+            begun = os.stat(self.folder / BEGUN).st_mtime
+            now = self.folder / f"{BEGUN}.now"
+            now.touch()  # both times are a daemon's: a worker's clock may be wrong, and so are the times that Lustre has from it
+            self.course.ran = max(0.0, os.stat(now).st_mtime - begun)
             now.unlink()
         stop = elsewhere.get(self.folder, STOP, Stop)
         if stop is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from daemon.config.cluster import ClusterSettings
 from daemon.contract.formats.stages import StageSpec
-from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.jobs import elsewhere
+from daemon.contract.jobs.elsewhere import ORDERS, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
@@ -69,7 +70,7 @@ def terms_of(settings: ClusterSettings, queue: str) -> Terms:
     python = {"python": str(settings.python)} if settings.python is not None else {}
     return Terms(
         queue=queue, prefix=options.prefix or settings.prefix, cpus=options.cpus, memory=int(options.memory), gpus=options.gpus,
-        most_seconds=60.0 * settings.most_minutes, **python,
+        scratch=options.scratch, most_seconds=60.0 * settings.most_minutes, **python,
     )  # fmt: skip
 
 
@@ -79,6 +80,12 @@ def slurm_of(settings: ClusterSettings) -> Slurm:
     return Slurm({
         name: Options(row.partition, row.account, row.qos, row.constraint, row.options) for name, row in rows.items()
     })  # fmt: skip
+
+
+def tail_of(settings: ClusterSettings, folder: Path) -> str:
+    """The end of what the scheduler itself says of the attempt in `folder`, "" for nothing and where it gives no answer."""
+    orders = elsewhere.get(folder, ORDERS, Orders)
+    return slurm_of(settings).tail(orders.token, folder) if orders is not None else ""
 
 
 def with_cluster(settings: ClusterSettings, local: Executor, command: Sequence[str] = ()) -> Executor:

@@ -124,6 +124,10 @@ def _by_scheduler(case: Case) -> Fault:
         Ending.PREEMPTED: (
             FaultCode.PREEMPTED, f"its job{where} had to give way to another one{said}", "nothing; it is handed in again",
         ),
+        Ending.REQUEUED: (
+            FaultCode.PREEMPTED, f"somebody put its job {case.orders.id} back into the queue, where it can't go on; ckptd did not",
+            "nothing; it is handed in again",
+        ),
         Ending.NODE_LOST: (FaultCode.NODE_LOST, f"its machine was lost{where}{said}", "nothing; it is handed in again"),
         Ending.TIME_LIMIT: (
             FaultCode.SCHEDULER_TIME, f"its job reached the scheduler's time limit of {case.orders.seconds / 60:.0f} min{where}{said}",

@@ -5,6 +5,7 @@ The clock is an argument, the daemon's own and monotonic: no time that another m
 - a scheduler that gives no answer ends nothing;
 - one that says "gone" is believed only when nothing was heard of the attempt for `late` seconds more, since a file may be seen late; an
   attempt that somebody has claimed is fenced then, and one that nobody has is taken back by the claim;
+- one that waits again after it ran was requeued by somebody: that ends the attempt as if it were gone, since its claim is made for good;
 - nothing is submitted twice: where the answer to a submission was lost, the job is looked for by its name.
 """
 
@@ -87,6 +88,8 @@ class Course:
     refusal: str = ""
     """Why the scheduler does not take it."""
     begun_at: float | None = None
+    requeued: bool = False
+    """Whether the scheduler lets it wait again after it ran."""
     _said: int = -1
     _heard_at: float = 0.0
     _gone_at: float | None = None
@@ -126,7 +129,7 @@ class Course:
             if signs.claim is None:
                 return [Act.TAKE_BACK]
             self.over = Over.LOST
-            return self._first(Act.FENCE)
+            return [*self._first(Act.FENCE), *self._no_more()]
         return self._bounded(now, signs)
 
     def _take_in(self, now: float, signs: Signs, sighting: Sighting) -> None:
@@ -135,7 +138,10 @@ class Course:
         if signs.claim is not None and self.begun_at is None:
             self.begun_at = self._heard_at = now
         self.sighting = sighting
-        if sighting.state in (State.PENDING, State.RUNNING):
+        if sighting.state is State.PENDING and (self.requeued or self.last_known.state is State.RUNNING):
+            self.requeued = True
+            self._gone_at = now if self._gone_at is None else self._gone_at
+        elif sighting.state in (State.PENDING, State.RUNNING):
             self._gone_at, self.last_known = None, sighting
         elif sighting.state is State.GONE:
             self._gone_at = now if self._gone_at is None else self._gone_at
@@ -154,7 +160,7 @@ class Course:
             whole = self._gone_at is not None  # nothing but its supervisor's last words was lost
         if whole or waited >= self.late:
             self.over = Over.EXITED
-            return [] if signs.end is not None else self._first(Act.FENCE)
+            return [*([] if signs.end is not None else self._first(Act.FENCE)), *self._no_more()]
         return []
 
     def _is_lost(self, now: float) -> bool:
@@ -180,6 +186,10 @@ class Course:
             acts += self._first(Act.FENCE) + self._first(Act.CANCEL)
         return acts
 
+    def _no_more(self) -> list[Act]:
+        """What waits in the queue again is to leave it."""
+        return self._first(Act.CANCEL) if self.requeued else []
+
     def _first(self, act: Act) -> list[Act]:
         """The act, where it has not been given yet."""
         if act in self._done:
@@ -190,4 +200,5 @@ class Course:
     @property
     def ending(self) -> Ending:
         """What the scheduler says of the end of it."""
-        return self.last_known.ending if self.last_known.state is State.GONE else Ending.ENDED
+        ending = self.last_known.ending if self.last_known.state is State.GONE else Ending.ENDED
+        return Ending.REQUEUED if self.requeued and ending in (Ending.ENDED, Ending.CANCELLED) else ending

@@ -49,6 +49,8 @@ class Terms:
     memory: int = 0
     """Bytes; 0: what follows from the estimate."""
     gpus: int = 0
+    scratch: str = ""
+    """As `Orders.scratch`."""
     most_seconds: float = 0.0
     """Longest time that may be asked for; 0: twice that of the first attempt."""
 
@@ -85,6 +87,7 @@ class ClusterExecutor:
             environment=environment_there(order.bounds.pass_environment),
             versions={"ckptd": __version__, **{name: library_version(name) for name in (spec.libraries if spec else ())}},
             gpus=resources.gpus, memory=resources.memory, seconds=resources.seconds, log_size=order.bounds.log_size, queue=terms.queue,
+            scratch=terms.scratch,
         )  # fmt: skip
         write_script(folder, terms, orders.environment, str(folder))
         elsewhere.put(folder, ORDERS, orders)

@@ -33,6 +33,8 @@ class Ending(StrEnum):
     NODE_LOST = "node-lost"
     TIME_LIMIT = "time-limit"
     OUT_OF_MEMORY = "out-of-memory"
+    REQUEUED = "requeued"
+    """Somebody put it back into the queue; no scheduler says so, the course does."""
 
 
 @dataclass(frozen=True)

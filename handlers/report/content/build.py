@@ -110,6 +110,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         machine=machine.describe(),
         reference=_as_written(facts, "reference"),
         checked_on=verdicts.checked_on(facts),
+        measured_on=verdicts.measured_on(facts),
         bases=_as_written(facts, "bases"),
         texts=_texts(facts, reference),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),

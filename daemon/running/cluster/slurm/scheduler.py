@@ -1,7 +1,8 @@
-"""Slurm's four verbs, by sbatch(1), squeue(1) and scancel(1).
+"""Slurm's four verbs, by sbatch(1), squeue(1) and scancel(1), and where a site has it its accounting, by sacct(1).
 
 A job's name is the attempt's token. squeue lists a job for `MinJobAge` seconds (300 by default) after its end, with the state in which it
-ended; after that it is absent, which is as good: how an attempt ended is in its folder. A command that fails, or gives no answer in time,
+ended; after that it is absent, which is as good: how an attempt ended is in its folder. Only why Slurm ended it is forgotten then, and of
+jobs that squeue no longer knows sacct is asked for that, as long as it answers. A command that fails, or gives no answer in time,
 says nothing about any job.
 """
 
@@ -19,6 +20,8 @@ from daemon.running.cluster.slurm.words import ENDINGS, PENDING, reason_in_words
 
 OUTPUT = "scheduler.txt"
 """File of the attempt's folder for what Slurm itself has to say."""
+ACCOUNTED_DAYS, NAMES = 7, 50
+"""How long ago a job may have been handed in that the accounting is asked for, and of how many with one call."""
 _SURELY_NOT = re.compile(r"Batch job submission failed: (.*)|sbatch: (?:error|fatal): (Invalid .*|invalid .*|Unable to open file .*)")
 _LATER = re.compile(r"limit|temporarily|unavailable|drained|too many", re.IGNORECASE)
 _NO_ANSWER = re.compile(r"contact|timed out|communicat|connect|socket|slurm_?ctld|credential", re.IGNORECASE)
@@ -48,6 +51,8 @@ class Slurm:
     options: Mapping[str, Options] = field(default_factory=dict)
     directory: str = ""
     """Folder of the commands, "" for those of PATH."""
+    _lacking: set[str] = field(default_factory=set, compare=False)
+    """Commands that this site does not have, or that say nothing."""
 
     @property
     def name(self) -> str:
@@ -91,7 +96,29 @@ class Slurm:
                 sighting = _sighting(id, word, reason, host)
                 if token not in seen or sighting.state is not State.GONE:  # of two with one name the one that lives
                     seen[token] = sighting
-        return {token: seen.get(token, ABSENT) for token in wanted}
+        absent = wanted - seen.keys()
+        accounted = self._accounted(absent) if absent else {}
+        return {token: seen.get(token) or accounted.get(token, ABSENT) for token in wanted}
+
+    def _accounted(self, tokens: Collection[str]) -> Mapping[str, Sighting]:
+        """How jobs ended that squeue has forgotten, by the site's accounting; {} where there is none."""
+        ends = dict[str, Sighting]()
+        ordered = sorted(tokens) if "sacct" not in self._lacking else []
+        for names in (ordered[first : first + NAMES] for first in range(0, len(ordered), NAMES)):
+            words = ["--allocations", "--noheader", "--parsable2", f"--starttime=now-{ACCOUNTED_DAYS}days", f"--name={','.join(names)}"]
+            try:
+                code, out, _ = self._call("sacct", [*words, "--format=JobIDRaw,State,NodeList,JobName"])
+            except Unsure:
+                code, out = 1, ""
+            if code != 0:
+                self._lacking.add("sacct")
+                return ends
+            for line in out.splitlines():
+                id, word, host, token = (line.split("|", 3) + [""] * 4)[:4]
+                word = word.partition(" ")[0]  # CANCELLED by 1000
+                if word in ENDINGS and token in names:
+                    ends[token] = _sighting(id, word, "", host)
+        return ends
 
     def cancel(self, jobs: Mapping[str, str]) -> None:
         """As `Scheduler.cancel`."""
