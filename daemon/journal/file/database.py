@@ -28,6 +28,7 @@ from daemon.journal.file.groups import Groups, Write
 from daemon.journal.file.sqlite_errors import damaged, explained, explaining, gone
 from daemon.journal.file.upgrades import refuse_unknown, upgrade, upgraded_copy, version_of
 from daemon.journal.sql import schema_version
+from daemon.system import lease
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Owner, ThreadDied
 
@@ -124,6 +125,7 @@ class Database:
         for write in group:
             failpoints.point(f"before.{write.name}")
         with self._explaining(group[0].operation):
+            lease.see()
             self._stay()
             connection = self._begin()
             try:
