@@ -26,6 +26,7 @@ from daemon.running.cluster.by_stage import with_cluster
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.filesystems.private import private_files
+from daemon.system.lease import leased
 from daemon.system.lock import locked
 from daemon.system.logger import Logger
 from daemon.watching.taking.intake import Intake
@@ -70,7 +71,7 @@ def engine(
     build_models()
     executor = executor or with_cluster(settings.cluster, LocalExecutor())
     paths = prepare(state, settings.output.directory)
-    with private_files(), locked(paths.lock):
+    with private_files(), locked(paths.lock), leased(paths.state):
         executor.prepare()
         journal = open_journal(
             paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)

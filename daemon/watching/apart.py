@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +20,9 @@ from daemon.checkpoints.files import Fingerprint
 from daemon.checkpoints.names import run_of
 from daemon.contract.sharded.dcp import METADATA
 
-THREADS, MOST_THREADS = 3, 16
-"""Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more."""
+THREADS, MOST_THREADS = 8, 16
+"""Threads at work, and with those that have been at one piece of work for LONG_SECONDS and count no more. Most of a small pin is waiting
+for the disk, and a file system makes durable at once what several threads ask of it at the same time."""
 LONG_SECONDS = 1.0
 IDLE_SECONDS = 30.0
 """A thread that has had nothing to do for so long ends."""
@@ -78,11 +79,15 @@ class _Task:
     state: Hashable
     work: Callable[[int], Any]
     large: bool
+    run: Path = field(init=False)
     since: float | None = None
     """When it was begun, by the monotonic clock."""
     ended: bool = False
     result: Any = None
     error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.run = run_of(self.path)
 
     def is_of(self, kind: str, state: Hashable) -> bool:
         return (self.kind, self.state) == (kind, state)
@@ -200,15 +205,15 @@ class Hands:
         deadline = time.monotonic() + IDLE_SECONDS
         with self._changed:
             while not self._stopping:
-                taken = {run_of(task.path) for task in self._running.values()}
+                taken = {task.run for task in self._running.values()}
                 large = any(task.large for task in self._running.values())
-                free = [task for task in self._waiting if run_of(task.path) not in taken and not (task.large and large)]
+                free = [task for task in self._waiting if task.run not in taken and not (task.large and large)]
                 if free:
-                    task = min(free, key=lambda asked: (self._turn(asked.root), self._turn(run_of(asked.path))))
+                    task = min(free, key=lambda asked: (self._turn(asked.root), self._turn(asked.run)))
                     self._waiting.remove(task)
                     task.since = time.monotonic()
                     self._running[number] = task
-                    self._served[task.root] = self._served[run_of(task.path)] = task.since
+                    self._served[task.root] = self._served[task.run] = task.since
                     return task
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     break

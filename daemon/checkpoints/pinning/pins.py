@@ -26,6 +26,7 @@ from daemon.checkpoints.files import ADAPTER_CONFIG, TRAINER_STATE, Fingerprint,
 from daemon.config.places.paths import Paths
 from daemon.config.settings import PinSettings
 from daemon.contract import units
+from daemon.contract.disk import failpoints
 from daemon.contract.disk.files import clone, fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
@@ -121,15 +122,18 @@ def make_pin(
         for path in borrowed:
             shutil.copyfile(path, target / path.name)
         if linked:
-            write_atomic(target / LINKED, json.dumps([row for row in expected if row[0] in linked]))
+            (target / LINKED).write_text(json.dumps([row for row in expected if row[0] in linked]), encoding="utf-8")
         if beside:
             write_atomic(target / BESIDE / BESIDE_STATES, json.dumps([row for row in expected if row[0] in beside]))
         _remember_modes(target, [*(checkpoint / name for name in (*sorted(look.names), *beside)), *borrowed], top or checkpoint)
         if left := _left_out(checkpoint, {name.partition("/")[0] for name in look.names}):
-            write_atomic(target / LEFT_OUT, json.dumps(left))
-        for name in look_at(target).names:
+            (target / LEFT_OUT).write_text(json.dumps(left), encoding="utf-8")
+        names = (*look_at(target).names, *(name for name in (LINKED, LEFT_OUT, ACCESS) if (target / name).exists()))
+        for name in names:
             fsync_file(target / name)
-        fsync_directory(target)
+        for folder in {target, *((target / name).parent for name in names)}:
+            fsync_directory(folder)  # once for all its names: nobody reads this pin before it has a job's name
+        failpoints.point("pin.made")
     except FileNotFoundError as error:
         remove_tree(target)
         raise Moved from error
@@ -261,4 +265,4 @@ def _remember_modes(pin: Path, files: Iterable[Path], top: Path) -> None:
     modes: dict[tuple[int, int], SourceMode] = {}
     for mode in modes_of(files, top):
         modes.setdefault((mode.mode, mode.group), mode)
-    write_atomic(pin / ACCESS, json.dumps([[mode.path, mode.mode, mode.group] for mode in modes.values()]))
+    (pin / ACCESS).write_text(json.dumps([[mode.path, mode.mode, mode.group] for mode in modes.values()]), encoding="utf-8")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -24,9 +24,11 @@ from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.file import backups, integrity
+from daemon.journal.file.groups import Groups, Write
 from daemon.journal.file.sqlite_errors import damaged, explained, explaining, gone
 from daemon.journal.file.upgrades import refuse_unknown, upgrade, upgraded_copy, version_of
 from daemon.journal.sql import schema_version
+from daemon.system import lease
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Owner, ThreadDied
 
@@ -52,6 +54,7 @@ class Database:
         self.path = path
         self._file = (0, 0)
         self._thread = Owner("journal")
+        self._groups = Groups(self._transact)
         self._connection: sqlite3.Connection | None = None
         self._openings = 0
         self._refused = False
@@ -62,11 +65,16 @@ class Database:
             raise
 
     def _ask(self, operation: str, function: Callable[[], T]) -> T:
+        if self._thread.is_current():
+            return function()
         try:
             return self._thread.ask(function)
         except ThreadDied as error:
-            cause = "the thread that uses it died and was replaced"
-            raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, operation, cause, "nothing, it is tried again", path=self.path) from error
+            raise self._cut_off(operation) from error
+
+    def _cut_off(self, operation: str) -> Retryable:
+        cause = "the thread that uses it died and was replaced"
+        return Retryable(FaultCode.JOURNAL_UNAVAILABLE, operation, cause, "nothing, it is tried again", path=self.path)
 
     def _open(self) -> None:
         try:
@@ -95,26 +103,43 @@ class Database:
             self._connection = None
 
     def write(self, name: str, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `function` in one immediate transaction; it is durable when this returns. `name` names its fault points.
+        """Run `function` in an immediate transaction; it is durable when this returns. `name` names its fault points.
 
-        Raises Retryable ("journal-unavailable") while the file can't be written, Permanent where it is damaged or gone.
+        `function` changes nothing but the journal: it may run twice. Raises what it raises, Retryable ("journal-unavailable") while the
+        file can't be written, Permanent where it is damaged or gone.
         """
+        mine = Write(name, function)
+        self._groups.add(mine)
+        try:
+            self._ask(mine.operation, self._groups.do)
+        finally:
+            self._groups.drop(mine)
+        if mine.error is not None:
+            raise mine.error
+        if not mine.ended:  # the thread died in the middle of the transaction, which was asked for by another one
+            raise self._cut_off(mine.operation)
+        value: T = mine.value
+        return value
 
-        def run() -> T:
-            failpoints.point(f"before.{name}")
-            with self._explaining(f"write to the journal ({name})"):
-                self._stay()
-                connection = self._begin()
-                try:
-                    value = function(connection)
-                    self._commit(connection)
-                except BaseException:
-                    self._roll_back(connection)
-                    raise
-            failpoints.point(f"after.{name}")
-            return value
-
-        return self._ask(f"write to the journal ({name})", run)
+    def _transact(self, group: Sequence[Write]) -> None:
+        for write in group:
+            failpoints.point(f"before.{write.name}")
+        with self._explaining(group[0].operation):
+            lease.see()
+            self._stay()
+            connection = self._begin()
+            try:
+                for number, write in enumerate(group):
+                    if number:
+                        failpoints.point("journal.within-group")
+                    write.value = write.function(connection)
+                self._commit(connection)
+            except BaseException:
+                self._roll_back(connection)
+                raise
+        for write in group:
+            write.ended = True
+            failpoints.point(f"after.{write.name}")
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         try:
@@ -172,6 +197,13 @@ class Database:
                 return self._connected().execute(statement, values).fetchall()
 
         return self._ask("read the journal", run)
+
+    def together(self, function: Callable[[], T]) -> T:
+        """What `function` gives, which only reads the journal: in one turn, so that no write comes between, and one is waited for once.
+
+        Raises as `read` does.
+        """
+        return self._ask("read the journal", function)
 
     def state(self) -> tuple[int, ...]:
         """Differs from what it was as soon as anybody has changed the file since. Raises as `read` does."""

@@ -37,6 +37,7 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.publishing.exchange.beneath import Spot
+from daemon.system import lease
 from daemon.system.logger import Logger
 
 log = Logger("publish")
@@ -73,6 +74,7 @@ def owned(record: Spot, seen: CheckpointRef, paths: Paths, scratch: Path) -> Ite
     make_folders(scratch)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
+        lease.see()
         handle = _open(record, mine, scratch)
         try:
             if _is_locked(handle, deadline, record.path):

@@ -46,6 +46,7 @@ from daemon.publishing.exchange.ours import (
     retire,
     set_aside,
 )
+from daemon.system import lease
 from daemon.system.logger import Logger
 
 log = Logger("publish")
@@ -68,6 +69,7 @@ def swap(staged: Path, target: Spot, top: Path, looked: Looked | None) -> None:
         make_way(target, looked)
         looked = None
     failpoints.point("publish.before-rename")
+    lease.see()
     record = SwapRecord(
         target=str(target.path), top=str(top), new=os.lstat(staged).st_ino, old=looked.inode if looked else 0,
         known=dict(looked.known or {}) if looked else {},

@@ -180,6 +180,10 @@ class Owner:
                     return future.result()  # it came in this instant, or is the function's own error
             self.see()
 
+    def is_current(self) -> bool:
+        """Whether it is this thread, which answers itself at once."""
+        return threading.current_thread() is self._thread
+
     def see(self) -> None:
         """Where the thread has died, answer who waits for what it did with ThreadDied, and let another thread do the rest."""
         with self._lock:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.checkpoints.files import Fingerprint, fingerprint
 from daemon.checkpoints.parts import earlier_forms
 from daemon.checkpoints.pinning.pins import Moved, pins_of
+from daemon.config.places.export_names import folded
 from daemon.config.places.paths import Paths
 from daemon.config.run_overrides import Effective
 from daemon.config.settings import Settings
+from daemon.contract.disk import failpoints
 from daemon.contract.disk.answers import ask
 from daemon.contract.disk.export_layout import manifest_of
-from daemon.contract.disk.files import remove_tree
+from daemon.contract.disk.files import fsync_directory, remove_tree
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.events import Event
 from daemon.contract.jobs.messages import CheckpointRef
@@ -32,7 +35,7 @@ from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import JobRow, now
 from daemon.system.logger import Logger
 from daemon.watching.origins import training_of
-from daemon.watching.taking.places import Places, Takings, takings_of
+from daemon.watching.taking.places import FAILED, Places, takings_of
 
 log = Logger("intake")
 
@@ -61,38 +64,99 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class _Known:
+    """What the journal has of a candidate's content."""
+
+    job: JobRow | None
+    """The job with the candidate's id."""
+    same: Sequence[str]
+    """All jobs of this step and content, the newest first."""
+    copies: Sequence[JobRow]
+    """All jobs of this content below its root."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Which threads enter candidates side by side: those that can get neither one content nor one place.
+
+    What was decided under `lock` counts until its job is committed, since the journal does not know it before.
+    """
+
+    lock: threading.Condition = field(default_factory=threading.Condition)
+    _held: set[str] = field(default_factory=set)
+
+    def wait(self, keys: frozenset[str]) -> bool:
+        """Under the lock: whether another thread holds one of these; comes back when one of them has ended."""
+        busy = not self._held.isdisjoint(keys)
+        if busy:
+            self.lock.wait()
+        return busy
+
+    @contextmanager
+    def holding(self, keys: frozenset[str]) -> Iterator[None]:
+        """Under the lock: hold these, and let the lock go until the end of the context."""
+        self._held.update(keys)
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
+            self._held.difference_update(keys)
+            self.lock.notify_all()
+
+
+@dataclass(frozen=True)
 class Entering:
-    """Enters candidates. Used by every thread that takes checkpoints in."""
+    """Enters candidates. Used by every thread that takes checkpoints in.
+
+    The order keeps a power cut from losing one: the pin's contents are durable (`make_pin`), then its name, then the entry, then the job's
+    commit. After a cut there is a job with its whole pin, or no job, and the next scan takes the checkpoint again.
+    """
 
     settings: Settings
     journal: Journal
     paths: Paths
-    lock: threading.Lock
-    """Two threads must not be given one place."""
+    turns: Turns
 
     def enter_new(self, candidate: Candidate) -> str | None:
         """Commit the job of a candidate, or drop it where a job has its content already. Return the job's id, None without a new one.
 
         Raises Moved while what an earlier job of it left is cleared away.
         """
-        reference, jobs = candidate.reference, self.journal.jobs
-        with self.lock:
-            job, same = jobs.get(candidate.job), jobs.of_content(reference.step, reference.digest)
-            if self._is_known(candidate, job, same) or self._is_another_form(candidate):
-                return None
-            return self._enter(candidate, Takings(jobs.runs(), jobs.places()))
+        with self.turns.lock:
+            while True:
+                known, takings = self.journal.database.together(lambda: (self._known(candidate), takings_of(self.journal)))
+                if self._is_known(candidate, known) or self._is_another_form(candidate):
+                    return None
+                target = self._places().of(candidate.reference, takings)
+                keys = self._keys(candidate, target)
+                if not self.turns.wait(keys):
+                    with self.turns.holding(keys):
+                        return self._enter(candidate, target)
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job, whatever else has its content. Return its id, None where the journal had it already."""
-        with self.lock:
-            return self._enter(candidate, takings_of(self.journal))
+        with self.turns.lock:
+            return self._enter(candidate, self._places().of(candidate.reference, takings_of(self.journal)))
+
+    def _known(self, candidate: Candidate) -> _Known:
+        reference, jobs = candidate.reference, self.journal.jobs
+        same = jobs.of_content(reference.step, reference.digest)
+        return _Known(jobs.get(candidate.job), same, jobs.of_digest(reference.root, reference.digest))
+
+    def _keys(self, candidate: Candidate, target: Path) -> frozenset[str]:
+        """What no other thread may enter meanwhile: this content, this run's name, and exports in the same folder of the output."""
+        reference, first = candidate.reference, target.relative_to(self.paths.output).parts[0]
+        return frozenset({f"content {reference.digest}", f"run {folded(reference.run)}", f"folder {folded(first.removesuffix(FAILED))}"})
+
+    def _places(self) -> Places:
+        return Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
 
     def place_of(self, reference: CheckpointRef) -> Path:
         """Return the folder that an export would have, for a look; nothing is said."""
-        places = Places(self.settings, self.journal, self.paths, self._lies_elsewhere)
-        return places.would_be(reference, takings_of(self.journal))
+        return self._places().would_be(reference, takings_of(self.journal))
 
-    def _enter(self, candidate: Candidate, takings: Takings) -> str | None:
+    def _enter(self, candidate: Candidate, target: Path) -> str | None:
         reference, settings, jobs = candidate.reference, candidate.effective.settings, self.journal.jobs
         stands = frozenset(job for job in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(job, reference.path))
         warning = candidate.effective.warning
@@ -101,7 +165,8 @@ class Entering:
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        target = Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference, takings)
+            fsync_directory(pin.parent)
+            failpoints.point("pin.named")
         latest = settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
@@ -109,6 +174,7 @@ class Entering:
                 job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
                 fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
             ))  # fmt: skip
+            failpoints.point("entry.written")
         job = NewJob(
             candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
             warnings=warnings,
@@ -138,12 +204,9 @@ class Entering:
             )
         return candidate.job
 
-    def _is_known(self, candidate: Candidate, job: JobRow | None, same: Sequence[str]) -> bool:
-        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then.
-
-        `job`: the one with the candidate's id. `same`: all of this step and content, the newest first.
-        """
-        path = candidate.reference.path
+    def _is_known(self, candidate: Candidate, known: _Known) -> bool:
+        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
+        path, job = candidate.reference.path, known.job
         if job is not None and job.state == "superseded" and not self.journal.sightings.places(job.id):
             # Its content was overwritten during the export, and now it is back.
             if job.untidy:
@@ -154,7 +217,7 @@ class Entering:
             candidate.drop()
             self.journal.sightings.remember(path, candidate.known, "known", job.id)
             return True
-        for name in same:
+        for name in known.same:
             if name == candidate.job:
                 continue
             places = self.journal.sightings.places(name)
@@ -162,19 +225,19 @@ class Entering:
                 candidate.drop()
                 self.journal.sightings.remember(path, candidate.known, "known", name)
                 return True
-            held = path in places or any(_holds(Path(place), known) for place, known in places.items())
+            held = path in places or any(_holds(Path(place), state) for place, state in places.items())
             if not held and (places or self._has_lost_its_place(name)):
                 candidate.drop()
                 self.journal.sightings.moved(name, path, candidate.known)
                 log.info("moved", event_id=Event.CHECKPOINT_MOVED, job=name, path=path, before=sorted(places))
                 return True
-        return self._is_copy(candidate)
+        return self._is_copy(candidate, known.copies)
 
-    def _is_copy(self, candidate: Candidate) -> bool:
+    def _is_copy(self, candidate: Candidate, copies: Sequence[JobRow]) -> bool:
         """Whether a checkpoint of the same training has this content, and one of them has no number: people save the last one again under
         names of their own. Drops and remembers it then."""
         reference = candidate.reference
-        for job in self.journal.jobs.of_digest(reference.root, reference.digest):
+        for job in copies:
             other = job.checkpoint
             if (
                 job.state == "superseded"

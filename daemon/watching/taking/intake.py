@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
 from daemon.system.episodes import Away
 from daemon.system.logger import Logger
-from daemon.watching.taking.entering import Candidate, Entering, digest_of_fingerprint
+from daemon.watching.taking.entering import Candidate, Entering, Turns, digest_of_fingerprint
 
 log = Logger("intake")
 
@@ -56,7 +55,7 @@ class Intake:
     incoming: str = INCOMING
     """Name below the pins under which a checkpoint is pinned before its identity is known. Each thread that takes them in has its own."""
     _said: set[str] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turns: Turns = field(default_factory=Turns)
     tell: Callable[[Fault, bool], object] = lambda fault, over: None
     """Called with an adapter to add that is away as checkpoints begin to wait for it, and (True) as it is back."""
     _settling: Settling = field(default_factory=Settling)
@@ -65,7 +64,7 @@ class Intake:
     """Enters what was pinned."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "entering", Entering(self.settings, self.journal, self.paths, self._lock))
+        object.__setattr__(self, "entering", Entering(self.settings, self.journal, self.paths, self._turns))
         if self._settling.gone is None and self.settings.merge.add:
             gone = Away(self.paths.away_additions, HOUR * self.settings.limits.away_hours)
             gone.tell = self.tell

@@ -7,6 +7,7 @@ again when the export is published, since the output may be changed by others me
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -32,10 +33,12 @@ from daemon.system.logger import Logger
 log = Logger("intake")
 
 _STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
-_FAILED = ".failed"
+FAILED = ".failed"
 UNKNOWN = "none"
 """Stands in a name for what nobody knows."""
 _ROUNDS = 64
+_REMEMBERED = 4096
+"""Names whose folded form is kept: each checkpoint that is taken is compared with all places that are given away."""
 Key = tuple[str, ...]
 
 
@@ -82,7 +85,7 @@ class Places:
         """The export's folder, its plain name, and who has taken that, if somebody has."""
         plain = target = target_of(self.settings, self.paths, reference, self._folder_name(reference, takings))
         top, taken = f"{self.paths.output}/", None
-        others = [(job, _key(folder[len(top) :].split("/"))) for job, folder in takings.folders if folder.startswith(top)]
+        others = [(job, _key_of(folder[len(top) :])) for job, folder in takings.folders if folder.startswith(top)]
         digest = reference.identity if reference.mixture else reference.digest
         for number in range(_ROUNDS):
             claim = self._taken(target, reference, others)
@@ -154,11 +157,11 @@ class Places:
         Of them the one that came first keeps the plain name for as long as that run is there.
         """
         name = safe_run(reference.run, self.settings.output.naming)
-        key = _key(name.split("/"))
+        key = _key_of(name)
         for root, run in takings.runs:
             if (root, run) == (reference.root, reference.run):
                 return name
-            if _key(safe_run(run, self.settings.output.naming).split("/")) == key and _is_there(Path(root, run)):
+            if _run_key(run, self.settings.output.naming) == key and _is_there(Path(root, run)):
                 return f"{name}~{digest_of(reference.root if run == reference.run else [ascii(reference.root), ascii(reference.run)])[:6]}"
         return name
 
@@ -180,13 +183,23 @@ def _key(parts: list[str] | Key) -> Key:
     return tuple(map(folded, parts))
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _key_of(folder: str) -> Key:
+    return _key(folder.split("/"))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _run_key(run: str, naming: str) -> Key:
+    return _key_of(safe_run(run, naming))
+
+
 def _clash(mine: Key, theirs: Key) -> int | None:
     """The depth at which two exports' folders would be one, or one be inside of the other, also as failed ones; None where neither is."""
     short = min(len(mine), len(theirs))
     if mine[: short - 1] != theirs[: short - 1]:
         return None
     ours, other = mine[short - 1], theirs[short - 1]
-    if ours == other or ours == other + _FAILED or other == ours + _FAILED:
+    if ours == other or ours == other + FAILED or other == ours + FAILED:
         return short - 1
     return None
 

@@ -1,0 +1,225 @@
+"""Machines that share a state directory and not its locks: one daemon works with it, and one that was suspended does not go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MACHINE = """
+import fcntl, sys
+fcntl.flock = lambda *call: None  # as on NFS with `nolock`: each machine has locks of its own
+import daemon.system.lease as lease
+name = sys.argv[1]
+lease.boot_id = lease.socket.gethostname = lambda: name
+lease.TOUCH_SECONDS, lease.FRESH_SECONDS, lease.SILENT_SECONDS = 0.2, 0.6, 2.0
+"""
+HOLD = (
+    MACHINE
+    + """
+from pathlib import Path
+from daemon.contract.faults.errors import UsageError
+from daemon.journal.journal import Journal
+from tests.journal.conftest import enter, reference
+state, step = Path(sys.argv[2]), 0
+try:
+    with lease.leased(state):
+        journal = Journal(state / "journal.sqlite3")
+        print("holds", flush=True)
+        for line in sys.stdin:
+            step += 1
+            enter(journal, f"{sys.argv[1]}-{step}", reference(step, run=sys.argv[1], digest=f"{sys.argv[1]}-{step}"))
+            print("entered", flush=True)
+except UsageError as error:
+    print(error, flush=True)
+"""
+)
+SERVE = (
+    MACHINE
+    + """
+sys.argv = ["ckptd", "run", "--config", sys.argv[2]]
+from daemon.cli.main import main
+sys.exit(main())
+"""
+)
+
+
+def start(name: str, place: Path, program: str = HOLD) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, name, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@contextmanager
+def machine(name: str, place: Path, program: str = HOLD) -> Iterator[subprocess.Popen[str]]:
+    process = start(name, place, program)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str], word: str) -> str:
+    """The first line that has this word. Fails where the process ends without it."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return line
+    raise AssertionError(lines)
+
+
+def ask(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_a_second_machine_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    with machine("first", tmp_path) as first, machine("second", tmp_path) as second:
+        holders = {said(process, "") for process in (first, second)}
+        assert "holds\n" in holders
+        (refusal,) = holders - {"holds\n"}
+        assert "a ckptd on another machine uses it (pid " in refusal and "stop that one" in refusal
+
+
+def test_a_machine_that_died_is_followed_after_its_silence_and_after_an_end_in_order_at_once(tmp_path: Path) -> None:
+    with machine("first", tmp_path) as first:
+        said(first, "holds")
+        first.kill()
+        first.wait()
+        with machine("second", tmp_path) as second:
+            assert "gives no sign of life (pid" in said(second, "lease.taken")
+            said(second, "holds")
+            second.communicate()
+        assert not (tmp_path / "lease.json").exists()
+
+
+def test_one_that_was_suspended_and_replaced_ends_before_it_writes(tmp_path: Path) -> None:
+    with machine("first", tmp_path) as first:
+        said(first, "holds")
+        first.send_signal(signal.SIGSTOP)
+        ask(first)
+        with machine("second", tmp_path) as second:
+            said(second, "holds")
+            ask(second)
+            said(second, "entered")
+            first.send_signal(signal.SIGCONT)
+            output, _ = first.communicate()
+            assert first.returncode == 70 and "lease.lost" in output and "entered" not in output
+            ask(second)
+            said(second, "entered")
+            second.communicate()
+    from daemon.journal.journal import Journal
+
+    journal = Journal(tmp_path / "journal.sqlite3")
+    assert journal.jobs.open_ids() == {"second-1", "second-2"}
+    journal.close()
+
+
+def test_one_that_was_replaced_and_has_not_noticed_it_looks_before_it_writes(tmp_path: Path) -> None:
+    never = HOLD.replace("SILENT_SECONDS = 0.2", "SILENT_SECONDS = 1000.0")
+    assert never != HOLD
+    with machine("first", tmp_path, never) as first:
+        said(first, "holds")
+        with machine("second", tmp_path) as second:
+            said(second, "holds")
+            ask(first)
+            output, _ = first.communicate()
+            assert first.returncode == 70 and "lease.lost" in output and "entered" not in output
+            second.communicate()
+
+
+def test_one_that_was_suspended_and_not_replaced_goes_on(tmp_path: Path) -> None:
+    with machine("first", tmp_path) as first:
+        said(first, "holds")
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        ask(first)
+        first.send_signal(signal.SIGCONT)
+        said(first, "entered")
+
+
+def test_a_lease_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    with machine("first", tmp_path) as first:
+        said(first, "holds")
+        (tmp_path / "lease.json").unlink()
+        time.sleep(1.0)
+        ask(first)
+        said(first, "entered")
+        assert json.loads((tmp_path / "lease.json").read_text())["host"] == "first"
+
+
+RACE = (
+    MACHINE
+    + """
+from pathlib import Path
+from daemon.contract.faults.errors import UsageError
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        with lease.leased(Path(line.strip())):
+            print("holds", flush=True)
+            sys.stdin.readline()
+    except UsageError:
+        print("refused", flush=True)
+        sys.stdin.readline()
+"""
+)
+
+
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_of_machines_that_start_at_the_same_moment_exactly_one_has_it(rounds: int, tmp_path: Path) -> None:
+    with machine("one", tmp_path, RACE) as one, machine("two", tmp_path, RACE) as two, ThreadPoolExecutor(2) as pool:
+        for process in (one, two):
+            said(process, "ready")
+        for number in range(rounds):
+            state = tmp_path / str(number)
+            state.mkdir()
+            if number % 2:  # one that is silent: both come to replace it
+                (state / "lease.json").write_text('{"token": "x", "host": "dead", "boot": "dead", "pid": 1, "since": "then"}')
+            for process in (one, two):
+                assert process.stdin is not None
+                process.stdin.write(f"{state}\n")
+                process.stdin.flush()
+            answers = sorted(pool.map(lambda process: next(line for line in process.stdout if "lease" not in line), (one, two)))
+            assert answers == ["holds\n", "refused\n"], number
+            for process in (one, two):
+                ask(process)
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def test_a_daemon_of_a_second_machine_is_refused_and_takes_over_from_one_that_is_suspended(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    config = tmp_path / "config.toml"
+    places = f'[output]\ndirectory = "{tmp_path}/exports"\n[state]\ndirectory = "{tmp_path}/state"\n'
+    config.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n{places}')
+    with machine("first", config, SERVE) as first:
+        said(first, "daemon.started")
+        with machine("second", config, SERVE) as refused:
+            assert "a ckptd on another machine uses it (pid" in said(refused, "first")
+            assert refused.wait(60) == 75  # as for the lock: a service tries it again
+        first.send_signal(signal.SIGSTOP)
+        with machine("second", config, SERVE) as second:
+            said(second, "lease.taken")
+            said(second, "daemon.started")
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(60) == 70
+            assert second.poll() is None
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(60) == 0
+    assert not (tmp_path / "state" / "lease.json").exists()
