@@ -42,10 +42,8 @@ def python_with_ray(cache: Path) -> Path:
 class RaySite:
     """A running Ray. `address` is the head's; `variables` are what a client of it needs in its environment."""
 
-    def __init__(self, python: Path, node: str = "") -> None:
-        """`node`: more words for `ray start` of the machine."""
+    def __init__(self, python: Path) -> None:
         self.python = python
-        self._node_words = node.split()
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets' names are long
         (self.folder / "token").write_text(secrets.token_hex(32))
         self.variables = {
@@ -61,15 +59,15 @@ class RaySite:
         self._start("--head", f"--port={self.port}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats",
                     f"--temp-dir={self.folder}", kind="head")  # fmt: skip
 
-    def start_node(self) -> None:
-        """Start the machine that runs actors."""
+    def start_node(self, **variables: str) -> None:
+        """Start the machine that runs actors, with variables of its own."""
         self._start(f"--address={self.address}", f"--num-cpus={CORES}", "--num-gpus=2", f"--memory={MEMORY}", "--resources", '{"disk": 4}',
-                    *self._node_words, kind="node")  # fmt: skip
+                    kind="node", **variables)  # fmt: skip
 
-    def _start(self, *words: str, kind: str) -> None:
+    def _start(self, *words: str, kind: str, **variables: str) -> None:
         command = [self.python, "-m", "ray.scripts.scripts", "start", *words, "--min-worker-port=0", "--max-worker-port=0",
                    "--object-store-memory=80000000", "--block"]  # fmt: skip
-        environment = {**os.environ, **self.variables, "CKPTD_TESTS_RAY": f"{self.folder}:{kind}"}
+        environment = {**os.environ, **self.variables, **variables, "CKPTD_TESTS_RAY": f"{self.folder}:{kind}"}
         environment.pop("PYTHONPATH", None)
         log = self.folder / f"{kind}.out"
         with open(log, "ab") as output:

@@ -111,7 +111,7 @@ def scheduler_of(settings: ClusterSettings) -> Scheduler:
 
 def with_cluster(settings: ClusterSettings, local: Executor, command: Sequence[str] = ()) -> Executor:
     """The executor of a configuration. `command`: as for `ClusterExecutor`. Raises UsageError as `scheduler_of`."""
-    used, terms = scheduler_of(settings), terms_of(settings, "")
-    schedulers = {known.name: known for known in (slurm_of(settings), ray_of(settings), used)}
-    clusters = {name: ClusterExecutor(known, terms, settings.late_seconds, command) for name, known in schedulers.items()}
+    terms = terms_of(settings, "")
+    schedulers: list[Scheduler] = [slurm_of(settings), ray_of(settings), scheduler_of(settings)]
+    clusters = {known.name: ClusterExecutor(known, terms, settings.late_seconds, command) for known in schedulers}
     return ByStage(settings, local, clusters)

@@ -34,7 +34,7 @@ KILL_SECONDS = 30.0
 LINGER_SECONDS = 0.2
 """For which an actor whose attempt has ended still answers."""
 DYING_SECONDS = 1.0
-"""For the reason of a death that was just seen."""
+"""For the reasons of deaths that were just seen."""
 CALLS = 1000
 """Calls at a time: a driver that starts again asks an actor anew how it ends."""
 BEGIN = """
@@ -120,7 +120,7 @@ class Watched:
 
     def look(self, *, is_named: bool) -> dict[str, Any]:
         """What is known of it now. `is_named`: the cluster has an actor of its name."""
-        self._hear(0.0 if is_named else DYING_SECONDS)
+        self._hear()
         if self.last is None and not is_named:
             self.last = {"state": "gone", "said": ""}
         if self.last is not None:
@@ -147,14 +147,15 @@ class Watched:
     def _has_begun(self) -> bool:
         if self.place is None and ray.wait([self.where], timeout=0)[0]:
             try:
-                self.place = tuple(ray.get(self.where))
+                host, id = ray.get(self.where)
+                self.place = host, id
             except ray.exceptions.RayError:
                 self.where = self.handle.where.remote()
         return self.place is not None
 
-    def _hear(self, seconds: float) -> None:
+    def _hear(self) -> None:
         """Take in how it ended, where it has."""
-        if self.last is not None or not ray.wait([self.over], timeout=seconds)[0]:
+        if self.last is not None or not ray.wait([self.over], timeout=0)[0]:
             return
         try:
             self.last = {"state": "gone", **ray.get(self.over)}
@@ -195,6 +196,9 @@ class Driver:
     def look(self, tokens: Collection[str]) -> dict[str, Any]:
         """What is known of the actors with these names; what is free, where some of them wait."""
         names = set(ray.util.list_named_actors())
+        dying = [self.watched[token].over for token in tokens if token in self.watched and token not in names]
+        if dying:
+            ray.wait(dying, num_returns=len(dying), timeout=DYING_SECONDS)
         seen = {token: self._look(token, is_named=token in names) for token in tokens}
         for token in [token for token, known in self.watched.items() if token not in seen and known.last is not None]:
             del self.watched[token]
@@ -239,11 +243,12 @@ def connected(address: str) -> dict[str, Any]:
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
-        said, causes = str(error), error
-        while causes.__cause__ is not None:
-            causes = causes.__cause__
-            said = f"{said}: {str(causes).splitlines()[-1] if str(causes).strip() else type(causes).__name__}"
-        return {"unsure": " ".join(said.split())[:500]}
+        said = [str(error)]
+        cause: BaseException | None = error.__cause__
+        while cause is not None:
+            said.append((str(cause).splitlines() or [type(cause).__name__])[-1])
+            cause = cause.__cause__
+        return {"unsure": " ".join(": ".join(said).split())[:500]}
     return {"answer": "connected"}
 
 
