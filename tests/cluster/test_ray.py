@@ -108,16 +108,6 @@ def test_a_machine_that_is_lost_is_named_as_that(ray_bench: Bench, ray_site: Ray
     assert outcome(waiting) == (Outcome.SUCCEEDED, None)
 
 
-def test_what_the_memory_monitor_kills_is_out_of_memory(ray_bench: Bench, ray_site: RaySite) -> None:
-    ray_site.kill("node")
-    ray_site.start_node(RAY_memory_usage_threshold="0.01", RAY_memory_monitor_refresh_ms="1000")
-    try:
-        assert outcome(ray_bench.start(held=True)) == (Outcome.RETRYABLE, FaultCode.OUT_OF_MEMORY)
-    finally:
-        ray_site.kill("node")
-        ray_site.start_node()
-
-
 def test_a_head_that_hangs_ends_nothing(ray_bench: Bench, ray: Ray, ray_site: RaySite) -> None:
     attempt = begun(ray_bench)
     (head,) = ray_site.processes("gcs_server", "head")
