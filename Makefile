@@ -46,7 +46,7 @@ test-changed: install-dev ## what the edits since SINCE=HEAD can touch, as far a
 test-slow: install-dev ## all tests, one after the other
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
 
-test-cluster: install-dev ## a real Slurm is fetched and started; exports, failures and a storm of 1,000 stages
+test-cluster: install-dev ## a real Slurm and a real Ray are fetched and started; exports, failures and a storm of 1,000 stages
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST) tests/cluster tests/runner/test_another_executor.py
 
 # Toolchains and environments are kept in .clients: 3 GB, and llama.cpp is compiled.

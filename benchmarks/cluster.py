@@ -1,7 +1,8 @@
 """What a scheduler costs a stage: overhead beside a stage of this box, and beside the scheduler's own round trip; many short stages beside
 sbatch in a loop; the daemon's memory with a thousand attempts open; calls to the scheduler a minute.
 
-A real Slurm of one machine is made of the distribution's packages for it (`tests.cluster.slurm_site`), which need apt-get.
+A real Slurm of one machine is made of the distribution's packages for it (`tests.cluster.slurm_site`), which need apt-get; a real Ray of
+the package, in an environment of its own unless there is one (`tests.cluster.ray_site`). Ray's part also measures what its client holds.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
 from daemon.running.attempts.executor import Attempt, Executor
-from daemon.running.cluster.port import Resources
+from daemon.running.cluster.port import Resources, Scheduler
+from daemon.running.cluster.ray.scheduler import Ray
 from daemon.running.cluster.slurm.scheduler import Slurm
 from daemon.running.workers.executor import LocalExecutor
 from tests.cluster.bench import Bench
 from tests.cluster.fake import FakeScheduler
+from tests.cluster.ray_site import RaySite, python_with_ray
 from tests.cluster.slurm_site import SlurmSite, fetch
 
 ROUNDS = 7
@@ -58,8 +61,8 @@ def to_the_end(attempts: Sequence[Attempt]) -> None:
         time.sleep(0.02)
 
 
-def round_trip(slurm: Slurm, folder: Path, count: int = 1) -> None:
-    """`count` jobs that do nothing, by sbatch in a loop, until a file of each is there."""
+def round_trip(scheduler: Scheduler, folder: Path, count: int = 1) -> None:
+    """`count` jobs that do nothing, handed in in a loop, until a file of each is there."""
     marks = []
     for number in range(count):
         script, mark = folder / f"{number}.sh", folder / f"{number}.done"
@@ -67,20 +70,21 @@ def round_trip(slurm: Slurm, folder: Path, count: int = 1) -> None:
         script.chmod(0o755)
         mark.unlink(missing_ok=True)
         marks.append(mark)
-        slurm.submit(f"plain-{number}", script, Resources(1, 50 << 20, 60))
+        scheduler.submit(f"plain-{time.monotonic_ns()}-{number}", script, Resources(1, 50 << 20, 60))
     while not all(mark.exists() for mark in marks):
         time.sleep(0.02)
 
 
-def overhead(bench: Bench, local: Executor, slurm: Slurm, folder: Path) -> dict[str, float]:
-    """Seconds of one stage that does nothing: on this box, by Slurm, and of Slurm's own round trip; medians of rounds that alternate."""
-    rows: dict[str, list[float]] = {"local_s": [], "slurm_s": [], "round_trip_s": []}
+def overhead(bench: Bench, local: Executor, scheduler: Scheduler, folder: Path) -> dict[str, float]:
+    """Seconds of one stage that does nothing: on this box, by the scheduler, by its own round trip; medians of rounds that alternate."""
+    name = scheduler.name
+    rows: dict[str, list[float]] = {"local_s": [], f"{name}_s": [], "round_trip_s": []}
     for _ in range(ROUNDS):
         rows["local_s"].append(seconds_of(lambda: to_the_end([local.start(bench.order())])))
-        rows["slurm_s"].append(seconds_of(lambda: to_the_end([bench.start()])))
-        rows["round_trip_s"].append(seconds_of(lambda: round_trip(slurm, folder)))
+        rows[f"{name}_s"].append(seconds_of(lambda: to_the_end([bench.start()])))
+        rows["round_trip_s"].append(seconds_of(lambda: round_trip(scheduler, folder)))
     medians = {name: statistics.median(values) for name, values in rows.items()}
-    return {**medians, "slurm_overhead_s": medians["slurm_s"] - medians["local_s"] - medians["round_trip_s"]}
+    return {**medians, f"{name}_overhead_s": medians[f"{name}_s"] - medians["local_s"] - medians["round_trip_s"]}
 
 
 def throughput(bench: Bench, slurm: Slurm, folder: Path) -> dict[str, float]:
@@ -120,15 +124,17 @@ def resident() -> int:
 def main() -> None:
     """Print the figures, and write them with --json."""
     parser = _common.parser(str(__doc__))
-    parser.add_argument("--only", choices=("open", "slurm"), help="one part of it")
+    parser.add_argument("--only", choices=("open", "slurm", "ray"), help="one part of it")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(_common.ROOT)
     figures: dict[str, Any] = {}
     with _common.scratch("cluster") as folder:
-        if options.only != "slurm":
+        if options.only in (None, "open"):
             figures["open"] = open_attempts(folder / "open")
-        if options.only != "open":
+        if options.only in (None, "slurm"):
             figures |= by_slurm(folder)
+        if options.only in (None, "ray"):
+            figures["ray"] = by_ray(folder)
     _common.write("cluster", figures, options.json)
 
 
@@ -144,6 +150,30 @@ def by_slurm(folder: Path) -> dict[str, Any]:
         return {**measured, "calls": dict(slurm.calls)}
     finally:
         site.close()
+
+
+def by_ray(folder: Path) -> dict[str, Any]:
+    """What takes a real Ray. What its client holds would be the daemon's, were it connected itself."""
+    kept = os.environ.get("RAY_TEST_ENVIRONMENT")
+    site = RaySite(python_with_ray(Path(kept) if kept else folder / "ray-environment"))
+    os.environ |= site.variables
+    ray = Ray(site.address, str(site.python))
+    bench, plain = Bench(folder / "bench-ray", ray), folder / "plain-ray"
+    plain.mkdir()
+    try:
+        to_the_end([bench.start()])  # the client connects, and Ray's first worker starts
+        measured = overhead(bench, LocalExecutor(CHILD), ray, plain)
+        status = Path(f"/proc/{ray.connection.pid}/status").read_text()
+        return {"overhead": measured, "client_mib": field_of(status, "VmRSS") / 1024, "client_threads": field_of(status, "Threads")}
+    finally:
+        bench.close()
+        ray.close()
+        site.close()
+
+
+def field_of(status: str, name: str) -> float:
+    """A number of /proc/PID/status."""
+    return next(float(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

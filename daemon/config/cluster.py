@@ -24,10 +24,32 @@ class QueueSettings(Section):
     prefix: tuple[str, ...] = ()
 
 
+class RaySettings(Section):
+    """`[cluster.ray]`: the cluster, and what is asked for attempts that name no queue."""
+
+    address: str = ""
+    python: OptionalPath = None
+    cpus: int = Field(default=0, ge=0, le=4096)
+    memory: ByteSize = Field(default=ByteSize(0), ge=0, validate_default=True)
+    gpus: int = Field(default=0, ge=0, le=64)
+    resources: dict[str, float] = Field(default_factory=dict)
+    scratch: str = Field(default="", pattern=r"^($|[/$])")
+    prefix: tuple[str, ...] = ()
+
+
+class NamedQueueSettings(QueueSettings):
+    """Each of `[cluster.queues.NAME]`; Slurm knows no custom resources, and Ray no options of sbatch."""
+
+    resources: dict[str, float] = Field(default_factory=dict)
+
+
+OF_SBATCH = ("partition", "account", "qos", "constraint", "options")
+
+
 class ClusterSettings(Section):
     """`[cluster]`: the executor of stages."""
 
-    executor: Literal["local", "slurm"] = "local"
+    executor: Literal["local", "slurm", "ray"] = "local"
     stages: dict[str, str] = Field(default_factory=dict)
     jobs: int = Field(default=16, ge=1, le=100_000)
     late_seconds: float = Field(default=90.0, ge=1, le=3600)
@@ -35,21 +57,31 @@ class ClusterSettings(Section):
     python: OptionalPath = None
     prefix: tuple[str, ...] = ()
     slurm: QueueSettings = QueueSettings()
-    queues: dict[str, QueueSettings] = Field(default_factory=dict)
+    ray: RaySettings = RaySettings()
+    queues: dict[str, NamedQueueSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _stages_name_a_place(self) -> Self:
-        places = ["local", *(["slurm"] if self.executor == "slurm" else []), *self.queues]
+        places = ["local", *([self.executor] if self.executor != "local" else []), *self.queues]
         for stage, place in self.stages.items():
             if place not in places:
                 raise ValueError(
                     f"stages: {stage!r} is to run in {place!r}, which is none of {', '.join(places)}; add [cluster.queues.{place}]"
                 )
-        reserved = {"local", "slurm"} & self.queues.keys()
+        reserved = {"local", "slurm", "ray"} & self.queues.keys()
         if reserved:
             raise ValueError(f"queues: {min(reserved)!r} can't be the name of a queue")
         if self.executor == "local" and any(place != "local" for place in self.stages.values()):
             raise ValueError('stages: these run in queues of a scheduler, which cluster.executor must name, for example executor = "slurm"')
+        return self
+
+    @model_validator(mode="after")
+    def _queues_ask_for_what_the_scheduler_knows(self) -> Self:
+        unknown = {"slurm": ("resources",), "ray": OF_SBATCH}.get(self.executor, ())
+        for name, queue in self.queues.items():
+            for key in unknown:
+                if getattr(queue, key):
+                    raise ValueError(f'queues.{name}: {key} says nothing to executor = "{self.executor}"; leave it out')
         return self
 
     @property

@@ -37,6 +37,7 @@ LOOK_SECONDS = 0.1
 FILES_SECONDS = 1.0
 """Between looks for what the daemon has written."""
 JOB_IDS = ("SLURM_JOB_ID", "CKPTD_SCHEDULER_ID")
+JOB_CORES = ("SLURM_CPUS_PER_TASK", "CKPTD_SCHEDULER_CPUS")
 EXIT_TAKEN = 0
 """Somebody else has the attempt: there is nothing to say."""
 
@@ -95,7 +96,9 @@ class Worker:
         if self.scratch is not None:
             context = self.scratch.context(context)
         cores = len(os.sched_getaffinity(0))
-        given = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0) or min(cores, context.limits.threads)
+        given = next((int(cores_given) for name in JOB_CORES if (cores_given := os.environ.get(name))), 0) or min(
+            cores, context.limits.threads
+        )
         limits = context.limits.model_copy(update={
             "parent_pid": os.getpid(), "threads": max(1, min(given, cores)), "nice": 0, "idle": False,
             "device": "cuda" if self.orders.gpus else context.limits.device,

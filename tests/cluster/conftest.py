@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from daemon.running.cluster import course, link
 from daemon.running.cluster.slurm.scheduler import Slurm
 from tests.cluster.bench import Bench
 from tests.cluster.fake import FakeScheduler
+from tests.cluster.ray_site import RaySite, python_with_ray
 from tests.cluster.slurm_site import SlurmSite, fetch
 
 ROOT = Path(__file__).parents[2]
@@ -65,5 +67,18 @@ def site(site_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def slurm_bench(tmp_path: Path, site: SlurmSite) -> Iterator[Bench]:
     made = Bench(tmp_path, Slurm(directory=str(site.commands)))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySite]:
+    """A real Ray for the tests of this process; an environment for it is kept in the folder that RAY_TEST_ENVIRONMENT names."""
+    kept = os.environ.get("RAY_TEST_ENVIRONMENT")
+    try:
+        python = python_with_ray(Path(kept) if kept else tmp_path_factory.getbasetemp().parent / "ray-environment")
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"Ray can't be installed here: {error}")
+    made = RaySite(python)
     yield made
     made.close()

@@ -38,6 +38,8 @@ class Orders(Frozen):
 
     token: str
     """Name of the attempt for its scheduler: no other attempt ever had it."""
+    scheduler: str = "slurm"
+    """Which has it."""
     command: tuple[str, ...]
     """What runs a job file."""
     environment: Mapping[str, str] = Field(default_factory=dict)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.settings import Settings
+from daemon.contract.faults.errors import UsageError
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import PROBE, PROBED, Probe, Probed
 from daemon.contract.version import __version__
-from daemon.running.cluster.by_stage import slurm_of, terms_of
+from daemon.running.cluster.by_stage import scheduler_of, terms_of
 from daemon.running.cluster.executor import environment_there, write_script
 from daemon.running.cluster.port import Refused, Resources, Scheduler, State, Unsure
 from daemon.running.rules.resume_keys import library_version
@@ -40,7 +41,10 @@ def examine_cluster(settings: Settings, scheduler: Scheduler | None = None) -> C
     """Hand in a probe to each queue, and wait for the answers. `scheduler`: instead of the configured one."""
     if not settings.cluster.is_used:
         return ClusterHere({})
-    known = scheduler or slurm_of(settings.cluster)
+    try:
+        known = scheduler or scheduler_of(settings.cluster)
+    except UsageError as error:
+        return ClusterHere({}, (f"cluster: {error.fault.cause}; {error.fault.remedy}",))
     facts, problems, warnings = dict[str, str](), list[str](), list[str]()
     for queue in ("", *settings.cluster.queues):
         name = f"{known.name} queue {queue}" if queue else known.name

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from daemon.config.cluster import ClusterSettings
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs import elsewhere
 from daemon.contract.jobs.elsewhere import ORDERS, Orders
 from daemon.contract.jobs.messages import StageContext, StageResult
 from daemon.running.attempts.executor import Attempt, Bounds, Executor, Order
 from daemon.running.cluster.executor import ClusterExecutor, Terms
+from daemon.running.cluster.port import Scheduler
+from daemon.running.cluster.ray.scheduler import Ray, ray_is_missing
 from daemon.running.cluster.slurm.scheduler import Options, Slurm
 
 LOCAL = "local"
 
 
 class ByStage:
-    """`local` and `cluster`, each for its stages. What an earlier configuration handed in stays the cluster's."""
+    """`local` and the cluster that is configured, each for its stages. What an earlier configuration handed in stays with the scheduler
+    that has it: `clusters` are all of them."""
 
-    def __init__(self, settings: ClusterSettings, local: Executor, cluster: ClusterExecutor) -> None:
-        self._settings, self._local, self._cluster = settings, local, cluster
+    def __init__(self, settings: ClusterSettings, local: Executor, clusters: Mapping[str, ClusterExecutor]) -> None:
+        self._settings, self._local, self._clusters = settings, local, clusters
+        self._cluster = clusters.get(settings.executor) or next(iter(clusters.values()))
 
     def prepare(self) -> None:
         """As `Executor.prepare`."""
@@ -52,7 +59,8 @@ class ByStage:
 
     def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> Attempt | StageResult | None:
         """As `Executor.reclaim`: the folder says whose the attempt is, whatever the configuration is now."""
-        owner: Executor = self._cluster if (folder / ORDERS).exists() else self._local
+        orders = elsewhere.get(folder, ORDERS, Orders)
+        owner: Executor = self._clusters.get(orders.scheduler, self._cluster) if orders is not None else self._local
         return owner.reclaim(id, folder, bounds)
 
     def tidy(self) -> None:
@@ -66,7 +74,7 @@ class ByStage:
 
 def terms_of(settings: ClusterSettings, queue: str) -> Terms:
     """What is asked for attempts of a queue; of the queue without a name for ""."""
-    options = settings.queues.get(queue, settings.slurm)
+    options = settings.queues.get(queue) or (settings.ray if settings.executor == "ray" else settings.slurm)
     python = {"python": str(settings.python)} if settings.python is not None else {}
     return Terms(
         queue=queue, prefix=options.prefix or settings.prefix, cpus=options.cpus, memory=int(options.memory), gpus=options.gpus,
@@ -82,13 +90,37 @@ def slurm_of(settings: ClusterSettings) -> Slurm:
     })  # fmt: skip
 
 
+def ray_of(settings: ClusterSettings) -> Ray:
+    """Ray with the custom resources of all queues."""
+    custom = {"": settings.ray.resources, **{name: row.resources for name, row in settings.queues.items()}}
+    return Ray(settings.ray.address, str(settings.ray.python or ""), custom)
+
+
+def scheduler_of(settings: ClusterSettings) -> Scheduler:
+    """The scheduler that is configured. Raises UsageError where this machine lacks what it takes."""
+    if settings.executor != "ray":
+        return slurm_of(settings)
+    why = ray_is_missing(str(settings.ray.python or ""))
+    if why:
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, 'use cluster.executor = "ray"', why,
+            f"install it (`{sys.executable} -m pip install ckptd[ray]`), or let cluster.ray.python name an interpreter with Ray",
+        )  # fmt: skip
+    return ray_of(settings)
+
+
 def tail_of(settings: ClusterSettings, folder: Path) -> str:
     """The end of what the scheduler itself says of the attempt in `folder`, "" for nothing and where it gives no answer."""
     orders = elsewhere.get(folder, ORDERS, Orders)
-    return slurm_of(settings).tail(orders.token, folder) if orders is not None else ""
+    if orders is None:
+        return ""
+    scheduler: Scheduler = ray_of(settings) if orders.scheduler == Ray.name else slurm_of(settings)
+    return scheduler.tail(orders.token, folder)
 
 
 def with_cluster(settings: ClusterSettings, local: Executor, command: Sequence[str] = ()) -> Executor:
-    """The executor of a configuration. `command`: as for `ClusterExecutor`."""
-    cluster = ClusterExecutor(slurm_of(settings), terms_of(settings, ""), settings.late_seconds, command)
-    return ByStage(settings, local, cluster)
+    """The executor of a configuration. `command`: as for `ClusterExecutor`. Raises UsageError as `scheduler_of`."""
+    terms = terms_of(settings, "")
+    schedulers: list[Scheduler] = [slurm_of(settings), ray_of(settings), scheduler_of(settings)]
+    clusters = {known.name: ClusterExecutor(known, terms, settings.late_seconds, command) for known in schedulers}
+    return ByStage(settings, local, clusters)

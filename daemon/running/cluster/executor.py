@@ -82,7 +82,7 @@ class ClusterExecutor:
         resources = self._resources(order, terms)
         spec = find_spec(context.stage)
         orders = Orders(
-            token=f"ckptd.{context.job[-12:]}.{context.stage}.{context.attempt}.{secrets.token_hex(6)}",
+            scheduler=self.scheduler.name, token=f"ckptd.{context.job[-12:]}.{context.stage}.{context.attempt}.{secrets.token_hex(6)}",
             command=tuple(self.command or (terms.python, *command_of(context)[1:])),
             environment=environment_there(order.bounds.pass_environment),
             versions={"ckptd": __version__, **{name: library_version(name) for name in (spec.libraries if spec else ())}},
@@ -131,7 +131,7 @@ class ClusterExecutor:
         """Attempts that were handed in and have left no last words."""
         folders = [path.parent for path in jobs.glob(f"*/*/{ORDERS}") if _is_open(path.parent)]
         known = {folder: elsewhere.get(folder, ORDERS, Orders) for folder in folders}
-        return {f"{self.scheduler.name}:{orders.token}": folder for folder, orders in known.items() if orders is not None}
+        return {f"{orders.scheduler}:{orders.token}": folder for folder, orders in known.items() if orders is not None}
 
 
 def _is_open(folder: Path) -> bool:
