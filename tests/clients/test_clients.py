@@ -35,6 +35,9 @@ def test_a_client_answers_as_the_live_model(
     elif isinstance(wanted, list):
         assert isinstance(answer, list), answer
         assert max(abs(mine - its) for mine, its in zip(answer, wanted, strict=True)) < ROUNDING
+    elif reading.part == "new":  # SentencePiece's readers write the space that it begins with, or don't, by where they cut
+        assert isinstance(answer, str), answer
+        assert answer.removeprefix(" ") == wanted.removeprefix(" ")
     else:
         assert answer == wanted
 
