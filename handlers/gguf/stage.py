@@ -122,6 +122,11 @@ class _Making:
         files = [self.target.name, *(path.name for path in self.staging.glob(f"{PREFIX}*.gguf"))]
         templated = modelfile.write(self.staging, files, self.model.source, self.model.length, stops, start)
         warnings = []
+        if words.more_spaces:
+            warnings.append(
+                "llama.cpp's tokenizer puts a space before each text and behind each special token in it, and the model's tokenizer only"
+                " before a text that begins with none; all else is read alike"
+            )
         if templated is False:
             warnings.append("the Modelfile has no TEMPLATE, since the chat template can't be said in Ollama's language; Ollama guesses one")
         if (window := architectures.window(self.model.config)) is not None:

@@ -12,6 +12,8 @@ PROMPT, QUESTION = "def add", "for name in"
 NEW_TOKENS, MOST = 16, 48
 """Tokens that generation_config.json asks for, and those that the programs ask for that ask for some."""
 LABELS = ("low", "middle", "high")
+VECTORS = "sentence"
+"""Kind of model besides those of `tests.families.table`: an encoder as a folder of sentence-transformers."""
 
 
 @dataclass(frozen=True)
@@ -24,35 +26,38 @@ class Case:
     """Name in `tests.older.tokenizers.NAMES`."""
     more: tuple[str, ...] = ()
     """Variants besides those of its kind."""
+    without: tuple[str, ...] = ()
+    """Variants of its kind that it can't have, as its export says."""
 
     @property
     def kind(self) -> str:
-        """Whether it is a decoder, an encoder-decoder or a classifier."""
+        """Whether it is a decoder, an encoder-decoder, a classifier or an encoder that makes vectors."""
         return self.model.partition("/")[2]
 
     @property
     def variants(self) -> tuple[str, ...]:
         """What is exported."""
-        return (*VARIANTS[self.kind], *self.more)
+        return tuple(name for name in (*VARIANTS[self.kind], *self.more) if name not in self.without)
 
 
 VARIANTS = {
     DECODER: ("pytorch", "pytorch-adapter", "onnx", "web", "openvino", "gguf-f16"),
     PAIR: ("pytorch", "onnx", "web", "openvino"),
     CLASSES: ("pytorch", "onnx", "web", "openvino"),
+    VECTORS: ("pytorch", "onnx", "web", "openvino"),
 }
-_GENAI, _WEB = ("onnx-genai-fp32",), ("web-int8", "web-int4")
+_GENAI, _WEB, _GGUF = ("onnx-genai-fp32",), ("web-int8", "web-int4"), ("gguf-f16",)
 CASES: Mapping[str, Case] = {
     "qwen3": Case("qwen3/decoder", "generic", _GENAI),
     "qwen2": Case("qwen2/decoder", "qwen2", _GENAI),
     "llama": Case("llama/decoder", "llama, first token", _GENAI),
-    "llama3": Case("llama/decoder", "generic, first token", (*_GENAI, *_WEB)),
+    "llama3": Case("llama/decoder", "generic, first token", (*_GENAI, "web-int8")),
     "mistral": Case("mistral/decoder", "llama, no ends"),  # onnxruntime-genai writes a space before a text without a first token
     "gemma": Case("gemma/decoder", "gemma, first token", _GENAI),
-    "phi": Case("phi/decoder", "gpt2, space before", _GENAI),
+    "phi": Case("phi/decoder", "gpt2, space before", (), _GGUF),  # neither onnxruntime-genai nor llama.cpp writes this space
     "gpt2": Case("gpt2/decoder", "gpt2", _WEB),
-    "gpt-neox": Case("gpt_neox/decoder", "gpt-neox"),
-    "cohere": Case("cohere/decoder", "cohere"),
+    "gpt-neox": Case("gpt_neox/decoder", "gpt-neox", (), _GGUF),
+    "cohere": Case("cohere/decoder", "cohere", (), _GGUF),
     "t5": Case("t5/encoder-decoder", "t5"),
     "bart": Case("bart/encoder-decoder", "bart"),
     "bert": Case("bert/classifier", "bert"),
@@ -61,6 +66,7 @@ CASES: Mapping[str, Case] = {
     "xlm-roberta": Case("xlm-roberta/classifier", "xlm-roberta"),
     "deberta-v2": Case("deberta-v2/classifier", "deberta-v2"),
     "albert": Case("albert/classifier", "albert"),
+    "sentence": Case("bert/sentence", "bert"),
 }
 
 
@@ -89,7 +95,10 @@ class Reading:
 
     def wanted(self, live: Mapping[str, Any]) -> Any:
         """Of the live model's answers the one that counts."""
-        return live["classes"] if "classes" in live else live[self.asked][str(self.count)][self.part]
+        for answer in ("classes", "vector"):
+            if answer in live:
+                return live[answer]
+        return live[self.asked][str(self.count)][self.part]
 
 
 def _of_both(program: str, *rest: Any) -> tuple[Reading, Reading, Reading]:
@@ -127,6 +136,13 @@ READINGS: Mapping[str, tuple[Reading, ...]] = {
         Reading("older", "ort_classify", "onnx"),
         Reading("clients", "ov_classify", "openvino"),
         Reading("node", "js_classify", "web"),
+    ),
+    VECTORS: (
+        Reading("older", "embed", "pytorch"),
+        Reading("clients", "embed", "pytorch"),
+        Reading("older", "embed_onnx", "onnx"),
+        Reading("clients", "embed_openvino", "openvino"),
+        Reading("node", "js_embed", "web"),
     ),
 }
 """Kind of model → who reads it."""

@@ -31,6 +31,10 @@ const programs = {
     const classifier = await opened("sentiment-analysis", folder);
     return (await classifier(text))[0];
   },
+  async js_embed(folder, text) {
+    const extractor = await opened("feature-extraction", folder);
+    return (await extractor([text], { pooling: "mean", normalize: true })).tolist()[0];
+  },
 };
 
 const answers = [];

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+FP32 = {"INFERENCE_PRECISION_HINT": "f32"}
+"""Of OpenVINO: in the bf16 that it takes where the processor has it, so small a model answers something else."""
+
 
 def pipeline(folder: str, text: str) -> Any:
     """huggingface.co/docs/transformers/pipeline_tutorial."""
@@ -134,21 +137,21 @@ def ov(folder: str, text: str) -> Any:
 
 
 def ov_translate(folder: str, text: str) -> Any:
-    """The same page: OVModelForSeq2SeqLM, with its setting for fp32: so small a model writes something else in the processor's bf16."""
+    """The same page: OVModelForSeq2SeqLM, with its setting for fp32, see FP32."""
     from optimum.intel import OVModelForSeq2SeqLM
     from transformers import AutoTokenizer
 
-    model = OVModelForSeq2SeqLM.from_pretrained(folder, ov_config={"INFERENCE_PRECISION_HINT": "f32"})
+    model = OVModelForSeq2SeqLM.from_pretrained(folder, ov_config=FP32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.batch_decode(model.generate(**tokenizer(text, return_tensors="pt")), skip_special_tokens=True)[0]
 
 
 def ov_classify(folder: str, text: str) -> Any:
-    """The same page: OVModelForSequenceClassification."""
+    """The same page: OVModelForSequenceClassification, in fp32."""
     from optimum.intel import OVModelForSequenceClassification
     from transformers import AutoTokenizer, pipeline
 
-    model = OVModelForSequenceClassification.from_pretrained(folder)
+    model = OVModelForSequenceClassification.from_pretrained(folder, ov_config=FP32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return pipeline("text-classification", model=model, tokenizer=tokenizer)(text)[0]
 
@@ -224,7 +227,21 @@ def embed(folder: str, text: str) -> Any:
     """sbert.net: Quickstart."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(folder).encode([text]).tolist()
+    return SentenceTransformer(folder).encode([text])[0].tolist()
+
+
+def embed_onnx(folder: str, text: str) -> Any:
+    """sbert.net: Speeding up Inference, ONNX."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(folder, backend="onnx").encode([text])[0].tolist()
+
+
+def embed_openvino(folder: str, text: str) -> Any:
+    """The same page: OpenVINO, in fp32."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(folder, backend="openvino", model_kwargs={"ov_config": FP32}).encode([text])[0].tolist()
 
 
 def main() -> None:

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.clients.cases import CASES, READINGS, Reading
+from tests.clients.cases import CASES, READINGS, VECTORS, Reading
 from tests.clients.conftest import Clients, Made, stock
 from tests.toolchains import real
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 ROUNDING = 1e-3
-"""Largest difference of a probability."""
+"""Largest difference of a probability, or of a number of a vector of length 1."""
 RUN_BY = {"pytorch": ("ours", "older", "clients"), "openvino": ("clients",), "gguf-f16": ("gguf",)}
 """Variant → the environments in which its README's code is run; the others in ours."""
 PAIRS = [(case, reading) for case, entry in CASES.items() for reading in READINGS[entry.kind] if reading.variant in entry.variants]
 SNIPPETS = [
     (case, variant, environment)
     for case, entry in CASES.items() for variant in entry.variants if not variant.startswith("web")
-    for environment in RUN_BY.get(variant, ("ours",))
+    for environment in RUN_BY.get(variant, ("ours",)) if (entry.kind, variant, environment) != (VECTORS, "pytorch", "ours")
 ]  # fmt: skip
 
 
@@ -32,8 +32,12 @@ def test_a_client_answers_as_the_live_model(
     if isinstance(wanted, dict):
         assert answer["label"] == max(wanted, key=wanted.__getitem__), answer
         assert abs(answer["score"] - wanted[answer["label"]]) < ROUNDING
-    else:
-        assert answer == wanted
+    elif isinstance(wanted, list):
+        assert isinstance(answer, list), answer
+        assert max(abs(mine - its) for mine, its in zip(answer, wanted, strict=True)) < ROUNDING
+    else:  # a tokenizer that puts a space before a text: clients show it or don't, by what they cut
+        assert isinstance(answer, str), answer
+        assert answer.removeprefix(" ") == wanted.removeprefix(" ")
 
 
 @pytest.mark.parametrize(("case", "variant", "environment"), SNIPPETS)
@@ -51,4 +55,5 @@ def test_the_code_of_the_readme_runs_as_it_stands(
             else ["sh", "-ec", f'python() {{ "{python}" -B "$@"; }}\n{code}']
         )
         done = subprocess.run(command, cwd=export, env=stock(), capture_output=True, text=True, check=False, timeout=600)
-        assert done.returncode == 0 and done.stdout.strip(), done.stderr[-3000:]
+        # What so small a model writes behind the README's prompt may be the end of a line alone.
+        assert done.returncode == 0 and done.stdout, done.stderr[-3000:]

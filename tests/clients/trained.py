@@ -16,10 +16,12 @@ import torch
 import transformers
 
 from tests import models
-from tests.clients.cases import CASES, LABELS, MOST, NEW_TOKENS, PROMPT, QUESTION, Case
+from tests.clients.cases import CASES, LABELS, MOST, NEW_TOKENS, PROMPT, QUESTION, VECTORS, Case
 from tests.families import table
 from tests.older import tokenizers
+from tests.trainers.bases import write_modules
 
+AUTO = {**table.AUTO, VECTORS: "AutoModel"}
 CHAT = models.CHAT_TEMPLATE + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 ANSWER = " sorted(names):\n"
 
@@ -42,9 +44,11 @@ def make(case: Case, place: Path) -> None:
         model.generation_config.max_new_tokens = NEW_TOKENS
     model.save_pretrained(base)
     tokenizer.save_pretrained(base)
-    task: Any = {table.DECODER: "CAUSAL_LM", table.PAIR: "SEQ_2_SEQ_LM", table.CLASSES: "SEQ_CLS"}[kind]
+    if kind == VECTORS:
+        write_modules(base, model.config.hidden_size, "mean_tokens")
+    task: Any = {table.DECODER: "CAUSAL_LM", table.PAIR: "SEQ_2_SEQ_LM", table.CLASSES: "SEQ_CLS", VECTORS: "FEATURE_EXTRACTION"}[kind]
     live = peft.get_peft_model(
-        getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32),
+        getattr(transformers, AUTO[kind]).from_pretrained(base, dtype=torch.float32),
         # DistilBERT's "pre_classifier" is saved as a whole, since its name ends with "classifier".
         peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", exclude_modules=["pre_classifier"], task_type=task),
     )
@@ -61,13 +65,15 @@ def answers(base: Path, checkpoint: Path, kind: str) -> dict[str, Any]:
     import peft
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    plain = getattr(transformers, table.AUTO[kind]).from_pretrained(base, dtype=torch.float32)
+    plain = getattr(transformers, AUTO[kind]).from_pretrained(base, dtype=torch.float32)
     live = peft.PeftModel.from_pretrained(plain, str(checkpoint)).eval()
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=None)
     with torch.inference_mode():
         if kind == table.CLASSES:
             (probabilities,) = live(**inputs).logits.softmax(-1).tolist()
             return {"classes": dict(zip(LABELS, probabilities, strict=True))}
+        if kind == VECTORS:
+            return {"vector": _vectors(live, inputs)[0].tolist()}
         made = {"plain": _written(live, tokenizer, inputs, kind)}
         if kind == table.DECODER:
             asked = _asked(tokenizer, return_tensors="pt", return_dict=True)
@@ -94,7 +100,7 @@ def _model(case: Case, tokenizer: Any) -> Any:
     if kind == table.PAIR:
         settings["decoder_start_token_id"] = tokens["pad_token_id"] if name == "t5" else tokens["eos_token_id"]
     torch.manual_seed(5)
-    return getattr(transformers, table.AUTO[kind]).from_config(config_class(**settings)).float()
+    return getattr(transformers, AUTO[kind]).from_config(config_class(**settings)).float()
 
 
 def _batch(tokenizer: Any, kind: str, texts: list[str]) -> dict[str, Any]:
@@ -102,6 +108,8 @@ def _batch(tokenizer: Any, kind: str, texts: list[str]) -> dict[str, Any]:
         texts = [text + tokenizer.eos_token for text in texts]
     rows = tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
     batch = {"input_ids": rows["input_ids"], "attention_mask": rows["attention_mask"]}
+    if kind == VECTORS:
+        return batch
     if kind == table.CLASSES:
         return {**batch, "labels": torch.arange(len(texts)) % len(LABELS)}
     return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
@@ -111,11 +119,23 @@ def _learn(model: Any, batch: dict[str, Any], steps: int, rate: float) -> None:
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=rate, weight_decay=0.0)
     model.train()
     for _ in range(steps):
-        model(**batch).loss.backward()
+        loss = model(**batch).loss if "labels" in batch else _likeness(_vectors(model, batch))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
+
+
+def _vectors(model: Any, inputs: Any) -> torch.Tensor:
+    """Texts → their vectors, by the mean and normalized."""
+    mask = inputs["attention_mask"][:, :, None]
+    total = (model(**inputs).last_hidden_state * mask).sum(1)
+    return torch.nn.functional.normalize(total / mask.sum(1), dim=-1)
+
+
+def _likeness(vectors: torch.Tensor) -> torch.Tensor:
+    return (vectors @ vectors.T).mean()
 
 
 def _written(live: Any, tokenizer: Any, inputs: Any, kind: str) -> dict[str, Any]:

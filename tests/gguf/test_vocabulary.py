@@ -63,6 +63,36 @@ def test_a_tokenizer_with_bytes_is_read_like_sentencepiece_with_its_start(tmp_pa
     assert said["tokenizer.ggml.eos_token_id"] in engine.end_tokens
 
 
+def with_spaces(folder: Path, scheme: str, template: str) -> Path:
+    """The tokenizer of a folder as transformers 5 saves those of Llama's class, and a chat template."""
+    said = json.loads((folder / "tokenizer.json").read_bytes())
+    said["normalizer"] = None
+    said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    said["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_where_only_spaces_differ_the_file_is_made_and_says_so(scheme: str, tmp_path: Path) -> None:
+    model = with_spaces(kinds.make("Mistral", tmp_path / "model"), scheme, "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    folder, output = forms.make("gguf-bf16", model, tmp_path / "work")
+    assert sum("puts a space before each text" in warning for warning in output.warnings) == 1
+    from tokenizers import Tokenizer
+
+    engine, own = forms.engine(folder), Tokenizer.from_file(str(model / "tokenizer.json"))
+    for text in models.TEXTS:
+        assert engine.encode(text) == own.encode(text).ids
+        assert engine.text(own.encode(text).ids) == own.decode(own.encode(text).ids)
+    assert engine.encode(" a") == own.encode("  a").ids != own.encode(" a").ids
+
+
+def test_a_chat_that_llama_cpp_would_write_spaces_into_is_refused(tmp_path: Path) -> None:
+    model = with_spaces(kinds.make("Mistral", tmp_path / "model"), "first", "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}")
+    refused("behind each special token of a chat.*: 'Hi, you!<eos> Hello.", forms.make, "gguf-f16", model, tmp_path / "work")
+
+
 WORDS = {
     "type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0, "[UNK]": 1}, "continuing_subword_prefix": "##",
     "max_input_chars_per_word": 9,

@@ -91,3 +91,15 @@ def test_an_implementation_that_is_alike_may_read_a_few_rare_texts_otherwise_and
     assert "as other ids" in (told(digests=5) or "") and "decodes" in (told(texts=5) or "")
     far = wanted.model_copy(update={"ids": [[1]] * 5 + [[2]] * (len(TEXTS) - 4), "foreign": True})
     assert tokenizer.transcript_fault(asked, far, wanted) is None, "of one that promises nothing only plain texts count"
+
+
+def test_another_implementation_may_read_texts_around_added_tokens_otherwise_and_few_of_the_others() -> None:
+    asked = Transcribe(texts=[*TEXTS, *("a <s>", "<s>a") * 20], pairs=[], digested=[], sequences=[])
+    wanted = Transcript(ids=[[1]] * len(asked.texts), pairs=[], digests=[], texts=[], whole=None, foreign=False)
+
+    def told(rare: int) -> str | None:
+        ids = [[2]] * rare + [[1]] * (len(TEXTS) - rare) + [[2]] * 40
+        return tokenizer.too_far_apart(asked, wanted.model_copy(update={"ids": ids, "foreign": True}), wanted)
+
+    few = int(tokenizer.RARE * len(TEXTS))
+    assert told(few) is None and (told(few + 1) or "").startswith(f"reads {few + 1} of {len(TEXTS)} texts otherwise, 'How are you")

@@ -401,3 +401,15 @@ def test_the_examples_of_an_encoder_run_as_they_stand(task: str, tmp_path: Path)
     asked = examples(readme_of(with_figures(plain_job(), figures), tmp_path / "job"))
     assert json.loads(run_code(asked["onnx"], tmp_path)) is not None
     assert run_code(asked["pytorch"], tmp_path)
+
+
+@pytest.mark.parametrize("towers", [None, "mmproj-F16.gguf"])
+def test_a_gguf_file_is_shown_with_a_picture_where_it_has_towers_and_without_one_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, towers: str | None
+) -> None:
+    find, gguf = usage.find_variant, usage.find_variant("gguf-f16")
+    monkeypatch.setattr(usage, "find_variant", lambda name: gguf if name == "pytorch" else find(name))
+    figures = {"file": "model-F16.gguf", "length": 64, **({"towers": towers} if towers else {})}
+    text = readme_of(with_figures(facts.succeeded(), {"pytorch": figures}), tmp_path).partition("## pytorch/")[2].partition("\n## ")[0]
+    assert "can't be shown" not in text and 'Llama("pytorch/model-F16.gguf", n_ctx=64' in text
+    assert ("--mmproj pytorch/mmproj-F16.gguf" in text) == (towers is not None)

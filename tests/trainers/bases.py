@@ -38,6 +38,11 @@ def make_sentence(folder: Path) -> None:
         max_position_embeddings=128,         initializer_range=0.3,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)
+    write_modules(folder, config.hidden_size, "cls_token")
+
+
+def write_modules(folder: Path, width: int, pooling: str) -> None:
+    """Make a folder with an encoder one of sentence-transformers, as that library would write it: pooled by `pooling`, and normalized."""
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -47,5 +52,5 @@ def make_sentence(folder: Path) -> None:
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
     (folder / "1_Pooling").mkdir()
     (folder / "2_Normalize").mkdir()
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, **modes}))

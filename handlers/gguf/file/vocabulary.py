@@ -2,14 +2,19 @@
 
 llama.cpp has its own reading of texts, chosen by a name ("tokenizer.ggml.pre"): with a wrong name most texts are read right and some are
 not. So each name that could be meant is tried, until one reads all texts and all added tokens as tokenizer.json does.
+
+Of SentencePiece's kind it knows one reading that writes spaces by itself: before a text, and behind each token that stands for itself. The
+tokenizers that transformers 5 saves write one before a text alone, and none where there is one. Where these spaces are all that differs,
+and no chat is read otherwise, the file is made and says so.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -19,6 +24,8 @@ from daemon.contract.values import Json
 from handlers.child.variants import NotPossible
 from handlers.folder.hard_texts import TEXTS
 from handlers.gguf.llama import library
+from handlers.texts import chat
+from handlers.texts.rows import RowRefused
 
 BYTE_LEVEL = (
     "qwen2", "llama-bpe", "gpt-2", "smollm", "tekken", "deepseek-llm", "deepseek-v3", "gpt-4o", "starcoder", "phi-2", "stablelm2", "olmo",
@@ -27,6 +34,8 @@ BYTE_LEVEL = (
 """llama.cpp's ways of taking a text apart for byte-level BPE, the most usual first."""
 USUAL = {"gpt2": "gpt-2", "llama": "llama-bpe", "mistral": "tekken", "phi3": "gpt-4o", "phi": "phi-2"}
 """Model type → what is tried first; else "qwen2"."""
+CHATS = (["How are you?"], ["Hi, you!", " Hello.", "How are you?"])
+"""Turns of chats, the user's first."""
 
 logging.getLogger("gguf").setLevel(logging.ERROR)
 
@@ -46,6 +55,8 @@ class Vocabulary:
     """Tokens that end what the model writes."""
     space: bool = False
     """Whether a text is read as if a space stood before it."""
+    more_spaces: bool = False
+    """Whether it is also where one stands already, and behind each token that stands for itself, other than tokenizer.json has it."""
 
     def write(self, writer: gguf.GGUFWriter, folder: Path) -> None:
         """Its keys, with special tokens, merges and the chat template of the folder."""
@@ -99,17 +110,40 @@ def find(
         writer.close()
         try:
             with library.Model(file, vocabulary_only=True) as model:
-                wrong = next((at for at, text in enumerate(texts) if model.encode(text) != wanted[text]), None)
+                read = {text: ids for text in texts if (ids := model.encode(text)) != wanted[text]}
+                spaced = {text: list(plain.encode(_spaced(text, added)).ids) for text in read if candidate.space}
+                wrong = next((at for at, text in enumerate(texts) if text in read and read[text] != spaced.get(text)), None)
                 if wrong is None:
-                    return candidate
+                    return replace(candidate, more_spaces=bool(read) and _reads_chats(model, plain, folder))
                 if wrong >= closest:
-                    ids = model.encode(texts[wrong])
-                    closest, differs = wrong, f"reads {texts[wrong]!r} as {ids[:12]} instead of {wanted[texts[wrong]][:12]}"
+                    text = texts[wrong]
+                    closest, differs = wrong, f"reads {text!r} as {read[text][:12]} instead of {wanted[text][:12]}"
         except library.Refused as error:
             differs = differs if closest else f"does not take it: {error}"
         finally:
             file.unlink(missing_ok=True)
     raise NotPossible(f"llama.cpp's tokenizer {differs}")
+
+
+def _spaced(text: str, tokens: list[str]) -> str:
+    """The text with the spaces that llama.cpp adds. `tokens`: those that stand for themselves."""
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    return "".join(f" {part}" if part and place % 2 == 0 and (place or part[0] == " ") else part for place, part in enumerate(parts))
+
+
+def _reads_chats(model: library.Model, plain: Tokenizer, folder: Path) -> bool:
+    """True where the model has no chat template, or what it writes is read as tokenizer.json has it. Raises NotPossible otherwise."""
+    template = chat.read((folder,), folder)
+    for turns in CHATS if template is not None else ():
+        messages = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
+        try:
+            text = template.write({"messages": messages}, answer=True) if template is not None else ""
+        except RowRefused:
+            continue
+        if model.encode(text, special=False) != list(plain.encode(text, add_special_tokens=False).ids):
+            cause = "llama.cpp's tokenizer puts a space behind each special token of a chat, which the model's tokenizer does not"
+            raise NotPossible(f"{cause}: {text[:200]!r}")
+    return True
 
 
 def _around(plain: Tokenizer) -> tuple[int | None, int | None]:

@@ -122,8 +122,13 @@ class Model:
             room = -count
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """The text of token ids, without special tokens. The space that its tokenizer writes before a text is taken away again.
+
+        llama.cpp leaves it there behind a first token, and llama-cpp-python takes it away (`detokenize` of its `_internals.py`).
+        """
         library = llama()
+        if ids and ids[0] == library.llama_vocab_bos(self.vocabulary):
+            ids = ids[1:]
         tokens, room = (library.llama_token * len(ids))(*ids), 16 * len(ids) + 64
         while True:
             text = ctypes.create_string_buffer(room)
