@@ -46,7 +46,8 @@ class FaultCode(StrEnum):
     """The configuration file is not TOML, or has unknown keys, wrong values or values that contradict each other.
 
     To do: Correct the line, or each key, that the message names; `ckptd check` lists all problems at once. Values that may hold
-    secrets are not shown; addresses of services belong into `notify.urls` or the file of `notify.urls_file`.
+    secrets are not shown; addresses of services belong into `notify.urls` or the file of `notify.urls_file`. Ray needs
+    its package, or an interpreter with it in `cluster.ray.python`.
     """
     CONFIG_MISSING = "config-missing"
     """The given configuration file does not exist, none was given or found, or there is nothing to make one of.
