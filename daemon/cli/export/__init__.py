@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from daemon.cli.checkpoint_argument import checkpoint_at
+from daemon.cli.export.checkpoint_argument import checkpoint_at
 from daemon.cli.export.entry import enter
 from daemon.cli.export.following import follow
 from daemon.cli.export.options import over
