@@ -114,9 +114,10 @@ def list_(
     if json_:
         print_json(jobs)
     else:
-        from daemon.cli.views import status as view
+        from daemon.cli.views.jobs import NONE
+        from daemon.cli.views.status import print_jobs
 
-        view.print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else view.NONE)
+        print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else NONE)
 
 
 def show(
