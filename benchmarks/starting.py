@@ -54,6 +54,8 @@ def main() -> None:
     with _common.scratch("starting") as folder:
         config = str(read_before(folder / "home"))
         ways = {**WAYS, **{name: ("-m", "daemon", *words, "--config", config) for name, words in STATUS.items()}}
+        checkpoint = str(next((folder / "home").glob("runs/*/checkpoint-*")))
+        ways["ckptd explain"] = ("-m", "daemon", "explain", checkpoint, "--config", config)
         environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
         least = dict.fromkeys(ways, float("inf"))
         for _ in range(options.rounds):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
-from daemon.cli.groups import place
+from daemon.cli.parser.groups import place
 from daemon.contract.faults.errors import CkptdError, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated

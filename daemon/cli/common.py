@@ -236,11 +236,6 @@ def no_access(path: Path) -> UsageError:
     )  # fmt: skip
 
 
-def exit_of(state: str) -> int:
-    """The exit code of an export that ended in this state."""
-    return {"succeeded": 0, "partial": 3}.get(state, 1)
-
-
 def refuse_undecodable(path: Path, operation: str) -> None:
     """Raise UsageError for a path that no journal and no report can hold."""
     whole = Path(os.path.abspath(path))

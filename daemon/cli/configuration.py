@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
-from daemon.cli.groups import place
-from daemon.cli.parsing import Group
+from daemon.cli.parser.groups import place
+from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
+from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
 from daemon.cli.configuration import make_only
-from daemon.cli.groups import place
+from daemon.cli.exit_codes import exit_of
+from daemon.cli.parser.groups import place
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 

@@ -6,28 +6,23 @@ Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
-from daemon.cli import bench, configuration, convert, maintenance, queue, setup, toolchain
+from daemon.cli import bench, configuration, convert, explain, machine, maintenance, quality, queue, setup, status, toolchain
 from daemon.cli.common import (
     ConfigOption,
     DaemonConfiguration,
     JsonOption,
-    command_for,
     configuration_of,
-    daemon_place,
-    daemon_state,
-    exit_of,
     for_somebody_who_waits,
     load_settings,
     no_access,
@@ -35,26 +30,26 @@ from daemon.cli.common import (
     print_json,
     refuse_undecodable,
 )
-from daemon.cli.filter import STATES, Filter
-from daemon.cli.groups import GROUPS, HELP_NAMES, RENAMED, place
-from daemon.cli.mistakes import mistake_of
-from daemon.cli.parsing import Group
+from daemon.cli.exit_codes import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_READER_LEFT,
+    EXIT_TEMPORARY,
+    EXIT_THREAD_LOST,
+    EXIT_USAGE,
+    exit_of,
+)
+from daemon.cli.parser.groups import GROUPS, HELP_NAMES, RENAMED, place
+from daemon.cli.parser.mistakes import mistake_of
+from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say, say_error, set_up_outputs
-from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
-from daemon.contract.language.catalog import speak_english, to_translate, translated, translated_plural, translated_text
+from daemon.contract.language.catalog import speak_english, translated, translated_text
 from daemon.contract.version import __version__
 from daemon.system import journald
 
-if TYPE_CHECKING:
-    from daemon.config.places.instances import Instance
-    from daemon.operating.monitoring.status import DaemonState, Snapshot
-
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED, EXIT_READER_LEFT = 1, 2, 3, 70, 75, 130, 141
-EXPLAIN_SECONDS = 60.0
-"""What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
 _COLLECT_AFTER = gc.get_threshold()
 
 
@@ -206,273 +201,6 @@ def export(
     raise typer.Exit(exit_of(answer.state))
 
 
-def _not_explained(path: Path) -> UsageError:
-    """What is said of a directory that could not be looked into in time: whether its file system answers at all."""
-    seconds = f"{EXPLAIN_SECONDS:.0f} s"
-    try:
-        ask(f"{path} itself", lambda: os.stat(path))
-    except TimeoutError:
-        return UsageError(
-            FaultCode.ROOT_SILENT, "look at it", f"its file system has not answered for {seconds}",
-            "look at the mount and its server", path=path,
-        )  # fmt: skip
-    except OSError:
-        pass  # it is gone meanwhile, and its file system has answered
-    return UsageError(
-        FaultCode.TIMEOUT, "look into it", f"to read its configurations, its training log and its files' headers took more than {seconds}",
-        "try again when the machine has less to do; `ls -lS` shows whether a file in it is much larger than it should be", path=path,
-    )  # fmt: skip
-
-
-@app.command(**place("explain", "ckptd explain runs/my-run/checkpoint-500"))
-def explain(
-    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in a checkpoint.")],
-    config: ConfigOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Show what a checkpoint holds, lacks, and became.
-
-    Exit code 1: not complete.
-    """
-    from daemon.operating.monitoring.explain import explain as look
-
-    refuse_undecodable(path, "explain")
-    settings = load_settings(config, of_daemon=True, own_state=True)
-    try:
-        value = ask(str(path), lambda: look(settings, path), EXPLAIN_SECONDS)
-    except TimeoutError:
-        raise _not_explained(path) from None
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.explanation import print_explanation
-
-        print_explanation(value)
-    if not value.complete:
-        raise typer.Exit(EXIT_FAILED)
-
-
-@app.command(**place("status", "ckptd status --watch"))
-def status(
-    config: ConfigOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="List all directories, not only the first few of each kind.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")] = False,
-    exit_code: Annotated[
-        bool,
-        typer.Option("--exit-code", help="Exit with code 1 if the daemon does not run or is unwell, 75 if a disk is full: work waits."),
-    ] = False,
-    json_: JsonOption = False,
-) -> None:
-    """Show the daemon, its roots, open and recent exports."""
-    from daemon.config.places.instances import running
-    from daemon.operating.monitoring.status import snapshot
-
-    if watch and json_:
-        raise UsageError(FaultCode.BAD_OPTION, "watch", "people use --watch, and programs --json", "use only one of the two")
-    chosen, others = configuration_of(config), running()
-    if chosen is None and len(others) > 1 and not exit_code:
-        _print_daemons(others, json_=json_)
-        return
-    place = daemon_place(config)
-
-    def look() -> Snapshot:
-        file = None if place.config is None else str(place.config.absolute())
-        return dataclasses.replace(snapshot(place.state), config=file, config_problem=place.mistake)
-
-    if watch:
-        from daemon.cli.views import status as view
-
-        view.watch(look)
-        return
-    value = look()
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views import status as view
-
-        view.print_status(value, everything=everything)
-        if config is None and not value.daemon.running and others:
-            _print_daemons(others, json_=False)
-    if exit_code:
-        raise typer.Exit(_health(value.daemon))
-
-
-def _health(daemon: DaemonState) -> int:
-    """The exit code that tells how a daemon is: a restart may help one that is unwell, and none that has a full disk alone."""
-    if not daemon.running or daemon.verdict == "unwell" or daemon.unwell:
-        return EXIT_FAILED
-    return EXIT_TEMPORARY if daemon.verdict == "full" else 0
-
-
-def _print_daemons(daemons: list[Instance], *, json_: bool) -> None:
-    rows = [
-        {"config": daemon.config and str(daemon.config), "state_directory": str(daemon.state), "pid": daemon.pid, "user": daemon.user_name,
-         "command": command_for(daemon)}
-        for daemon in daemons
-    ]  # fmt: skip
-    if json_:
-        print_json({"daemons": rows})
-        return
-    count = len(rows)
-    say(translated_plural("{count} daemon runs on this machine:", "{count} daemons run on this machine:", count).format(count=count))
-    for row in rows:
-        line = translated("pid {pid}, user {user}, state {state}: `{command}`")
-        say("  " + line.format(pid=row["pid"], user=row["user"], state=row["state_directory"], command=row["command"]))
-
-
-@app.command("list", **place("list", "ckptd list --run 'code-*' --state failed --since 3d"))
-def list_(
-    config: ConfigOption = None,
-    run: Annotated[str, typer.Option("--run", help="Only runs with this name; it may contain the wildcards * and ?.")] = "",
-    state: Annotated[
-        list[str] | None, typer.Option("--state", help=f"Only exports in this state: {', '.join(STATES)}. Repeatable.")
-    ] = None,
-    since: Annotated[str, typer.Option("--since", help='Only checkpoints that were taken after this time: "2h", "3d", "2026-01-31".')] = "",
-    json_: JsonOption = False,
-) -> None:
-    """List checkpoints with step, loss and results."""
-    from daemon.operating.monitoring.status import snapshot
-
-    wanted = Filter.of(run, state or (), since)
-    jobs = [job for job in snapshot(daemon_state(config), limit=10_000).jobs if wanted.takes(job)]
-    if json_:
-        print_json(jobs)
-    else:
-        from daemon.cli.views import status as view
-
-        view.print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else view.NONE)
-
-
-@app.command(**place("show", "ckptd show my-run/500"))
-def show(
-    job: queue.JobArgument,
-    config: ConfigOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Show one export: stages, attempts, errors, folder."""
-    value = queue.find_job(daemon_state(config), job)
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.details import print_job
-
-        print_job(value)
-
-
-@app.command(**place("compare", "ckptd compare my-run/400 my-run/500"))
-def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, the id of its job or a part of it, or RUN/STEP.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other export, in the same form.")],
-    config: ConfigOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Compare two exports: quality, size, speed, answers."""
-    from daemon.operating.monitoring.comparison import compare as side_by_side
-
-    value = side_by_side(daemon_state(config, own_state=True), a, b)
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.comparison import print_comparison
-
-        print_comparison(value)
-
-
-@app.command(**place("quality", "ckptd quality my-run"))
-def quality(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name of a run, or the folder with its exports. Default: the only run.")
-    ] = None,
-    config: ConfigOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Show a run's exports by step, and which to deploy."""
-    from daemon.operating.monitoring.run_quality import run_quality
-
-    settings = load_settings(config, of_daemon=True, own_state=True)
-    value = run_quality(settings.state_directory, settings.output.directory, run, settings.select.best_variant)
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.run_quality import print_run_quality
-
-        print_run_quality(value)
-
-
-@app.command(**place("logs", "ckptd logs --follow --job my-run/500 --stage merge"))
-def logs(
-    config: ConfigOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of latest lines to show first.")] = 50,
-    job: Annotated[str | None, typer.Option("--job", help="Only the lines of this job.")] = None,
-    stage: Annotated[str | None, typer.Option("--stage", help="Instead, what this stage of the job prints, wherever it runs.")] = None,
-    json_: JsonOption = False,
-) -> None:
-    """Show the daemon's log, or that of a stage."""
-    from daemon.cli.views.tables import print_log
-    from daemon.config.places.paths import StatePaths
-
-    state = daemon_state(config)
-    if stage is not None:
-        from daemon.cli.views.stage_log import print_stage_log
-
-        print_stage_log(queue.attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
-        return
-    if job is not None:
-        job = queue.in_log(state, job)
-    print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
-
-
-@app.command(**place("check", "ckptd check --all"))
-def check(
-    config: ConfigOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all facts: machine, toolchains, packages.")] = False,
-    json_: JsonOption = False,
-) -> None:
-    """Check the configuration and this machine.
-
-    Shows problems, notes and the few facts that matter; --all shows all facts. Exit code 2: there is a problem.
-    """
-    from daemon.operating.diagnosis.doctor import Diagnosis, examine
-
-    try:
-        value = examine(load_settings(config, own_state=True), configuration_of(config))
-    except UsageError as error:
-        if not json_:
-            raise
-        value = Diagnosis({}, (error.fault.sentence(),), ())
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.machine import print_check
-
-        print_check(value, everything=everything)
-    if value.problems:
-        raise typer.Exit(EXIT_USAGE)
-
-
-@app.command(**place("formats", "ckptd formats --all"))
-def formats(
-    config: ConfigOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show every variant, with targets, toolchains and processor.")] = False,
-    json_: JsonOption = False,
-) -> None:
-    """List the variants that this machine can make.
-
-    Those that it can make and those that are configured, with what is missing. --all: every variant, targets, toolchains, this processor.
-    """
-    from daemon.operating.diagnosis.doctor import formats_here
-
-    settings = load_settings(config, own_state=True)
-    value = formats_here(settings.state_directory)
-    if json_:
-        print_json(value)
-    else:
-        from daemon.cli.views.machine import print_formats
-
-        print_formats(value, settings.variants, everything=everything)
-
-
 @app.command(**place("demo", "ckptd demo --keep demo-files"))
 def demo(
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep all files in this new folder.")] = None,
@@ -489,7 +217,7 @@ def version() -> None:
     say(f"ckptd {__version__}")
 
 
-for verbs in (bench, convert, maintenance, queue, setup, configuration, toolchain):
+for verbs in (status, explain, quality, machine, bench, convert, maintenance, queue, setup, configuration, toolchain):
     verbs.register(app)
 
 

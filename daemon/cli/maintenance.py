@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
-from daemon.cli.groups import place
+from daemon.cli.parser.groups import place
 from daemon.cli.views.markup import say, terminal
 from daemon.contract import units
 from daemon.contract.faults.errors import UsageError

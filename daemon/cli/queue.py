@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
-from daemon.cli.groups import place
-from daemon.cli.parsing import Group
+from daemon.cli.parser.groups import place
+from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
-from daemon.cli.groups import place
-from daemon.cli.parsing import Group
+from daemon.cli.parser.groups import place
+from daemon.cli.parser.parsing import Group
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.language.lists import labelled

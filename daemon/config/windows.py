@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from apscheduler.triggers.cron import CronTrigger
-from tzlocal import get_localzone
 
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
 
 
 def problem_of(expression: str) -> str | None:
     """What is wrong with a cron expression, None for a sound one."""
     try:
-        CronTrigger.from_crontab(expression, timezone="UTC")
+        _trigger(expression, "UTC")
     except ValueError as error:
         return f"{expression!r} is no cron expression of five fields ({error}); try '* 20-23,0-6 * * *'"
     return None
@@ -35,8 +36,19 @@ def zone_problem(name: str) -> str | None:
     return None
 
 
+def _trigger(expression: str, zone: tzinfo | str) -> CronTrigger:
+    # By those who have windows: every command that reads the settings imports this module.
+    from apscheduler.triggers.cron import CronTrigger
+
+    return CronTrigger.from_crontab(expression, timezone=zone)
+
+
 def _zone(name: str) -> tzinfo:
-    return ZoneInfo(name) if name else get_localzone()
+    if name:
+        return ZoneInfo(name)
+    from tzlocal import get_localzone
+
+    return get_localzone()
 
 
 class Windows:
@@ -44,7 +56,7 @@ class Windows:
 
     def __init__(self, expressions: Sequence[str], timezone: str = "") -> None:
         self._zone = _zone(timezone)
-        self._triggers = [CronTrigger.from_crontab(expression, timezone=self._zone) for expression in expressions]
+        self._triggers = [_trigger(expression, self._zone) for expression in expressions]
 
     def is_open(self, moment: datetime) -> bool:
         """Whether heavy stages may start at `moment`, an aware time."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli import export
+from daemon.cli.export import working
 from daemon.contract.disk.away import fault_of
 from daemon.running.waits import Waiting
 
@@ -21,7 +21,7 @@ from daemon.running.waits import Waiting
 def test_what_is_away_ends_the_command_at_once_at_the_start_and_later_after_a_while(*, begun: bool, seconds: float, ends: bool) -> None:
     fault = fault_of("/models/base", FileNotFoundError(), "read the base model")
     waiting = Waiting(fault, time.monotonic() - seconds, 0.0)
-    assert export._needs_help(waiting, {}, begun=begun) is ends
+    assert working._needs_help(waiting, {}, begun=begun) is ends
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_an_adapter_that_peft_itself_refuses_is_not_published(tmp_path: Path, pi
     assert not (failed / "pytorch").exists() and not (failed.parent / "latest").exists()
     report = json.loads((failed / "report.json").read_bytes())
     assert [(one["verdict"], one["published"]) for one in report["artifacts"]] == [("unverified", False)]
-    assert "PEFT itself can't put this adapter on the base" in report["verdict"]
+    assert "PEFT itself can't put this adapter on its base" in report["verdict"]
     assert "give the base that it was trained on" in report["failures"][0]["remedy"]
     allowed = export(tmp_path, odd, "--force", CKPTD_VALIDATE__PUBLISH_UNVERIFIED="pytorch")
     assert allowed.returncode == 3, allowed.stderr

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.views.status import jobs_lines, status_lines
+from daemon.cli.views.jobs import jobs_lines
+from daemon.cli.views.status import status_lines
 from daemon.config.places.paths import StatePaths, prepare
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode

@@ -15,7 +15,8 @@ import pytest
 import typer
 from rich.cells import cell_len
 
-from daemon.cli.main import EXIT_USAGE, app, main
+from daemon.cli.exit_codes import EXIT_USAGE
+from daemon.cli.main import app, main
 from daemon.config.places.paths import StatePaths, prepare
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode

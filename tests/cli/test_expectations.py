@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from daemon.cli.filter import Filter
 from daemon.cli.views.details import print_job
-from daemon.cli.views.status import jobs_lines
+from daemon.cli.views.jobs import jobs_lines
 from daemon.config.places.paths import StatePaths, foreground_state, prepare
 from daemon.contract.faults.errors import Fault, UsageError
 from daemon.contract.faults.fault_codes import FaultCode

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daemon.cli import main as verbs
+from daemon.cli import explain as verbs
 from daemon.config.settings import Settings, StateSettings
 from daemon.contract.faults.errors import UsageError
 from daemon.operating.monitoring import explain as monitoring

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from daemon.checkpoints.inspection import inspect
-from daemon.cli.views.tables import ExportView
+from daemon.cli.views.export import ExportView, Wait
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.rows import StageRow
+from daemon.running.rules.ready import describe
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Fault(code=FaultCode.MEMORY_NOW, operation="start the stage onnx", cause="1 GB is free", remedy="free memory")
@@ -40,21 +41,21 @@ def view(pico_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> ExportVie
 
 
 def test_what_was_made_before_is_told_from_what_is_made_now(view: ExportView, capsys: pytest.CaptureFixture[str]) -> None:
-    view.show({"merge": done("merge", 1), "pytorch": row("pytorch", "waiting"), "onnx": row("onnx", "waiting")}, [])
-    view.show({"merge": done("merge", 1), "pytorch": done("pytorch", 0), "onnx": done("onnx", 1)}, [])
+    view.show({"merge": done("merge", 1), "pytorch": row("pytorch", "waiting"), "onnx": row("onnx", "waiting")}, {})
+    view.show({"merge": done("merge", 1), "pytorch": done("pytorch", 0), "onnx": done("onnx", 1)}, {})
     assert capsys.readouterr().err.splitlines() == ["merge: was made before", "pytorch: reused", "onnx: succeeded in 2 s"]
 
 
 def test_each_try_that_failed_is_said_once(view: ExportView, capsys: pytest.CaptureFixture[str]) -> None:
     for failures in (1, 1, 2, 2):
-        view.show({"merge": row("merge", "waiting", attempts=failures, failures=failures, fault=CRASH)}, [])
+        view.show({"merge": row("merge", "waiting", attempts=failures, failures=failures, fault=CRASH)}, {})
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("merge: is tried again") == 2 and "its process was killed" in said
 
 
 def test_a_wait_is_said_once(view: ExportView, capsys: pytest.CaptureFixture[str]) -> None:
     for waiting in (None, MEMORY, MEMORY.model_copy(update={"cause": "2 GB are free"}), None, MEMORY):
-        view.show({"onnx": row("onnx", "waiting")}, [], waiting)
+        view.show({"onnx": row("onnx", "waiting")}, {}, waiting and Wait(waiting.code, describe(waiting)))
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("GB") == 1 and "1 GB is free" in said
 

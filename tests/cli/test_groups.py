@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from daemon.cli.groups import GROUPS, RENAMED
 from daemon.cli.main import app
+from daemon.cli.parser.groups import GROUPS, RENAMED
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_every_verb import VERBS, configured
 from tests.words.written import wrong_with

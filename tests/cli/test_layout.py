@@ -15,9 +15,10 @@ from rich.text import Span, Text
 from daemon.checkpoints.inspection import inspect
 from daemon.cli.filter import STATES
 from daemon.cli.views.details import _note
+from daemon.cli.views.export import ExportView
+from daemon.cli.views.jobs import handles, jobs_lines
 from daemon.cli.views.layout import hanging, middle
-from daemon.cli.views.status import handles, jobs_lines, status_lines
-from daemon.cli.views.tables import ExportView
+from daemon.cli.views.status import status_lines
 from daemon.contract.faults.text import printable
 from daemon.operating.log.wrapping import LEAST_WIDTH, wrap
 from daemon.operating.monitoring.live import IncompleteState, RootState

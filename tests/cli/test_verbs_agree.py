@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.cli.checkpoint_argument import checkpoint_at
+from daemon.cli.export.checkpoint_argument import checkpoint_at
 from daemon.config.places.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Permanent, UsageError

@@ -308,7 +308,7 @@ def test_ctrl_c_at_a_question_is_an_interruption(monkeypatch: pytest.MonkeyPatch
         raise typer.Abort
 
     monkeypatch.setattr("daemon.cli.common.configuration_of", asked)
-    monkeypatch.setattr("daemon.cli.main.load_settings", asked)
+    monkeypatch.setattr("daemon.cli.machine.load_settings", asked)
     monkeypatch.setattr(sys, "argv", ["ckptd", "check"])
     assert main() == 130 and "interrupted" in capsys.readouterr().err
 

@@ -68,7 +68,7 @@ def write_export(target: Path, step: int, **verdicts: str) -> JobStatus:
             {
                 "variant": variant, "verdict": verdict, "published": passed, "folder": variant if passed else None,
                 "reasons": [] if passed else ["the logits are not finite"], "size_bytes": 3_586_130, "size_ratio": 1.987,
-                "figures": {"agreement": 0.9876, "error_max": 0.0123, "tokens_per_second": 812.3, "pytorch_tokens_per_second": 233.4},
+                "figures": {"agreement": 0.9876, "error_max": 0.0123, "tokens_per_second": 812.3, "speed_over_pytorch": 3.48},
             }
         )  # fmt: skip
     target.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def test_the_live_picture_shows_training_stages_and_verdicts_within_80_columns()
     assert "step 100  loss 4.50 → 3.25" in text
     assert "process 4711" in text and "12 s" in text
     assert text.index("checkpoint-50") < text.index("checkpoint-100")
-    assert "onnx 40%" in text and "✓ merge 3s" in text and "· reference" in text
+    assert "onnx 40 %" in text and "✓ merge 3 s" in text and "· reference" in text
     assert "deleted by the trainer" in text
     assert "partial  pytorch passed  onnx unverified" in text
 
@@ -119,7 +119,7 @@ def test_the_live_picture_shows_training_stages_and_verdicts_within_80_columns()
 def test_the_stages_of_a_job_fit_into_one_line() -> None:
     stages = [stage(name, "succeeded", seconds=41.0) for name in NAMES[:-1]] + [stage("report", "running")]
     lines = at_80_columns(live([], snapshot(job(50, "running", stages)), 1)).splitlines()
-    assert lines[-1].rstrip() == "  ✓ merge 41s  ✓ pytorch 41s  ✓ onnx 41s  ✓ onnx-int8 41s  ✓ reference 41s  ▸ r…"
+    assert lines[-1].rstrip() == "  ✓ merge 41 s  ✓ pytorch 41 s  ✓ onnx 41 s  ✓ onnx-int8 41 s  ✓ reference 41 s…"
     quick = [stage(name, "succeeded", seconds=0.1) for name in NAMES[:2]] + stages[2:]
     assert at_80_columns(live([], snapshot(job(50, "running", quick)), 1)).rstrip().endswith("▸ report")
 
@@ -136,12 +136,12 @@ def test_without_a_terminal_each_thing_that_happens_is_a_line() -> None:
     finished = job(50, "partial", ended, artifacts={"pytorch": "passed", "onnx": "failed"})
     assert changes(snapshot(), snapshot(pending)) == ["ckptd: found checkpoint-50"]
     assert changes(snapshot(pending), snapshot(started)) == [
-        "ckptd: checkpoint-50: merge succeeded in 2.0 s",
+        "ckptd: checkpoint-50: merge succeeded in 2.04 s",
         "ckptd: checkpoint-50: onnx running",
     ]
     assert changes(snapshot(started), snapshot(finished)) == [
         "ckptd: checkpoint-50: onnx failed: no memory",
-        "ckptd: checkpoint-50: report succeeded in 1.0 s",
+        "ckptd: checkpoint-50: report succeeded in 1 s",
         "ckptd: checkpoint-50 partial: pytorch passed, onnx failed",
     ]
     assert changes(snapshot(finished), snapshot(finished)) == []
@@ -166,7 +166,7 @@ def test_when_each_artifact_passed_the_table_has_its_figures_and_the_exit_code_i
     rows = results.rows_of(shown, [50, 100], VARIANTS)
     assert results.exit_code(rows) == 0 and results.complaints(rows) == []
     text = at_80_columns(results.table(rows))
-    for word in ("50", "100", "onnx-int8", "3.42", "1.99", "0.012", "98.8%", "812", "233", "passed"):
+    for word in ("50", "100", "onnx-int8", "3.42", "2.0 ×", "0.0123 σ", "98.8 %", "812", "3.5 ×", "passed"):
         assert word in text
     assert text.count("passed") == 6
 

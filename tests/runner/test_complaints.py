@@ -70,7 +70,7 @@ def test_an_export_in_the_foreground_ends_with_the_error_that_its_runner_can_not
 
     monkeypatch.setattr(Runner, "tick", broken)
     monkeypatch.setattr(LocalExecutor, "prepare", lambda executor: None)  # it would hold for all of the tests' process
-    monkeypatch.setattr(export, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("daemon.cli.export.working.PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     checkpoint = tmp_path / "run" / "checkpoint-4"

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from daemon.cli.main import EXIT_TEMPORARY, exit_code_of
+from daemon.cli.exit_codes import EXIT_TEMPORARY
+from daemon.cli.main import exit_code_of
 from daemon.cli.views.markup import say_error
 from daemon.config.loading import load
 from daemon.config.places.paths import prepare

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.main import EXIT_TEMPORARY, EXIT_USAGE, main
+from daemon.cli.exit_codes import EXIT_TEMPORARY, EXIT_USAGE
+from daemon.cli.main import main
 from daemon.config.places.states import state_of_system
 from daemon.operating import systemd
 from daemon.system.lock import locked

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
-from daemon.cli.groups import RENAMED
+from daemon.cli.parser.groups import RENAMED
 from daemon.contract.jobs.benchmark import Bench
 from daemon.contract.jobs.conversion import Conversion
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere

@@ -14,7 +14,7 @@ from functools import cache
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po
 
-from daemon.cli.mistakes import CAUSES
+from daemon.cli.parser.mistakes import CAUSES
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import DOMAIN
 from daemon.contract.language.recorded import JOINED

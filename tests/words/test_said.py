@@ -17,7 +17,7 @@ FOLDER = ROOT / "daemon/cli"
 FILES = sorted(FOLDER.rglob("*.py"))
 APART = {
     "manual.py": "ckptd(1) is English",
-    "mistakes.py": "the parser's words, which its own list turns into recorded sentences",
+    "parser/mistakes.py": "the parser's words, which its own list turns into recorded sentences",
     "demo/setup.py": "the demo's configuration and texts, which are files; its errors are translated",
 }
 """Modules whose texts are for no terminal."""

@@ -131,7 +131,7 @@ def _describe(job: JobStatus) -> Text:
         return text
     for stage in job.stages:
         if stage.state == "running":
-            percent = "" if stage.fraction is None else f" {stage.fraction:.0%}"
+            percent = "" if stage.fraction is None else f" {units.percent(stage.fraction)}"
             return Text(f"{stage.name}{percent}", style="cyan").append(f"  {stage.message or ''}", style="dim")
     if job.waiting_for:
         text.append(f"  {job.waiting_for}", style="dim")

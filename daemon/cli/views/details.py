@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from daemon.cli.views.jobs import GONE, TRY_AGAIN, pace
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract import units
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec

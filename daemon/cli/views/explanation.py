@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from daemon.cli.views.jobs import describe_lost
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
-from daemon.cli.views.status import describe_lost
 from daemon.contract import units
 from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import language, translated, translated_text

@@ -14,7 +14,7 @@ from daemon.contract.jobs.plan import find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import status_that_follows
 from daemon.journal.file.integrity import odd_rows, unbelievable, unsound
 from daemon.journal.file.sqlite_errors import REPAIR
-from daemon.journal.rows import job_of, stage_of
+from daemon.journal.rows import JobRow, job_of, stage_of
 from daemon.journal.states import ENDED_STAGE
 from daemon.operating.integrity.scene import REPORTED, Scene
 
@@ -186,14 +186,23 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
     """The state of a job that ended is the one that follows from its stages and their checks."""
     limit = -1 if scene.deep else LATEST
     for row in connection.execute(f"SELECT * FROM job WHERE state IN {_REPORTED} ORDER BY ended DESC LIMIT ?", (limit,)).fetchall():
-        job = job_of(row)
+        stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],)).fetchall()
+        try:
+            job, facts = _facts(row, stages)
+        except (ValueError, TypeError):  # JSON, but of another kind than ours
+            scene.find("journal-damaged", "a text of the job or of its stages in the journal can't be read", REPAIR, job=row["id"])
+            continue
         if job.state == "failed" and job.reason is not None:  # it was not published, whatever its checks say
             continue
-        rows = [stage_of(stage_row) for stage_row in connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (job.id,))]
-        facts = JobFacts(
-            export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=job.work,
-            stages=tuple(StageFacts(name=stage.name, state=stage.state, result=stage.result, fault=stage.fault) for stage in rows),
-        )  # fmt: skip
         follows = status_that_follows(facts)
         if job.state != follows:
             scene.find("job-state-wrong", f"it is {job.state}, but its stages and checks say {follows}", _REPORT, job=job.id)
+
+
+def _facts(row: sqlite3.Row, stages: list[sqlite3.Row]) -> tuple[JobRow, JobFacts]:
+    """A job, and what its state follows from. Raises ValueError and TypeError for texts that can't be read."""
+    job, rows = job_of(row), map(stage_of, stages)
+    return job, JobFacts(
+        export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=job.work,
+        stages=tuple(StageFacts(name=stage.name, state=stage.state, result=stage.result, fault=stage.fault) for stage in rows),
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
 from daemon.operating.monitoring.outlook import starving
-from daemon.running.attempts.executor import Whereabouts
+from daemon.running.attempts.executor import CpuShare, Whereabouts
 from daemon.running.rules.ready import describe
 from daemon.system.filesystems.disks import Place, Shortage, write_padded
 from daemon.system.processes.rivals import Rival
@@ -140,6 +140,11 @@ class StageProgress:
     """Its priority, as `limits.priority` has it; "" where that is not known."""
     place: Whereabouts | None = None
     """Where it is, where a scheduler runs it on another machine."""
+
+    @property
+    def share(self) -> CpuShare | None:
+        """The CPU time that it got; None where that is not known."""
+        return None if self.cores is None or self.wanted is None else CpuShare(self.cores, self.wanted)
 
 
 @dataclass(frozen=True)

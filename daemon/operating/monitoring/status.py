@@ -60,7 +60,7 @@ from daemon.operating.monitoring.live import (
 )
 from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
 from daemon.operating.monitoring.reasons import failure, together, waiting
-from daemon.running.attempts.executor import CpuShare, Whereabouts
+from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules import ready
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
@@ -438,7 +438,7 @@ def _attempt(row: AttemptRow) -> AttemptStatus:
 
 def _stage(stage: StageRow, progress: StageProgress | None, expected: float | None, rivals: tuple[Rival, ...]) -> StageStatus:
     live = progress if stage.state == "running" else None
-    share = CpuShare(live.cores, live.wanted) if live and live.cores is not None and live.wanted is not None else None
+    share = live.share if live else None
     left = stage_left(expected, live.seconds, live.fraction, share) if live else None
     rivals = rivals if starved(share) else ()
     return StageStatus(

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from daemon.cli.groups import GROUPS
+from daemon.cli.parser.groups import GROUPS
 from daemon.cli.views.markup import say
 from daemon.contract.faults.text import is_text
 from daemon.contract.language.catalog import language, to_translate
@@ -78,7 +78,7 @@ def groups_of(names: Collection[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
     """The page of a command in another language than English."""
-    from daemon.cli.help_page import page, summary
+    from daemon.cli.parser.help_page import page, summary
 
     inner = getattr(command, "commands", {})
     verbs = {title: [(name, summary(inner[name].help or "")) for name in names] for title, names in groups_of(inner)} if inner else {}
