@@ -6,7 +6,8 @@ A lock (`daemon.system.lock`) decides on one machine, and among machines whereve
 No clock is compared with that of another machine.
 
 A start that meets another machine's file waits for a touch. Where one comes it refuses; where none comes for SILENT_SECONDS it moves the
-file away and takes its place. A daemon that was suspended meanwhile must not go on: before each commit and each publication it looks
+file away and takes its place. It waits on a disk of its own too: that may be what it serves to the others by NFS, and a lock which one of them
+has by NFS does not keep a process on the server from its flock(2). A daemon that was suspended meanwhile must not go on: before each commit and each publication it looks
 whether its last touch is less than FRESH_SECONDS ago, by a clock that goes on in suspension, and where not whether the file is still its
 own. If not, it ends at once, as killed.
 """
@@ -25,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.disk.files import boot_id, fsync_directory, rename_new, write_atomic
+from daemon.contract.disk.files import boot_id, fsync_directory, machine_id, rename_new, write_atomic
 from daemon.contract.faults.errors import FULL_DISK, Retryable, UsageError
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
@@ -51,6 +52,8 @@ class Holder:
     boot: str
     pid: int
     since: str
+    machine: str = ""
+    """The machine's id; "" where it has none."""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}, since {self.since}"
@@ -107,7 +110,8 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
     On a disk that is full or can only be read the lock alone decides.
     """
     file = state / LEASE
-    mine = Holder(secrets.token_hex(8), socket.gethostname(), boot_id(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    mine = Holder(secrets.token_hex(8), socket.gethostname(), boot_id(), os.getpid(), since, machine_id())
     try:
         _claim(file, mine)
     except OSError as error:
@@ -145,7 +149,8 @@ def read(file: Path) -> Holder | None:
         return None
     try:
         known = json.loads(text)
-        return Holder(str(known["token"]), str(known["host"]), str(known["boot"]), int(known["pid"]), str(known["since"]))
+        named = (str(known["token"]), str(known["host"]), str(known["boot"]), int(known["pid"]), str(known["since"]))
+        return Holder(*named, str(known.get("machine", "")))
     except (ValueError, KeyError, TypeError):
         return Holder("", "unknown", "", 0, "unknown")
 
@@ -155,9 +160,28 @@ def _claim(file: Path, mine: Holder) -> None:
         holder = read(file)
         if holder is None:
             continue
-        if holder.boot != mine.boot:  # else it is of this machine, where the lock has decided
+        foreign = holder.boot != mine.boot and not _was_before_this_boot(file, holder, mine)
+        if foreign:  # else it is of this machine, where the lock has decided
             _wait_for_silence(file)
-        _move_away(file, holder, file.with_name(f"{file.name}.{mine.token}"))
+        _move_away(file, holder, file.with_name(f"{file.name}.{mine.token}"), foreign=foreign)
+
+
+def _was_before_this_boot(file: Path, holder: Holder, mine: Holder) -> bool:
+    """Whether it is of this machine before its present boot, as after a power cut: nobody can hold it any more.
+
+    Machines made of one image may have one id and even one name. So the last touch must also be older than this boot is long, by the time
+    that the file system gives a file of ours now: who touched it later is somebody else.
+    """
+    if not mine.machine or (holder.machine, holder.host) != (mine.machine, mine.host):
+        return False
+    beside = file.with_name(f".{file.name}.{mine.token}.now")
+    try:
+        beside.touch(0o600)
+        return beside.stat().st_mtime - file.stat().st_mtime >= _now()
+    except FileNotFoundError:
+        return False
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _appears(file: Path, mine: Holder) -> bool:
@@ -204,7 +228,7 @@ def _state(file: Path) -> tuple[int, int] | None:
         return None
 
 
-def _move_away(file: Path, holder: Holder, former: Path) -> None:
+def _move_away(file: Path, holder: Holder, former: Path, *, foreign: bool) -> None:
     """Remove the lease of this holder, and of no other one who has taken it over meanwhile."""
     try:
         os.rename(file, former)
@@ -214,7 +238,7 @@ def _move_away(file: Path, holder: Holder, former: Path) -> None:
     if moved != holder:
         with suppress(FileExistsError):
             os.link(former, file)
-    elif holder.boot != boot_id():
+    elif foreign:
         log.warning(
             f"The ckptd that had this state directory on another machine gives no sign of life ({holder}); this one takes over.",
             event_id=Event.LEASE_TAKEN, former=holder.host,

@@ -22,7 +22,8 @@ import fcntl, sys
 fcntl.flock = lambda *call: None  # as on NFS with `nolock`: each machine has locks of its own
 import daemon.system.lease as lease
 name = sys.argv[1]
-lease.boot_id = lease.socket.gethostname = lambda: name
+host, _, boot = name.partition("@")  # the machine's name, and which of its boots it is
+lease.boot_id, lease.socket.gethostname, lease.machine_id = lambda: name, lambda: host, lambda: f"id of {host}"
 lease.TOUCH_SECONDS, lease.FRESH_SECONDS, lease.SILENT_SECONDS = 0.2, 0.6, 2.0
 """
 HOLD = (
@@ -45,6 +46,8 @@ except UsageError as error:
     print(error, flush=True)
 """
 )
+PATIENT = HOLD.replace("SILENT_SECONDS = 0.2, 0.6, 2.0", "SILENT_SECONDS = 0.2, 0.6, 1000.0")
+assert PATIENT != HOLD
 SERVE = (
     MACHINE
     + """
@@ -107,6 +110,43 @@ def test_a_machine_that_died_is_followed_after_its_silence_and_after_an_end_in_o
             said(second, "holds")
             second.communicate()
         assert not (tmp_path / "lease.json").exists()
+
+
+def last_touched_before_this_boot(state: Path) -> None:
+    before = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 5
+    os.utime(state / "lease.json", (before, before))
+
+
+def killed(name: str, state: Path) -> None:
+    with machine(name, state) as process:
+        said(process, "holds")
+
+
+def test_a_machine_that_has_booted_again_starts_at_once(tmp_path: Path) -> None:
+    killed("box@1", tmp_path)
+    last_touched_before_this_boot(tmp_path)
+    with machine("box@2", tmp_path, PATIENT) as again:
+        assert said(again, "") == "holds\n"  # as after a kill: nothing is taken over from another one
+
+
+@pytest.mark.parametrize(("name", "without"), [("other@2", ""), ("box@2", "machine"), ("box@2", "touched before")])
+def test_what_may_be_another_machine_is_waited_for(name: str, without: str, tmp_path: Path) -> None:
+    killed("box@1", tmp_path)
+    lease = tmp_path / "lease.json"
+    known = json.loads(lease.read_text())
+    known.pop(without, None)  # of an older ckptd, or in a container
+    lease.write_text(json.dumps(known))
+    if without != "touched before":  # else a clone of the machine may have touched it meanwhile
+        last_touched_before_this_boot(tmp_path)
+    with machine(name, tmp_path) as second:
+        assert "gives no sign of life (pid" in said(second, "lease.taken")
+        said(second, "holds")
+
+
+def test_a_clone_with_the_same_id_and_name_is_refused_while_the_other_one_lives(tmp_path: Path) -> None:
+    with machine("box@1", tmp_path) as first, machine("box@2", tmp_path) as clone:
+        holders = {said(process, "") for process in (first, clone)}
+        assert "holds\n" in holders and any("a ckptd on another machine uses it" in line for line in holders)
 
 
 def test_one_that_was_suspended_and_replaced_ends_before_it_writes(tmp_path: Path) -> None:
