@@ -37,7 +37,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, with_fallbacks
 from daemon.contract.language.catalog import translated, translated_text
 from daemon.contract.values import Json
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import JobView, job_of_id
 from daemon.journal.rows import JobRow, StageRow, now
@@ -51,6 +51,7 @@ from daemon.publishing.publication import REJECTED
 from daemon.running.endings import clear_staging
 from daemon.running.sources.gate import FOR_SOURCES
 from daemon.running.waits import SOON, Waiting
+from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.private import private_files
 from daemon.system.lock import holder
 from daemon.system.logger import Logger
@@ -147,7 +148,9 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
     except UsageError as error:
         if error.fault.code != FaultCode.ALREADY_RUNNING:
             raise
-        cause = f"another `ckptd export` (pid {holder(paths.lock)[0] or 'unknown'}) exports it just now"
+        other = elsewhere(state)
+        who = f"{other.pid} on {other.host}" if other else holder(paths.lock)[0] or "unknown"
+        cause = f"another `ckptd export` (pid {who}) exports it just now"
         remedy = "wait until that has ended, or stop it; then run the command again"
         raise Retryable(FaultCode.ALREADY_RUNNING, "export", cause, remedy, path=checkpoint) from None
 
