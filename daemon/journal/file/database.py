@@ -104,6 +104,8 @@ class Database:
         `function` changes nothing but the journal: it may run twice. Raises what it raises, Retryable ("journal-unavailable") while the
         file can't be written, Permanent where it is damaged or gone.
         """
+        if self._thread.is_current() and self._connection is not None and self._connection.in_transaction:
+            raise RuntimeError(f"{name} is to be written within another write")  # a transaction has no other one in it
         mine = Write(name, function)
         self._groups.add(mine)
         try:
@@ -135,6 +137,7 @@ class Database:
                 raise
         for write in group:
             write.ended = True
+        for write in group:
             failpoints.point(f"after.{write.name}")
 
     def _commit(self, connection: sqlite3.Connection) -> None:
