@@ -150,6 +150,7 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
     except UsageError as error:
         from daemon.config.loading import WrongValues, state_despite, used_before
         from daemon.config.places.paths import StatePaths
+        from daemon.system.elsewhere import elsewhere
         from daemon.system.lock import is_locked
 
         if error.fault.code not in WRONG_FILE or (isinstance(error, WrongValues) and error.of_the_command):
@@ -161,7 +162,9 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
             raise no_access(closed) from None
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
         command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
-        return DaemonPlace(state, file, used_before(file, why, command, runs=is_locked(StatePaths(state).lock)))
+        return DaemonPlace(
+            state, file, used_before(file, why, command, runs=is_locked(StatePaths(state).lock) or elsewhere(state) is not None)
+        )
 
 
 def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:

@@ -278,7 +278,7 @@ def _busy(state: Path) -> set[str]:
 
 def _ids(state: Path, ask: Callable[[sqlite3.Connection], set[str]]) -> set[str]:
     from daemon.config.places.paths import StatePaths
-    from daemon.journal.file.database import reading
+    from daemon.journal.file.opening import reading
 
     journal = StatePaths(state).journal
     if not journal.exists():

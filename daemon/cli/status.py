@@ -54,7 +54,7 @@ def status(
 
     def look() -> Snapshot:
         file = None if place.config is None else str(place.config.absolute())
-        return dataclasses.replace(snapshot(place.state), config=file, config_problem=place.mistake)
+        return dataclasses.replace(snapshot(place.state, anywhere=True), config=file, config_problem=place.mistake)
 
     if watch:
         from daemon.cli.views import status as view

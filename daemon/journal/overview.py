@@ -1,6 +1,6 @@
 """Reads a journal for display: through a connection that only reads, while the daemon writes.
 
-Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.file.database.reading`.
+Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.file.opening.reading`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secrets import SECTIONS, censored
 from daemon.contract.faults.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
+from daemon.system.elsewhere import refuse_elsewhere
 from daemon.system.lock import is_locked
 from daemon.system.processes.threads import reason_of
 
@@ -116,6 +117,7 @@ def ask_for_reload(settings: Settings, config: Path | None = None) -> tuple[str,
     answer.
     """
     state, operation = settings.state_directory, "reload the configuration"
+    refuse_elsewhere(state, operation)
     if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
     pid, live = _daemon_of(StatePaths(state).lock), read_live(StatePaths(state).live)

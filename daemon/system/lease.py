@@ -6,9 +6,12 @@ A lock (`daemon.system.lock`) decides on one machine, and among machines whereve
 No clock is compared with that of another machine.
 
 A start that meets another machine's file waits for a touch. Where one comes it refuses; where none comes for SILENT_SECONDS it moves the
-file away and takes its place. A daemon that was suspended meanwhile must not go on: before each commit and each publication it looks
-whether its last touch is less than FRESH_SECONDS ago, by a clock that goes on in suspension, and where not whether the file is still its
-own. If not, it ends at once, as killed.
+file away and takes its place. It waits on a disk of its own too: that may be what it serves to the others by NFS, and a lock that one of
+them has by NFS does not keep a process on the server from its flock(2).
+
+A daemon that was suspended meanwhile must not go on: before each commit and each publication it looks whether its last touch is less than
+FRESH_SECONDS ago, by a clock that goes on in suspension, and where not whether the file is still its own. If not, it ends at once, as
+killed. What other verbs see of it on another machine: `daemon.system.elsewhere`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.disk.files import boot_id, fsync_directory, rename_new, write_atomic
+from daemon.contract.disk.files import boot_id, fsync_directory, machine_id, rename_new, write_atomic
 from daemon.contract.faults.errors import FULL_DISK, Retryable, UsageError
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
@@ -51,9 +54,18 @@ class Holder:
     boot: str
     pid: int
     since: str
+    machine: str = ""
+    """The machine's id; "" where it has none."""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}, since {self.since}"
+
+    def works(self) -> str:
+        """What it does, as a clause."""
+        return (
+            f"a ckptd on {self.host} (pid {self.pid}, since {self.since}) works with this state, and the file system does not show its lock"
+            " to this machine"
+        )
 
 
 @dataclass
@@ -69,7 +81,7 @@ class Lease:
 
     def see(self) -> None:
         """Go on only as its holder. Raises Retryable while the file system does not say who that is."""
-        if _now() - self._touched > FRESH_SECONDS:
+        if now() - self._touched > FRESH_SECONDS:
             try:
                 self.touch()
             except OSError as error:
@@ -81,13 +93,13 @@ class Lease:
     def touch(self) -> None:
         """Say that the holder lives, or end where it is the holder no more. A file that was deleted is made again."""
         with self._lock:
-            now, holder = _now(), read(self.file)
+            begun, holder = now(), read(self.file)
             if holder is None and _appears(self.file, self.mine):
                 holder = self.mine
             if holder != self.mine:
                 self.lost()
             os.utime(self.file)
-            self._touched = now
+            self._touched = begun
 
 
 _held: list[Lease] = []
@@ -107,7 +119,7 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
     On a disk that is full or can only be read the lock alone decides.
     """
     file = state / LEASE
-    mine = Holder(secrets.token_hex(8), socket.gethostname(), boot_id(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    mine = this_process()
     try:
         _claim(file, mine)
     except OSError as error:
@@ -115,7 +127,7 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
             raise
         yield
         return
-    lease = Lease(file, mine, lost or (lambda: _end(file)), _now())
+    lease = Lease(file, mine, lost or (lambda: _end(file)), now())
     ended = threading.Event()
 
     def keep() -> None:
@@ -137,6 +149,12 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
                 file.unlink()
 
 
+def this_process() -> Holder:
+    """Who this process would be as a holder."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Holder(secrets.token_hex(8), socket.gethostname(), boot_id(), os.getpid(), since, machine_id())
+
+
 def read(file: Path) -> Holder | None:
     """Who holds a lease; None for nobody. What can't be understood counts as somebody of no machine. Raises OSError."""
     try:
@@ -145,7 +163,8 @@ def read(file: Path) -> Holder | None:
         return None
     try:
         known = json.loads(text)
-        return Holder(str(known["token"]), str(known["host"]), str(known["boot"]), int(known["pid"]), str(known["since"]))
+        named = (str(known["token"]), str(known["host"]), str(known["boot"]), int(known["pid"]), str(known["since"]))
+        return Holder(*named, str(known.get("machine", "")))
     except (ValueError, KeyError, TypeError):
         return Holder("", "unknown", "", 0, "unknown")
 
@@ -155,9 +174,28 @@ def _claim(file: Path, mine: Holder) -> None:
         holder = read(file)
         if holder is None:
             continue
-        if holder.boot != mine.boot:  # else it is of this machine, where the lock has decided
+        foreign = holder.boot != mine.boot and not was_before_this_boot(file, holder, mine)
+        if foreign:  # else it is of this machine, where the lock has decided
             _wait_for_silence(file)
-        _move_away(file, holder, file.with_name(f"{file.name}.{mine.token}"))
+        _move_away(file, holder, file.with_name(f"{file.name}.{mine.token}"), foreign=foreign)
+
+
+def was_before_this_boot(file: Path, holder: Holder, mine: Holder) -> bool:
+    """Whether it is of this machine before its present boot, as after a power cut: nobody can hold it any more.
+
+    Machines made of one image may have one id and even one name. So the last touch must also be older than this boot is long, by the time
+    that the file system gives a file of ours now: who touched it later is somebody else.
+    """
+    if not mine.machine or (holder.machine, holder.host) != (mine.machine, mine.host):
+        return False
+    beside = file.with_name(f".{file.name}.{mine.token}.now")
+    try:
+        beside.touch(0o600)
+        return beside.stat().st_mtime - file.stat().st_mtime >= now()
+    except FileNotFoundError:
+        return False
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _appears(file: Path, mine: Holder) -> bool:
@@ -183,10 +221,10 @@ def _appears(file: Path, mine: Holder) -> bool:
 
 def _wait_for_silence(file: Path) -> None:
     """Come back when nobody has touched the lease for SILENT_SECONDS, or it is gone; raise UsageError as soon as somebody does."""
-    first, begun = _state(file), _now()
-    while _now() - begun < SILENT_SECONDS:
+    first, begun = state_of(file), now()
+    while now() - begun < SILENT_SECONDS:
         time.sleep(0.2)
-        if (state := _state(file)) is None:
+        if (state := state_of(file)) is None:
             return
         if state != first:
             raise UsageError(
@@ -195,7 +233,8 @@ def _wait_for_silence(file: Path) -> None:
             )  # fmt: skip
 
 
-def _state(file: Path) -> tuple[int, int] | None:
+def state_of(file: Path) -> tuple[int, int] | None:
+    """What is different after a touch; None where there is no lease. Raises OSError."""
     try:
         with open(file, "rb") as stream:  # opened, since NFS asks its server then
             status = os.fstat(stream.fileno())
@@ -204,7 +243,7 @@ def _state(file: Path) -> tuple[int, int] | None:
         return None
 
 
-def _move_away(file: Path, holder: Holder, former: Path) -> None:
+def _move_away(file: Path, holder: Holder, former: Path, *, foreign: bool) -> None:
     """Remove the lease of this holder, and of no other one who has taken it over meanwhile."""
     try:
         os.rename(file, former)
@@ -214,7 +253,7 @@ def _move_away(file: Path, holder: Holder, former: Path) -> None:
     if moved != holder:
         with suppress(FileExistsError):
             os.link(former, file)
-    elif holder.boot != boot_id():
+    elif foreign:
         log.warning(
             f"The ckptd that had this state directory on another machine gives no sign of life ({holder}); this one takes over.",
             event_id=Event.LEASE_TAKEN, former=holder.host,
@@ -230,5 +269,6 @@ def _end(file: Path) -> None:
     os._exit(LOST_CODE)
 
 
-def _now() -> float:
+def now() -> float:
+    """Seconds since the boot, those of suspension too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

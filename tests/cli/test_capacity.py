@@ -21,7 +21,7 @@ from daemon.config.settings import Settings
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.attempts import Measured
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.overview import measured_by_stage

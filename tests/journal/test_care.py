@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 from daemon.config.places.paths import Paths, prepare
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.journal.file import backups
-from daemon.journal.file.database import Database, reading
+from daemon.journal.file.database import Database
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.maintenance import BACKUPS, JournalMaintenance
 from tests.journal.conftest import enter
@@ -89,7 +90,7 @@ def test_a_lock_of_another_process_is_waited_for(journal: Journal, file: Path, k
 
 
 def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.journal.file.database.BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.journal.file.opening.BUSY_SECONDS", 0.2)
     journal = Journal(file)
     with child(HOLD, file, "EXCLUSIVE", 600) as process:
         assert line(process) == "held"

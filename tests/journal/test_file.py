@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.faults.errors import Permanent, Retryable
-from daemon.journal.file import database
-from daemon.journal.file.database import reading
+from daemon.journal.file import opening
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.status import snapshot
 from tests.journal.conftest import enter
@@ -110,7 +110,7 @@ def test_a_damaged_journal_is_refused_in_one_sentence_and_left_alone(file: Path,
 def test_a_journal_that_is_only_locked_is_not_called_damaged(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever follows that advice loses a sound journal."""
     Journal(file).close()
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.1)
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(Retryable) as caught:
@@ -137,7 +137,7 @@ def test_a_reader_sees_the_last_commit_while_a_writer_is_in_the_middle_of_one(jo
 
 
 def test_writing_goes_on_after_a_reader_that_held_the_file_for_too_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.1)
     journal = Journal(file)
     try:
         with closing(sqlite3.connect(file, isolation_level=None)) as reader:

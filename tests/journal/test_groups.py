@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.contract.faults.errors import Retryable
 from daemon.journal.journal import Journal
 from tests.journal.conftest import enter, reference
 
@@ -69,6 +71,65 @@ def test_of_writes_that_wait_together_one_that_fails_fails_alone(file: Path) -> 
     assert answers == [True] * COUNT
     assert journal.jobs.open_ids() == {f"job-{step}" for step in range(COUNT)}
     assert enter(journal), "it goes on"
+    journal.close()
+
+
+def test_a_thread_that_dies_within_a_group_has_done_none_of_it(file: Path) -> None:
+    journal = Journal(file)
+
+    def die(c: sqlite3.Connection) -> None:
+        raise SystemExit
+
+    writes = entries(journal)
+    writes.insert(2, lambda: journal.database.write("die", die))
+    answers = side_by_side(journal, writes)
+    assert [type(answer) for answer in answers] == [Retryable] * (COUNT + 1)
+    assert journal.jobs.open_ids() == set()
+    assert [write() for write in entries(journal)] == [True] * COUNT
+    journal.close()
+
+
+def test_a_thread_that_dies_after_the_commit_leaves_the_others_their_answers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, passed = Journal(file), list[str]()
+
+    def point(name: str) -> None:
+        passed.append(name)
+        if name == "after.add-job":
+            raise SystemExit
+
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", point)
+    answers = side_by_side(journal, entries(journal))
+    assert sorted(map(str, (answer for answer in answers if answer is True))) == ["True"] * (COUNT - 1)
+    assert len(journal.jobs.open_ids()) == COUNT and passed.count("before.add-job") == COUNT
+    journal.close()
+
+
+def test_a_reader_that_keeps_the_file_is_waited_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.journal.file.opening.BUSY_SECONDS", 0.2)
+    journal, passed = Journal(file), list[str]()
+    monkeypatch.setattr("daemon.contract.disk.failpoints.point", passed.append)
+    with closing(sqlite3.connect(file)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM job").fetchone()
+        answers = side_by_side(journal, entries(journal))
+        assert [type(answer) for answer in answers] == [Retryable] * COUNT
+        assert passed.count("before.add-job") == COUNT
+    assert [write() for write in entries(journal)] == [True] * COUNT
+    journal.close()
+
+
+def test_a_write_within_a_write_is_refused_and_undoes_both(file: Path) -> None:
+    journal = Journal(file)
+
+    def outer(c: sqlite3.Connection) -> None:
+        c.execute("INSERT INTO control (name, value, at) VALUES ('outer', '1', 'then')")
+        journal.controls.pause_all(True)
+
+    with pytest.raises(RuntimeError, match="within another write"):
+        journal.database.write("outer", outer)
+    assert journal.controls.paused_since() is None
+    assert journal.database.read("SELECT * FROM control WHERE name = 'outer'") == []
+    assert journal.database.together(lambda: enter(journal)), "outside of a transaction that thread may write too"
     journal.close()
 
 

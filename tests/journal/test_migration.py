@@ -22,7 +22,7 @@ from daemon.contract.faults.errors import Fault, Permanent, UsageError
 from daemon.contract.faults.fault_codes import OtherCode
 from daemon.journal import sql
 from daemon.journal.file import integrity
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as

@@ -22,7 +22,8 @@ from structlog.testing import capture_logs
 from daemon.config.places.paths import Paths, prepare
 from daemon.contract.faults.errors import Permanent, UsageError
 from daemon.journal.file import backups
-from daemon.journal.file.database import CHECKED_AT_OPEN, Database
+from daemon.journal.file.database import Database
+from daemon.journal.file.opening import CHECKED_AT_OPEN
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal, rebuilt_state

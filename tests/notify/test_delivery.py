@@ -27,7 +27,7 @@ from daemon.config.settings import NotifySettings
 from daemon.contract.faults.errors import Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.secret_url import SecretUrl
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import overview
 from daemon.journal.rows import Message

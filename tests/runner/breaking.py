@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.places.paths import StatePaths
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.operating.integrity import fsck
 from tests.runner.breaking_daemon import ERRORS, JOURNAL, MAIN
 from tests.runner.conftest import Toy, copied

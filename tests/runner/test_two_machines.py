@@ -18,11 +18,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MACHINE = """
-import fcntl, sys
+import fcntl, socket, sys
+import daemon.contract.disk.files as files
 fcntl.flock = lambda *call: None  # as on NFS with `nolock`: each machine has locks of its own
-import daemon.system.lease as lease
 name = sys.argv[1]
-lease.boot_id = lease.socket.gethostname = lambda: name
+host, _, boot = name.partition("@")  # the machine's name, and which of its boots it is
+socket.gethostname, files.boot_id, files.machine_id = lambda: host, lambda: name, lambda: f"id of {host}"
+import daemon.system.lease as lease
 lease.TOUCH_SECONDS, lease.FRESH_SECONDS, lease.SILENT_SECONDS = 0.2, 0.6, 2.0
 """
 HOLD = (
@@ -45,6 +47,8 @@ except UsageError as error:
     print(error, flush=True)
 """
 )
+PATIENT = HOLD.replace("SILENT_SECONDS = 0.2, 0.6, 2.0", "SILENT_SECONDS = 0.2, 0.6, 1000.0")
+assert PATIENT != HOLD
 SERVE = (
     MACHINE
     + """
@@ -109,6 +113,43 @@ def test_a_machine_that_died_is_followed_after_its_silence_and_after_an_end_in_o
         assert not (tmp_path / "lease.json").exists()
 
 
+def last_touched_before_this_boot(state: Path) -> None:
+    before = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 5
+    os.utime(state / "lease.json", (before, before))
+
+
+def killed(name: str, state: Path) -> None:
+    with machine(name, state) as process:
+        said(process, "holds")
+
+
+def test_a_machine_that_has_booted_again_starts_at_once(tmp_path: Path) -> None:
+    killed("box@1", tmp_path)
+    last_touched_before_this_boot(tmp_path)
+    with machine("box@2", tmp_path, PATIENT) as again:
+        assert said(again, "") == "holds\n"  # as after a kill: nothing is taken over from another one
+
+
+@pytest.mark.parametrize(("name", "without"), [("other@2", ""), ("box@2", "machine"), ("box@2", "touched before")])
+def test_what_may_be_another_machine_is_waited_for(name: str, without: str, tmp_path: Path) -> None:
+    killed("box@1", tmp_path)
+    lease = tmp_path / "lease.json"
+    known = json.loads(lease.read_text())
+    known.pop(without, None)  # of an older ckptd, or in a container
+    lease.write_text(json.dumps(known))
+    if without != "touched before":  # else a clone of the machine may have touched it meanwhile
+        last_touched_before_this_boot(tmp_path)
+    with machine(name, tmp_path) as second:
+        assert "gives no sign of life (pid" in said(second, "lease.taken")
+        said(second, "holds")
+
+
+def test_a_clone_with_the_same_id_and_name_is_refused_while_the_other_one_lives(tmp_path: Path) -> None:
+    with machine("box@1", tmp_path) as first, machine("box@2", tmp_path) as clone:
+        holders = {said(process, "") for process in (first, clone)}
+        assert "holds\n" in holders and any("a ckptd on another machine uses it" in line for line in holders)
+
+
 def test_one_that_was_suspended_and_replaced_ends_before_it_writes(tmp_path: Path) -> None:
     with machine("first", tmp_path) as first:
         said(first, "holds")
@@ -132,9 +173,7 @@ def test_one_that_was_suspended_and_replaced_ends_before_it_writes(tmp_path: Pat
 
 
 def test_one_that_was_replaced_and_has_not_noticed_it_looks_before_it_writes(tmp_path: Path) -> None:
-    never = HOLD.replace("SILENT_SECONDS = 0.2", "SILENT_SECONDS = 1000.0")
-    assert never != HOLD
-    with machine("first", tmp_path, never) as first:
+    with machine("first", tmp_path, UNAWARE) as first:
         said(first, "holds")
         with machine("second", tmp_path) as second:
             said(second, "holds")
@@ -142,6 +181,50 @@ def test_one_that_was_replaced_and_has_not_noticed_it_looks_before_it_writes(tmp
             output, _ = first.communicate()
             assert first.returncode == 70 and "lease.lost" in output and "entered" not in output
             second.communicate()
+
+
+UNAWARE = HOLD.replace("SECONDS = 0.2, 0.6", "SECONDS = 1000.0, 0.6")
+assert UNAWARE != HOLD
+PUBLISH = (
+    MACHINE.replace("SECONDS = 0.2, 0.6", "SECONDS = 1000.0, 0.6")
+    + """
+from pathlib import Path
+from daemon.config.places.output_owners import record_of
+from daemon.config.places.paths import prepare
+from daemon.publishing.exchange.beneath import held_below
+from daemon.publishing.exchange.owners import owned
+from daemon.publishing.exchange.swap import swap
+from tests.journal.conftest import reference
+state, output = Path(sys.argv[2]), Path(sys.argv[2]) / "exports"
+paths = prepare(state, output)
+(staged := paths.staging / "job" / "export").mkdir(parents=True)
+with lease.leased(state), held_below(output, output / "run", make=True) as around:
+    print("holds", flush=True)
+    if sys.stdin.readline() == "owner\\n":
+        with owned(around.spot(record_of("run")), reference(1), paths, staged.parent):
+            print("published", flush=True)
+    else:
+        swap(staged, around.spot("step-1"), output, None)
+        print("published", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("what", ["owner", "swap"])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_one_that_was_replaced_and_has_not_noticed_it_looks_before_it_publishes(what: str, replaced: bool, tmp_path: Path) -> None:
+    with machine("first", tmp_path, PUBLISH) as first:
+        said(first, "holds")
+        if replaced:
+            with machine("second", tmp_path) as second:
+                said(second, "holds")
+                output, _ = first.communicate(f"{what}\n")
+        else:
+            output, _ = first.communicate(f"{what}\n")
+    run = list((tmp_path / "exports" / "run").iterdir())
+    assert (first.returncode, "lease.lost" in output, "published" in output, run != []) == (
+        (70, True, False, False) if replaced else (0, False, True, True)
+    )
 
 
 def test_one_that_was_suspended_and_not_replaced_goes_on(tmp_path: Path) -> None:
@@ -203,11 +286,69 @@ def test_of_machines_that_start_at_the_same_moment_exactly_one_has_it(rounds: in
             shutil.rmtree(state, ignore_errors=True)
 
 
-def test_a_daemon_of_a_second_machine_is_refused_and_takes_over_from_one_that_is_suspended(tmp_path: Path) -> None:
+VERB = (
+    MACHINE
+    + """
+sys.argv = ["ckptd", *sys.argv[2:]]
+from daemon.cli.main import main
+sys.exit(main())
+"""
+)
+
+
+def verb(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command on this machine."""
+    return subprocess.run(
+        [sys.executable, "-c", VERB, name, *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
     (tmp_path / "runs").mkdir()
-    config = tmp_path / "config.toml"
+    file = tmp_path / "config.toml"
     places = f'[output]\ndirectory = "{tmp_path}/exports"\n[state]\ndirectory = "{tmp_path}/state"\n'
-    config.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n{places}')
+    file.write_text(f'[watch]\nroots = ["{tmp_path}/runs"]\n{places}')
+    return file
+
+
+def contents(state: Path) -> dict[str, bytes]:
+    """The state's files without those that the daemon itself writes all the time."""
+    files = (path for path in state.rglob("*") if path.is_file() and path.name not in ("live.json", "lease.json", "ckptd.log"))
+    return {str(path): path.read_bytes() for path in files}
+
+
+def test_a_second_machine_says_where_the_daemon_works_until_that_is_silent(config: Path) -> None:
+    with machine("first", config, SERVE) as first:
+        said(first, "daemon.started")
+        status = verb("second", "status", "--config", config)
+        assert status.returncode == 0 and "a ckptd on first (pid " in status.stdout and "not running" not in status.stdout
+        daemon = json.loads(verb("second", "status", "--json", "--config", config).stdout)["daemon"]
+        assert (daemon["running"], daemon["host"], daemon["pid"]) == (True, "first", first.pid)
+        assert "a ckptd on first (pid " in " ".join(verb("second", "check", "--config", config).stdout.split())
+        assert json.loads(verb("first", "status", "--json", "--config", config).stdout)["daemon"]["host"] is None
+    status = verb("second", "status", "--config", config)
+    assert status.returncode == 0 and "not running" in status.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("queue", "pause"), ("queue", "resume"), ("queue", "retry", "--failed"), ("queue", "cancel", "x"), ("queue", "first", "x"),
+     ("reload",), ("list",), ("show", "x"), ("verify", "--journal"), ("prune",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_verb_of_a_second_machine_opens_the_journal(arguments: tuple[str, ...], config: Path, tmp_path: Path) -> None:
+    with machine("first", config, SERVE) as first:
+        said(first, "daemon.started")
+        before = contents(tmp_path / "state")
+        refused = verb("second", *arguments, "--config", config)
+        assert refused.returncode == 2 and refused.stdout == "", refused
+        assert refused.stderr.count("a ckptd on first (pid ") == 1 and "Traceback" not in refused.stderr
+        assert contents(tmp_path / "state") == before
+
+
+def test_a_daemon_of_a_second_machine_is_refused_and_takes_over_from_one_that_is_suspended(config: Path, tmp_path: Path) -> None:
     with machine("first", config, SERVE) as first:
         said(first, "daemon.started")
         with machine("second", config, SERVE) as refused:

@@ -21,7 +21,7 @@ import psutil
 
 from daemon.checkpoints.pinning.pins import identify
 from daemon.contract.disk.files import remove_tree
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.rows import job_of
 from daemon.operating.integrity.fsck import examine
 from tests.clock.shift import Shift

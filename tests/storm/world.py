@@ -24,7 +24,7 @@ import psutil
 
 from daemon.checkpoints.pinning.pins import identify
 from daemon.config.places.output_owners import RECORD
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.rows import JobRow, job_of
 from tests.faults.layer import Faults, Rule
 from tests.runner.conftest import Toy, arrived

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.places.paths import StatePaths
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.monitoring.status import find

@@ -29,6 +29,7 @@ from daemon.operating.diagnosis import packages
 from daemon.operating.engine import Engine, engine
 from daemon.operating.log import logs
 from daemon.operating.monitoring.status import JobStatus, find
+from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.private import private_files
 from daemon.system.lock import holder
 from daemon.toolchains.overview import lacking_for
@@ -100,6 +101,8 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
     except UsageError as error:
         if error.fault.code != FaultCode.ALREADY_RUNNING:
             raise
-        cause = f"another `ckptd export` (pid {holder(paths.lock)[0] or 'unknown'}) exports it just now"
+        other = elsewhere(state)
+        who = f"{other.pid} on {other.host}" if other else holder(paths.lock)[0] or "unknown"
+        cause = f"another `ckptd export` (pid {who}) exports it just now"
         remedy = "wait until that has ended, or stop it; then run the command again"
         raise Retryable(FaultCode.ALREADY_RUNNING, "export", cause, remedy, path=checkpoint) from None

@@ -17,7 +17,7 @@ from daemon.contract.disk.files import remove_tree
 from daemon.contract.faults.errors import CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import find_spec, with_fallbacks
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import JobView, job_of_id
 from daemon.journal.rows import JobRow

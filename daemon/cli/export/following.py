@@ -13,7 +13,7 @@ from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated
 from daemon.contract.language.lists import names
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.overview import JobView, job_of_id
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.monitoring.live import read_live

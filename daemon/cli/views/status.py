@@ -137,6 +137,13 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
             " To continue, {start}"
         )
         return [(label, ended.format(time=local_time(daemon.said, "seconds"), start=start), "red")]
+    if daemon.host:
+        there = translated(
+            "a ckptd on {host} (pid {pid}, since {time}) works with this state; run `ckptd status` there to see its exports. This machine"
+            " does not open its journal, since the file system does not show it the lock"
+        )
+        text = there.format(host=daemon.host, pid=daemon.pid, time=local_time(daemon.started))
+        return [(translated("running on another machine:"), text, "yellow")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
     if daemon.stopping:
         stopping = translated(

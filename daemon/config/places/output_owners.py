@@ -22,14 +22,13 @@ from pydantic import ValidationError
 from daemon.config.places.export_names import folded
 from daemon.config.places.paths import INSTANCE, Paths
 from daemon.contract.disk.export_layout import MANIFEST
-from daemon.contract.disk.files import boot_id
+from daemon.contract.disk.files import boot_id, machine_id
 from daemon.contract.values import Frozen, digest_of
 from daemon.contract.version import __version__
 
 RECORD = ".ckptd-owner-"
 """Beginning of a record's name."""
 _LIMIT = 1 << 16
-_MACHINE = Path("/etc/machine-id")
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _CLOCK_SECONDS = 2.0
@@ -144,14 +143,14 @@ def may_take_over(owner: Owner, seen: Training) -> bool:
 
 def origin_of(state: Path) -> dict[str, str]:
     """`machine`, `boot` and `place` of a record by the ckptd with this state directory."""
-    return {"machine": _first_line(_MACHINE), "boot": boot_id(), "place": _place_of(state)}
+    return {"machine": machine_id(), "boot": boot_id(), "place": _place_of(state)}
 
 
 def _is_here(owner: Owner) -> bool:
     """Whether the path that a record names leads, here, to where it led for the one who made the record."""
     if owner.boot and owner.boot == boot_id():
         return bool(owner.place) and owner.place == _place_of(Path(owner.state))
-    return bool(owner.machine) and owner.machine == _first_line(_MACHINE)
+    return bool(owner.machine) and owner.machine == machine_id()
 
 
 def _place_of(state: Path) -> str:
@@ -167,10 +166,3 @@ def _place_of(state: Path) -> str:
         if (at == path or at in path.parents) and len(at.parts) >= len(best[1].parts):  # of several at one place the last is seen
             best = (f"{device} {root} {point}", at)
     return best[0]
-
-
-def _first_line(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""

@@ -24,6 +24,7 @@ _FICLONE = 0x40049409
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
@@ -104,8 +105,17 @@ def dead_temporaries(folder: Path) -> list[Path]:
 
 def boot_id() -> str:
     """Return what names this start of the machine (random(4)); "" where nobody knows."""
+    return _text_of(_BOOT)
+
+
+def machine_id() -> str:
+    """Return what names the machine (machine-id(5)); "" where it has no name."""
+    return next(filter(None, map(_text_of, _MACHINE)), "")
+
+
+def _text_of(file: Path) -> str:
     try:
-        return _BOOT.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""
 

@@ -1,4 +1,4 @@
-"""The SQLite connection behind the journal: one owner thread, immediate transactions, and read-only connections.
+"""The SQLite connection behind the journal: one owner thread and immediate transactions.
 
 A rollback journal, not WAL: SQLite before 3.51.3 can corrupt a WAL database that has two connections, and
 `ckptd status` is a second one. synchronous=EXTRA: with FULL a power cut right after a commit can bring back the
@@ -23,21 +23,16 @@ from daemon.contract.disk.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.faults.errors import Permanent, Retryable
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.journal.file import backups, integrity
+from daemon.journal.file import backups, integrity, opening
 from daemon.journal.file.groups import Groups, Write
-from daemon.journal.file.sqlite_errors import damaged, explained, explaining, gone
-from daemon.journal.file.upgrades import refuse_unknown, upgrade, upgraded_copy, version_of
-from daemon.journal.sql import schema_version
+from daemon.journal.file.sqlite_errors import explaining, gone
+from daemon.journal.file.upgrades import upgrade
 from daemon.system import lease
+from daemon.system.elsewhere import refuse_elsewhere
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Owner, ThreadDied
 
 log = Logger("journal")
-
-BUSY_SECONDS = 20.0
-CHECKED_AT_OPEN = integrity.SMALL
-"""Bytes up to which a file is checked entirely when it is opened, which takes a few tenths of a second at most. Of a larger
-one only its shape and its open jobs are; the rest is checked while the daemon works."""
 
 SUSPECT = "journal.suspect"
 """File beside the journal that stands while it is known to be damaged or is being rebuilt."""
@@ -78,9 +73,10 @@ class Database:
 
     def _open(self) -> None:
         try:
+            refuse_elsewhere(self.path.parent, "open the journal")
             with explaining("open the journal", self.path):
                 connection = self._connected()
-                _check_at_open(connection, self.path)
+                opening.check_at_open(connection, self.path)
                 upgrade(connection, self.path)
         except BaseException:
             self._drop()
@@ -89,7 +85,7 @@ class Database:
     def _connected(self) -> sqlite3.Connection:
         """The connection; a new one if the last was closed after an error."""
         if self._connection is None:
-            self._connection = _connect(self.path)
+            self._connection = opening.connect(self.path)
             self._openings += 1
             status = os.stat(self.path)
             self._file = (status.st_dev, status.st_ino)
@@ -108,6 +104,8 @@ class Database:
         `function` changes nothing but the journal: it may run twice. Raises what it raises, Retryable ("journal-unavailable") while the
         file can't be written, Permanent where it is damaged or gone.
         """
+        if self._thread.is_current() and self._connection is not None and self._connection.in_transaction:
+            raise RuntimeError(f"{name} is to be written within another write")  # a transaction has no other one in it
         mine = Write(name, function)
         self._groups.add(mine)
         try:
@@ -139,6 +137,7 @@ class Database:
                 raise
         for write in group:
             write.ended = True
+        for write in group:
             failpoints.point(f"after.{write.name}")
 
     def _commit(self, connection: sqlite3.Connection) -> None:
@@ -223,7 +222,7 @@ class Database:
         if (problem := self._misplaced()) is not None:
             return [problem]
         try:
-            with reading_as_it_is(self.path) as connection:
+            with opening.reading_as_it_is(self.path) as connection:
                 problems = integrity.misshapen(connection) or integrity.unsound(connection, full=full)
                 return problems or integrity.unbelievable(connection)
         except Permanent as error:
@@ -231,7 +230,7 @@ class Database:
 
     def backup(self, target: Path) -> None:
         """Write a checked copy to `target`, atomically, while work goes on. Raises as `daemon.journal.file.backups.write_backup` does."""
-        with reading_as_it_is(self.path) as connection:
+        with opening.reading_as_it_is(self.path) as connection:
             backups.write_backup(connection, target)
 
     def close(self) -> None:
@@ -279,71 +278,3 @@ def mark_suspect(marker: Path, why: str) -> None:
     with suppress(OSError):
         if not marker.exists():
             write_atomic(marker, json.dumps({"why": why}))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Used by one thread, but by another one than made it where that one died.
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
-    try:
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("PRAGMA synchronous = EXTRA")
-        connection.execute("PRAGMA foreign_keys = ON")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_at_open(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises Permanent where the file is not sound, as far as that is known at once (`CHECKED_AT_OPEN`)."""
-    try:
-        problems = integrity.misshapen(connection)
-        if not problems:
-            refuse_unknown(connection, "open the journal", path)
-            pages, page = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
-        size = path.stat().st_size
-        if not problems and pages * page > size:
-            problems = [f"{pages * page - size} bytes of its end are missing"]
-        if not problems and size <= CHECKED_AT_OPEN:
-            problems = integrity.unsound(connection, full=True)
-        if not problems and version_of(connection):
-            problems = integrity.unbelievable(connection)
-    except sqlite3.Error as error:
-        raise explained(error, "open the journal", path) or damaged("open the journal", str(error), path) from error
-    if problems:
-        raise damaged("open the journal", "; ".join(problems[:3]), path)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a read-only connection of its own to the journal in this ckptd's schema (`ckptd status`, `fsck`).
-
-    An earlier schema is read from a copy. Raises FileNotFoundError where there is no journal, UsageError for an unknown schema, Retryable
-    and Permanent as `Database.write` does.
-    """
-    with reading_as_it_is(path) as connection:
-        refuse_unknown(connection, "read the journal", path)
-        if version_of(connection) == schema_version():
-            yield connection
-            return
-        with closing(upgraded_copy(connection, path)) as copy:
-            copy.row_factory = sqlite3.Row
-            copy.execute("PRAGMA query_only = ON")
-            yield copy
-
-
-@contextmanager
-def reading_as_it_is(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a read-only connection of its own to a journal of any schema (checks, backups). Raises as `reading` does."""
-    if not path.exists():
-        raise FileNotFoundError(path)
-    with explaining("read the journal", path):
-        # Not mode=ro: such a connection can't undo a commit that a crash cut off, and so can't read the file at all.
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
-        connection.row_factory = sqlite3.Row
-        try:
-            connection.execute("PRAGMA query_only = ON")
-            yield connection
-        finally:
-            connection.close()

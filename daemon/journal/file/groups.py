@@ -1,7 +1,8 @@
 """Writes to the journal that wait at the same time: one transaction, so that they share its five fsyncs.
 
 Each is answered after that commit, and whatever is read meanwhile waits for it too: nobody acts on what a power cut could take back. If one
-of them fails, all of them are undone and done again, each in a transaction of its own. Used by `daemon.journal.file.database`.
+of them fails, all of them are undone and done again, each in a transaction of its own; not where a reader kept the file, which each would
+wait for again. Used by `daemon.journal.file.database`.
 """
 
 from __future__ import annotations
@@ -53,11 +54,18 @@ class Groups:
             if group:
                 self._transact(group)
         except Exception as error:
-            if len(group) == 1:
-                group[0].error = error
+            if len(group) == 1 or _is_busy(error):
+                for write in group:
+                    write.error = error
                 return
             for write in group:
+                if write.ended:
+                    continue  # committed: never twice
                 try:
                     self._transact([write])
                 except Exception as own:
                     write.error = own
+
+
+def _is_busy(error: Exception) -> bool:
+    return getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

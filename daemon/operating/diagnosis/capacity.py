@@ -17,7 +17,7 @@ from daemon.contract.faults.errors import CkptdError
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.plan import plan
 from daemon.journal.attempts import Measured
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.overview import bases_used, measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, by_layers, estimate, without_twin

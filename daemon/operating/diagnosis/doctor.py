@@ -33,6 +33,7 @@ from daemon.operating.monitoring.live import read_live
 from daemon.publishing.telling.sending import fault_of
 from daemon.running.rules.resume_keys import library_version
 from daemon.system.box import free_disk, memory
+from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.disks import nearest_existing, short_of_room
 from daemon.system.filesystems.mounts import file_system_type, is_remote
 from daemon.system.lock import is_locked
@@ -333,6 +334,8 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     warnings += _same_names()
     warnings += _bases(settings)
     warnings += taken_runs(settings)
+    if (holder := elsewhere(settings.state_directory)) is not None:
+        warnings.append(f"state.directory: {holder.works()}; a daemon that is started here is refused")
     problems += problems_of_texts(settings)
     reading = tried(settings)
     problems += reading.problems

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from daemon.config.cluster import ClusterSettings
 from daemon.contract.faults.errors import Permanent
-from daemon.journal.file.database import reading, reading_as_it_is
 from daemon.journal.file.integrity import misshapen
+from daemon.journal.file.opening import reading, reading_as_it_is
 from daemon.journal.file.sqlite_errors import damaged
 from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts

@@ -26,7 +26,8 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import Json
 from daemon.journal.file import backups
-from daemon.journal.file.database import Database, mark_suspect, reading_as_it_is
+from daemon.journal.file.database import Database, mark_suspect
+from daemon.journal.file.opening import reading_as_it_is
 from daemon.journal.file.upgrades import version_of
 from daemon.journal.journal import Journal
 from daemon.journal.legible import object_of

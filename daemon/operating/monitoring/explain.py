@@ -30,7 +30,7 @@ from daemon.contract.faults.errors import CkptdError, Fault, UsageError, from_os
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.overview import job_of_id, seen_as
 from daemon.operating.monitoring.artifacts import Became, LostArtifact, became
 from daemon.operating.monitoring.status import Snapshot, snapshot

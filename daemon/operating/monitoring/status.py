@@ -26,7 +26,7 @@ from daemon.contract.jobs.verdicts import is_published
 from daemon.contract.light import dataclass
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
-from daemon.journal.file.database import reading
+from daemon.journal.file.opening import reading
 from daemon.journal.named import ids_named
 from daemon.journal.overview import (
     JobView,
@@ -62,6 +62,7 @@ from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retr
 from daemon.operating.monitoring.reasons import failure, together, waiting
 from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules import ready
+from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
 from daemon.system.processes.rivals import Rival
@@ -97,6 +98,9 @@ class DaemonState:
     """Time since which it shuts down: it starts nothing new and waits until the running stages have ended."""
     starved: tuple[str, ...] = ()
     """Sentences on the stages that other processes have kept from most of their CPU time for minutes. The daemon is well all the same."""
+    host: str | None = None
+    """The machine on which it runs, if that is another one and the file system does not show its lock here: then jobs, counts and all else
+    that stands in the journal are left out."""
 
 
 @dataclass(frozen=True)
@@ -251,20 +255,24 @@ class Snapshot:
     """Why that file can't be used as it is now, as a sentence; None if it can. A running daemon continues with what it read before."""
 
 
-def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
-    """The status of a state directory, with at most `limit` jobs. Raises ValueError where the journal can't be read."""
+def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapshot:
+    """The status of a state directory, with at most `limit` jobs. Raises ValueError where the journal can't be read.
+
+    `anywhere`: also where a daemon of another machine keeps the journal from this one; then without what stands in it.
+    """
     paths = StatePaths(state)
-    running = is_locked(paths.lock)
+    away = elsewhere(state) if anywhere else None
+    running = away is not None or is_locked(paths.lock)
     last = read_live(paths.live)
     live = last.aged() if running else LiveFile()
-    still = _standing_still(paths, live) if running else None
+    still = _standing_still(paths, live) if running and away is None else None
 
     def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
         seen = overview(connection, limit)
         scene = _scene(connection, seen, live, running)
         return seen, tuple(_job(view, scene) for view in seen.jobs)
 
-    seen, jobs = _ask_journal(state, look) or (Overview(), ())
+    seen, jobs = (None if away else _ask_journal(state, look)) or (Overview(), ())
     disks = _short(state, live)
     verdict = "unwell" if still else live.verdict if not running or not disks else "full"
     return Snapshot(
@@ -272,8 +280,8 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         state_directory=str(state),
         daemon=DaemonState(
             running,
-            live.pid,
-            live.started,
+            live.pid if away is None else away.pid,
+            live.started if away is None else away.since,
             False if still else live.healthy,
             last.configuration,
             live.journal,
@@ -284,6 +292,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
             killed=not running and last.in_order is False,
             stopping=live.stopping,
             starved=live.starved,
+            host=None if away is None else away.host,
         ),
         paused=seen.paused_since,
         journal=seen.rebuilt,
@@ -327,7 +336,7 @@ def _in_the_foreground(state: Path) -> tuple[JobStatus, ...]:
         folders = sorted(folder for folder in (state / FOREGROUND).iterdir() if is_locked(StatePaths(folder).lock))
     except OSError:
         return ()
-    jobs = (job for folder in folders for job in snapshot(folder).jobs)
+    jobs = (job for folder in folders for job in snapshot(folder, anywhere=True).jobs)
     return tuple(replace(job, foreground=True) for job in jobs if job.state not in ENDED_JOB)
 
 
