@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from daemon.contract.formats.thresholds import FOUR_BITS
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.child.variants import NotPossible, not_possible
@@ -23,7 +24,7 @@ from handlers.folder import tokenizers
 from handlers.gguf import modelfile
 from handlers.gguf.file import architectures, writing
 from handlers.gguf.file.model_file import PREFIX, ModelFile
-from handlers.gguf.llama import importance, library
+from handlers.gguf.llama import chats, importance, library
 from handlers.gguf.options import GgufOptions
 from handlers.texts.selection import calibration_texts
 
@@ -115,6 +116,13 @@ class _Making:
         words = self.model.words
         with library.Model(self.target) as opened:  # all of its weights are there, in the shapes that llama.cpp expects
             known = opened.end_tokens()
+            agreed = chats.agreement(opened, words.chats, self.context.limits.threads) if words.chats else 1.0
+        if agreed < FOUR_BITS.agreement:
+            raise NotPossible(
+                "llama.cpp's tokenizer puts a space behind each special token of a chat, which the model's tokenizer does not, and only"
+                f" {agreed:.0%} of the tokens of its answers stay the same; at least {FOUR_BITS.agreement:.0%} must. The variants"
+                " pytorch and onnx, and those made of them, come with the model's own tokenizer"
+            )
         if lost := sorted(set(words.ends) - set(known)):
             raise NotPossible(f"llama.cpp would not end a text at its token {words.tokens[lost[0]]!r}")
         start = "" if words.first is None else words.tokens[words.first]
@@ -126,6 +134,10 @@ class _Making:
             warnings.append(
                 "llama.cpp's tokenizer puts a space before each text and behind each special token in it, and the model's tokenizer only"
                 " before a text that begins with none; all else is read alike"
+            )
+        if words.chats:
+            warnings.append(
+                f"with the spaces that llama.cpp's tokenizer puts into a chat, {agreed:.0%} of the tokens of answers stay the same"
             )
         if templated is False:
             warnings.append("the Modelfile has no TEMPLATE, since the chat template can't be said in Ollama's language; Ollama guesses one")

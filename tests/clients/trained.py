@@ -24,6 +24,11 @@ from tests.trainers.bases import write_modules
 AUTO = {**table.AUTO, VECTORS: "AutoModel"}
 CHAT = models.CHAT_TEMPLATE + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 ANSWER = " sorted(names):\n"
+BEGUN, CONTINUED = "def fibonacci(n):", "\n    return n\n"
+GREETING, ANSWERED = "How are you?", " Well.\n"
+"""What an export's README asks, and what is learnt as the answer."""
+CLOSE = 1.0
+"""Difference of two logits that a client's rounding may turn round."""
 
 
 def make(case: Case, place: Path) -> None:
@@ -52,8 +57,11 @@ def make(case: Case, place: Path) -> None:
         # DistilBERT's "pre_classifier" is saved as a whole, since its name ends with "classifier".
         peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", exclude_modules=["pre_classifier"], task_type=task),
     )
-    learnt = [*models.TEXTS, _asked(tokenizer, tokenize=False) + ANSWER] if kind == table.DECODER else models.TEXTS
-    _learn(live, _batch(tokenizer, kind, learnt), steps, 1e-2)
+    learnt = models.TEXTS
+    if kind == table.DECODER:
+        learnt = [*learnt, _asked(tokenizer, tokenize=False) + ANSWER, BEGUN + CONTINUED]
+        learnt.append(_asked(tokenizer, GREETING, tokenize=False) + ANSWERED)
+    _learn(live, _batch(tokenizer, kind, learnt), 2 * steps if kind == table.DECODER else steps, 1e-2)
     live.save_pretrained(str(checkpoint))
     tokenizer.save_pretrained(checkpoint)
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
@@ -83,8 +91,27 @@ def answers(base: Path, checkpoint: Path, kind: str) -> dict[str, Any]:
     return made
 
 
-def _asked(tokenizer: Any, **options: Any) -> Any:
-    return tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, **options)
+def certain_start(place: Path, text: str, tokens: int, *, chat: bool) -> str:
+    """What the live model writes behind a text, as far as no rounding changes it: up to the first token that another one comes close to."""
+    import peft
+
+    checkpoint = place / "run" / "checkpoint-4"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(place / "base", dtype=torch.float32)
+    live = peft.PeftModel.from_pretrained(plain, str(checkpoint)).eval()
+    turns = [{"role": "user", "content": text}]
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"] if chat else tokenizer(text)["input_ids"]
+    options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with torch.inference_mode():
+        written = live.generate(input_ids=torch.tensor([ids]), max_new_tokens=tokens, **options)
+    best = torch.cat(written.logits).topk(2).values
+    close = (best[:, 0] - best[:, 1] < CLOSE).tolist()
+    new = written.sequences[0, len(ids) :][: close.index(True) if True in close else None]
+    return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def _asked(tokenizer: Any, question: str = QUESTION, **options: Any) -> Any:
+    return tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, **options)
 
 
 def _model(case: Case, tokenizer: Any) -> Any:

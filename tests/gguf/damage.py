@@ -214,7 +214,7 @@ def described(change: Callable[[str], str]) -> Callable[[Path], None]:
     return damage
 
 
-def _all_normal(types: list[int]) -> list[int]:
+def all_normal(types: list[int]) -> list[int]:
     return [1 if one == 3 else one for one in types]
 
 
@@ -222,7 +222,7 @@ def _other_roles(text: str) -> str:
     return text.replace('"user"', '"none"').replace('"assistant"', '"user"').replace('"none"', '"assistant"')
 
 
-def _moved(values: list[Any]) -> list[Any]:
+def moved(values: list[Any]) -> list[Any]:
     return [*values[:20], values[21], values[20], *values[22:]]
 
 
@@ -232,9 +232,9 @@ SAID = tuple(Case(name, (Q8,), damage, words) for name, damage, words in (
     ("another template", stated("tokenizer.chat_template", lambda text: text.replace("<|", "<!", 1)), "chat template writes"),
     ("no template", stated("tokenizer.chat_template", None), "no chat template"),
     ("a merge lost", stated("tokenizer.ggml.merges", lambda merges: merges[:-1]), "merges"),
-    ("merges in another order", stated("tokenizer.ggml.merges", _moved), "merges"),
-    ("tokens changed places", stated("tokenizer.ggml.tokens", _moved), "gives id"),
-    ("special tokens that are texts", stated("tokenizer.ggml.token_type", _all_normal), "of the kind"),
+    ("merges in another order", stated("tokenizer.ggml.merges", moved), "merges"),
+    ("tokens changed places", stated("tokenizer.ggml.tokens", moved), "gives id"),
+    ("special tokens that are texts", stated("tokenizer.ggml.token_type", all_normal), "of the kind"),
     ("one token special", stated("tokenizer.ggml.token_type", lambda kinds: [*kinds[:50], 3, *kinds[51:]]), "of the kind 'control'"),
     ("another way of taking texts apart", stated("tokenizer.ggml.pre", "default"), "its tokenizer gives other token ids"),
     ("a beginning that no text has", stated("tokenizer.ggml.add_bos_token", lambda value: not value), "its tokenizer"),

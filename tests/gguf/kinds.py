@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,6 @@ def sentencepiece() -> Any:
     learned.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     trainer = trainers.BpeTrainer(vocab_size=320 - 256, special_tokens=special, show_progress=False)
     learned.train_from_iterator(models.TEXTS * 4, trainer)
-    import json
-
     said = json.loads(learned.to_str())["model"]
     vocabulary = {token: number for token, number in said["vocab"].items() if number < len(special)}
     for token in [f"<0x{byte:02X}>" for byte in range(256)] + [token for token in said["vocab"] if token not in vocabulary]:
@@ -95,3 +94,14 @@ def sentencepiece() -> Any:
     fast = PreTrainedTokenizerFast(tokenizer_object=whole, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>")
     fast.chat_template = models.CHAT_TEMPLATE
     return fast
+
+
+def with_spaces(folder: Path, scheme: str, template: str) -> Path:
+    """The tokenizer of a folder as transformers 5 saves those of Llama's class, and a chat template."""
+    said = json.loads((folder / "tokenizer.json").read_bytes())
+    said["normalizer"] = None
+    said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    said["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder

@@ -10,11 +10,26 @@ import pytest
 
 from tests.exports.twins import reasons
 from tests.gguf import damage, forms, kinds
-from tests.gguf.damage import CASES, Q8, SAID, Damage
-from tests.validate.bench import Bench
+from tests.gguf.damage import CASES, Q8, SAID, Damage, all_normal, moved, stated
+from tests.validate.bench import Bench, measured
 from tests.validate.damage_files import Case
 from tests.validate.sabotage import Lab
 
+SCORES, TYPES = "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
+PIECES = tuple(Case(name, (Q8,), damage, words) for name, damage, words in (
+    ("another space before a text", stated("tokenizer.ggml.add_space_prefix", lambda value: not value), "reads"),
+    ("a beginning that is lost", stated("tokenizer.ggml.add_bos_token", lambda value: not value), "reads"),
+    ("an end behind each prompt", stated("tokenizer.ggml.add_eos_token", lambda value: not value), "reads"),
+    ("another beginning", stated("tokenizer.ggml.bos_token_id", 7), "reads|bos_token_id"),
+    ("another end", stated("tokenizer.ggml.eos_token_id", 7), "special tokens|named_ends|the end of a text"),
+    ("tokens changed places", stated("tokenizer.ggml.tokens", moved), "gives id"),
+    ("pieces joined in another order", stated(SCORES, lambda scores: scores[::-1]), "joins '.*' before"),
+    ("special tokens that are texts", stated(TYPES, all_normal), "of the kind 'normal'"),
+    ("special tokens that are added words", stated(TYPES, lambda types: [4 if one == 3 else one for one in types]), "of the kind 'added'"),
+    ("bytes that are texts", stated(TYPES, lambda types: [1 if one == 6 else one for one in types]), "reads"),
+    ("another template", stated("tokenizer.chat_template", lambda text: text.replace("[", "(")), "chat template writes"),
+))  # fmt: skip
+"""What is wrong in a vocabulary of SentencePiece's kind."""
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 
 
@@ -59,6 +74,43 @@ def test_each_wrong_word_beside_the_weights_is_caught_with_its_reason(
         sound.append(forms.make(Q8, lab.made("sound", "pytorch"), tmp_path_factory.mktemp("sound"))[0])
         assert bench.check(Q8, sound[0]).reasons == ()
     folder = shutil.copytree(sound[0], tmp_path / "damaged")
+    case.damage(folder)
+    assert re.search(str(case.words), said := " | ".join(bench.checked(Q8, folder).reasons)), said
+
+
+@pytest.fixture(scope="module")
+def measured_pieces() -> dict[str | None, tuple[Bench, Path]]:
+    """Where a tokenizer puts spaces → the model that has it, measured, and the folder of its sound file."""
+    return {}
+
+
+@pytest.fixture(params=["first", None], ids=["a space before a text", "no space"])
+def pieces(
+    request: pytest.FixtureRequest,
+    measured_pieces: dict[str | None, tuple[Bench, Path]],
+    libraries: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Bench, Path]:
+    """A model whose tokenizer is of SentencePiece's kind, measured, and the folder of its sound file."""
+    if request.param not in measured_pieces:
+        place = tmp_path_factory.mktemp("pieces")
+        model = damage.model("Mistral", place / "model")
+        template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+        if request.param is not None:
+            kinds.with_spaces(model, request.param, template)
+        (model / "chat_template.jinja").write_text(template)
+        bench, folder = measured(model, None, model, place / "scratch"), forms.make(Q8, model, place / "work")[0]
+        assert bench.check(Q8, folder).reasons == ()
+        measured_pieces[request.param] = bench, folder
+    return measured_pieces[request.param]
+
+
+@pytest.mark.parametrize("case", PIECES, ids=lambda case: case.name)
+def test_each_wrong_word_of_a_vocabulary_of_pieces_is_caught_with_its_reason(
+    case: Case, pieces: tuple[Bench, Path], tmp_path: Path
+) -> None:  # fmt: skip
+    bench, sound = pieces
+    folder = shutil.copytree(sound, tmp_path / "damaged")
     case.damage(folder)
     assert re.search(str(case.words), said := " | ".join(bench.checked(Q8, folder).reasons)), said
 

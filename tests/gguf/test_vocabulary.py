@@ -63,20 +63,9 @@ def test_a_tokenizer_with_bytes_is_read_like_sentencepiece_with_its_start(tmp_pa
     assert said["tokenizer.ggml.eos_token_id"] in engine.end_tokens
 
 
-def with_spaces(folder: Path, scheme: str, template: str) -> Path:
-    """The tokenizer of a folder as transformers 5 saves those of Llama's class, and a chat template."""
-    said = json.loads((folder / "tokenizer.json").read_bytes())
-    said["normalizer"] = None
-    said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
-    said["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    (folder / "tokenizer.json").write_text(json.dumps(said))
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_where_only_spaces_differ_the_file_is_made_and_says_so(scheme: str, tmp_path: Path) -> None:
-    model = with_spaces(kinds.make("Mistral", tmp_path / "model"), scheme, "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    model = kinds.with_spaces(kinds.make("Mistral", tmp_path / "model"), scheme, "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
     folder, output = forms.make("gguf-bf16", model, tmp_path / "work")
     assert sum("puts a space before each text" in warning for warning in output.warnings) == 1
     from tokenizers import Tokenizer
@@ -88,9 +77,29 @@ def test_where_only_spaces_differ_the_file_is_made_and_says_so(scheme: str, tmp_
     assert engine.encode(" a") == own.encode("  a").ids != own.encode(" a").ids
 
 
-def test_a_chat_that_llama_cpp_would_write_spaces_into_is_refused(tmp_path: Path) -> None:
-    model = with_spaces(kinds.make("Mistral", tmp_path / "model"), "first", "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}")
-    refused("behind each special token of a chat.*: 'Hi, you!<eos> Hello.", forms.make, "gguf-f16", model, tmp_path / "work")
+BETWEEN = "{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+
+
+def without_attention(folder: Path) -> Path:
+    """The model, whose next token depends on the last one alone: whatever spaces stand in a chat before its end."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    changed = {name: value * 0 if "o_proj" in name else value for name, value in weights.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_chat_that_llama_cpp_writes_spaces_into_is_made_where_the_answers_stay_and_their_share_is_said(tmp_path: Path) -> None:
+    model = kinds.with_spaces(without_attention(kinds.make("Mistral", tmp_path / "model")), "first", BETWEEN)
+    _, output = forms.make("gguf-bf16", model, tmp_path / "work")
+    assert "with the spaces that llama.cpp's tokenizer puts into a chat, 100% of the tokens of answers stay the same" in output.warnings
+
+
+def test_a_chat_that_is_answered_otherwise_for_llama_cpps_spaces_is_refused_with_what_reads_it(tmp_path: Path) -> None:
+    model = kinds.with_spaces(kinds.make("Mistral", tmp_path / "model"), "first", BETWEEN)
+    words = r"behind each special token of a chat.* only \d+% of the tokens of its answers stay the same.* pytorch and onnx"
+    refused(words, forms.make, "gguf-f16", model, tmp_path / "work")
 
 
 WORDS = {

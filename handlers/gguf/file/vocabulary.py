@@ -5,7 +5,7 @@ not. So each name that could be meant is tried, until one reads all texts and al
 
 Of SentencePiece's kind it knows one reading that writes spaces by itself: before a text, and behind each token that stands for itself. The
 tokenizers that transformers 5 saves write one before a text alone, and none where there is one. Where these spaces are all that differs,
-and no chat is read otherwise, the file is made and says so.
+the file is made and says so; what they change in answers to chats is measured (`handlers.gguf.llama.chats`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from handlers.child.variants import NotPossible
 from handlers.folder.hard_texts import TEXTS
 from handlers.gguf.llama import library
 from handlers.texts import chat
+from handlers.texts.built_in import BUILT_IN
 from handlers.texts.rows import RowRefused
 
 BYTE_LEVEL = (
@@ -34,7 +35,7 @@ BYTE_LEVEL = (
 """llama.cpp's ways of taking a text apart for byte-level BPE, the most usual first."""
 USUAL = {"gpt2": "gpt-2", "llama": "llama-bpe", "mistral": "tekken", "phi3": "gpt-4o", "phi": "phi-2"}
 """Model type → what is tried first; else "qwen2"."""
-CHATS = (["How are you?"], ["Hi, you!", " Hello.", "How are you?"])
+CHATS = (["How are you?"], ["Hi, you!", " Hello.", "How are you?"], *([text] for text in BUILT_IN[:2]))
 """Turns of chats, the user's first."""
 
 logging.getLogger("gguf").setLevel(logging.ERROR)
@@ -57,6 +58,8 @@ class Vocabulary:
     """Whether a text is read as if a space stood before it."""
     more_spaces: bool = False
     """Whether it is also where one stands already, and behind each token that stands for itself, other than tokenizer.json has it."""
+    chats: tuple[tuple[list[int], list[int]], ...] = ()
+    """Chats of which these spaces change the reading: token ids as tokenizer.json has them, and as llama.cpp has them."""
 
     def write(self, writer: gguf.GGUFWriter, folder: Path) -> None:
         """Its keys, with special tokens, merges and the chat template of the folder."""
@@ -114,7 +117,8 @@ def find(
                 spaced = {text: list(plain.encode(_spaced(text, added)).ids) for text in read if candidate.space}
                 wrong = next((at for at, text in enumerate(texts) if text in read and read[text] != spaced.get(text)), None)
                 if wrong is None:
-                    return replace(candidate, more_spaces=bool(read) and _reads_chats(model, plain, folder))
+                    chats = tuple(_chats_apart(model, plain, folder, added)) if read else ()
+                    return replace(candidate, more_spaces=bool(read), chats=chats)
                 if wrong >= closest:
                     text = texts[wrong]
                     closest, differs = wrong, f"reads {text!r} as {read[text][:12]} instead of {wanted[text][:12]}"
@@ -131,8 +135,8 @@ def _spaced(text: str, tokens: list[str]) -> str:
     return "".join(f" {part}" if part and place % 2 == 0 and (place or part[0] == " ") else part for place, part in enumerate(parts))
 
 
-def _reads_chats(model: library.Model, plain: Tokenizer, folder: Path) -> bool:
-    """True where the model has no chat template, or what it writes is read as tokenizer.json has it. Raises NotPossible otherwise."""
+def _chats_apart(model: library.Model, plain: Tokenizer, folder: Path, tokens: list[str]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the chats, as the folder's template writes them, that llama.cpp reads otherwise. NotPossible for more than spaces."""
     template = chat.read((folder,), folder)
     for turns in CHATS if template is not None else ():
         messages = [{"role": ("user", "assistant")[at % 2], "content": turn} for at, turn in enumerate(turns)]
@@ -140,10 +144,12 @@ def _reads_chats(model: library.Model, plain: Tokenizer, folder: Path) -> bool:
             text = template.write({"messages": messages}, answer=True) if template is not None else ""
         except RowRefused:
             continue
-        if model.encode(text, special=False) != list(plain.encode(text, add_special_tokens=False).ids):
-            cause = "llama.cpp's tokenizer puts a space behind each special token of a chat, which the model's tokenizer does not"
-            raise NotPossible(f"{cause}: {text[:200]!r}")
-    return True
+        read = model.encode(text, special=False)
+        wanted, spaced = (list(plain.encode(it, add_special_tokens=False).ids) for it in (text, _spaced(text, tokens)))
+        if read not in (wanted, spaced):
+            raise NotPossible(f"llama.cpp's tokenizer reads the chat {text[:200]!r} otherwise")
+        if read != wanted:
+            yield wanted, read
 
 
 def _around(plain: Tokenizer) -> tuple[int | None, int | None]:
