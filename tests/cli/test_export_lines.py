@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from daemon.checkpoints.inspection import inspect
-from daemon.cli.views.export import ExportView, Wait
+from daemon.cli.views.export import ExportView, Wait, stages_display
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.rows import StageRow
+from daemon.operating.monitoring.live import StageProgress
 from daemon.running.rules.ready import describe
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +97,30 @@ def test_a_second_export_of_the_same_checkpoint_is_told_to_wait(pico_checkpoint:
     said = " ".join(said.split())
     assert second.returncode == 75 and f"another `ckptd export` (pid {first.pid}) exports it just now" in said
     assert "wait until that has ended" in said
+
+
+def screen(width: int, view: ExportView, running: dict[str, StageProgress], stages: dict[str, StageRow]) -> list[str]:
+    """What the display of the stages looks like on a terminal."""
+    said = io.StringIO()
+    console = Console(file=said, width=width, force_terminal=True, color_system=None)
+    view._live, view._progress = True, stages_display(console)
+    view.show(stages, running)
+    console.print(view._progress.get_renderable())
+    return said.getvalue().splitlines()
+
+
+def test_a_long_note_is_cut_and_never_the_name_of_a_stage(view: ExportView) -> None:
+    note = "onnx-int8, beside the model that its own weights give, with each of the texts"
+    stages = {name: row(name, "running", attempts=1) for name in ("check-onnx", "check-onnx-int8-dynamic")}
+    lines = screen(80, view, {name: StageProgress(1, 0.5, note, 70.0, "x", 0) for name in stages}, stages)
+    assert [line.split()[1] for line in lines] == [*stages], "one line each, beginning with its whole name"
+    assert all("━" in line and "onnx-int8, bes" in line and line.rstrip().endswith("…") for line in lines)
+
+
+def test_what_waits_does_not_turn_and_what_was_skipped_has_no_bar(view: ExportView) -> None:
+    stages = {"onnx": row("onnx", "running", attempts=1), "gguf": row("gguf", "waiting"), "speed": row("speed", "skipped"),
+              "merge": row("merge", "waiting", attempts=1, failures=1, fault=CRASH)}  # fmt: skip
+    onnx, gguf, speed, merge = screen(100, view, {"onnx": StageProgress(1, 0.5, "tracing", 7.0, "x", 0)}, stages)
+    assert "━" in onnx and onnx.split()[1:2] == ["onnx"]
+    assert (gguf.split(), speed.split(), merge.split()[0]) == (["gguf"], ["speed", "skipped"], "merge")
+    assert "its process was killed" in merge and "━" not in merge

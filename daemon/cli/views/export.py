@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
@@ -16,19 +17,41 @@ from daemon.cli.views.tables import artifact_table
 from daemon.contract import units
 from daemon.contract.advice.merits import in_words
 from daemon.contract.language.catalog import language, translated, translated_text
-from daemon.contract.language.lists import labelled, sentences, spaced
+from daemon.contract.language.lists import labelled, sentences
 from daemon.contract.language.lists import names as list_names
 from daemon.contract.values import Json, text_at
-from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
+from daemon.journal.states import ENDED_STAGE
+from daemon.operating.monitoring.outlook import starved, starving
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress_bar import ProgressBar
+
     from daemon.journal.rows import StageRow
     from daemon.operating.monitoring.live import StageProgress
     from daemon.operating.monitoring.status import JobStatus
 
 
+_WIDE, _WIDE_BAR, _BAR = 100, 24, 12
+"""Cells of a terminal from which on there is room for a long bar; those of a long and of a short bar."""
 _RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
+
+
+class _Spinner(SpinnerColumn):
+    """Turns beside a stage that runs."""
+
+    def render(self, task: Task) -> RenderableType:
+        """The cell of one stage."""
+        return super().render(task) if task.started and task.stop_time is None else Text(" ")
+
+
+class _Bar(BarColumn):
+    """How far a stage is; nothing for one that was not begun."""
+
+    def render(self, task: Task) -> ProgressBar | Text:  # type: ignore[override]
+        """The cell of one stage."""
+        return super().render(task) if task.started else Text(" " * (self.bar_width or 0))
 
 
 class _Elapsed(ProgressColumn):
@@ -49,15 +72,20 @@ class Wait(NamedTuple):
 
 
 def note_of(running: StageProgress) -> str:
-    """What a running stage does, about how long it takes yet by its own progress, and whether it gets the CPU time that it could use."""
+    """What a running stage does, and whether it gets the CPU time that it could use."""
     cpu = running.share
-    left = stage_left(None, running.seconds, running.fraction, cpu)
-    parts = (
-        [translated_text(running.message)]
-        + ([spaced(translated("{time} left").format(time=translated_text(about(left))))] if left is not None else [])
-        + ([translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else [])
-    )
-    return sentences(parts)
+    starves = [translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else []
+    return sentences([translated_text(running.message), *starves])
+
+
+def stages_display(console: Console) -> Progress:
+    """A line a stage. A long note is cut, never a stage's name; only what runs moves, and only what was begun has a bar."""
+    bar = _WIDE_BAR if console.width >= _WIDE else _BAR
+    return Progress(
+        _Spinner(finished_text=" "), TextColumn("{task.description:<10}", table_column=Column(no_wrap=True)), _Bar(bar_width=bar),
+        _Elapsed(), TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")), console=console,
+        expand=True,
+    )  # fmt: skip
 
 
 class ExportView:
@@ -74,10 +102,7 @@ class ExportView:
         """The stages were shown once: what has ended by then was made by an earlier command."""
         self._waits_for = ""
         self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            SpinnerColumn(finished_text=" "), TextColumn("{task.description:<10}"), BarColumn(bar_width=24),
-            _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
-        )  # fmt: skip
+        self._progress = stages_display(self._console)
         if not quiet:
             step = translated("step {step}").format(step=inspection.step)
             put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] {labelled(step, escape(str(inspection.path)))}")
@@ -108,13 +133,14 @@ class ExportView:
         if running is not None:
             self._progress.start_task(bar)
             self._progress.update(bar, completed=running.fraction, note=escape(note_of(running)))
-        elif stage.state != "waiting":
+        elif stage.state in ENDED_STAGE:
             note = translated("reused") if stage.state == "succeeded" and not stage.attempts else styled(stage.state)
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=note)
-            self._progress.stop_task(bar)
-        elif stage.fault is not None:
-            self._progress.update(
-                bar, note=escape(translated("{cause}; it is tried again").format(cause=translated_text(stage.fault.cause)))
+            if stage.state != "skipped":
+                self._progress.stop_task(bar)
+        elif stage.state == "waiting" and stage.fault is not None:
+            self._progress.reset(
+                bar, start=False, note=escape(translated("{cause}; it is tried again").format(cause=translated_text(stage.fault.cause)))
             )
 
     def _line(self, name: str, state: str, stage: StageRow) -> None:
