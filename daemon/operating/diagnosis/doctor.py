@@ -18,6 +18,7 @@ from daemon.contract import cpu, units
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
+from daemon.contract.formats.mistakes import near
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
 from daemon.operating.diagnosis import packages
@@ -250,6 +251,16 @@ def _access_to(root: Path) -> tuple[Fault | None, bool, bool]:
     return closed_directory(root), os.path.exists(root), os.path.isdir(root)
 
 
+def _meant(root: Path) -> str:
+    """The end of a sentence that names the folder which a mistyped root may mean; "" where none is like it."""
+    missing = next(place for place in (root, *root.parents) if os.path.isdir(place.parent))
+    try:
+        with os.scandir(missing.parent) as entries:
+            return near(missing.name, [entry.name for entry in entries if entry.is_dir()])
+    except OSError:
+        return ""
+
+
 def _bases(settings: Settings) -> list[str]:
     """What is wrong with the folders of base models. Those that are closed to this user are left to `tried`, which asks as the service."""
     problems = []
@@ -323,7 +334,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         if barred is not None:
             problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
         elif not there:
-            warnings.append(f"the root {root} does not exist yet")
+            warnings.append(f"the root {root} does not exist yet{_meant(root)}")
         elif not is_directory:
             problems.append(f"watch.roots: {root} {NO_DIRECTORY}; give the directory below which trainings write")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
