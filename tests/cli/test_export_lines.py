@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 from rich.console import Console
 
 from daemon.checkpoints.inspection import inspect
+from daemon.cli.export.options import base_here
 from daemon.cli.views.export import ExportView, Wait, stages_display
+from daemon.config.settings import BaseModelSettings, Settings
 from daemon.contract.faults.errors import Fault
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
@@ -74,6 +79,40 @@ def test_advice_names_no_command_that_does_not_know_the_export(view: ExportView,
     told = view.advice(remedy)
     assert "ckptd queue retry" not in told and "ckptd show" not in told
     assert "run the same command again" in told or "(/state/export/ckptd.log)" in told
+
+
+def test_the_advice_on_a_full_disk_is_what_the_command_takes(view: ExportView) -> None:
+    remedy = "free space there, set output.directory to a larger disk, or lower limits.disk_reserve"
+    told = view.advice(remedy)
+    assert told == "free space there, give a folder on a larger disk with --output, or lower limits.disk_reserve"
+
+
+def test_an_export_that_failed_leaves_no_empty_folders_in_its_output(pico_checkpoint: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "CKPTD_LIMITS__DISK_RESERVE": "0", "HF_HUB_OFFLINE": "1"}
+    broken = tmp_path / "run" / pico_checkpoint.name
+    shutil.copytree(pico_checkpoint, broken)
+    config = json.loads((broken / "adapter_config.json").read_text())
+    (broken / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/nowhere"}))
+    command = [sys.executable, "-m", "daemon", "export", str(broken), "--output", str(tmp_path / "out")]
+    environment["PYTHONPATH"] = str(ROOT)
+    answer = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = " ".join(answer.stderr.split())
+    assert answer.returncode != 0 and said.count("no folder with its config.json") == 1, said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"], "what is left is the report of what failed"
+
+
+def test_a_base_by_a_relative_path_is_looked_for_below_the_current_directory_too(
+    pico_checkpoint: Path, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pico_base, tmp_path / "models" / "tiny")
+    inspection, settings = replace(inspect(pico_checkpoint), base_name="models/tiny"), Settings()
+    assert base_here(settings, inspection) is None
+    monkeypatch.chdir(tmp_path)
+    assert base_here(settings, inspection) == tmp_path / "models" / "tiny"
+    assert base_here(settings, replace(inspection, base_name="models")) is None, "no model is there"
+    searched = Path(shutil.copytree(tmp_path / "models", tmp_path / "elsewhere" / "models")).parent
+    settings = settings.model_copy(update={"base": BaseModelSettings(search=(searched,))})
+    assert base_here(settings, inspection) is None, "the configuration goes first"
 
 
 def test_a_second_export_of_the_same_checkpoint_is_told_to_wait(pico_checkpoint: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _WIDE, _WIDE_BAR, _BAR = 100, 24, 12
 """Cells of a terminal from which on there is room for a long bar; those of a long and of a short bar."""
 _RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
+_OUTPUT, _OTHER_OUTPUT = re.compile("set output\\.directory to a larger disk"), "give a folder on a larger disk with --output"
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 
@@ -177,7 +178,7 @@ class ExportView:
             errors = [job.error]  # it was made, and could not be published
         for error in dict.fromkeys(errors):
             put(self._console, f"[red]{escape(translated_text(self.advice(error)))}[/red]")
-        for line in (*_rejections(report), *_replacements(report)):
+        for line in (*_rejections(report, errors), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
         if any(stage.state == "failed" for stage in job.stages):
             line = translated("The log of this export is {log}; the logs of its attempts lie in {folder}.")
@@ -188,7 +189,7 @@ class ExportView:
 
     def advice(self, sentence: str) -> str:
         """A sentence that is written for the daemon's exports, as it holds for this one, which no other command knows."""
-        return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", sentence))
+        return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", _OUTPUT.sub(_OTHER_OUTPUT, sentence)))
 
 
 def _to_deploy(report: Json | None) -> str | None:
@@ -197,13 +198,19 @@ def _to_deploy(report: Json | None) -> str | None:
     return in_words(best.rstrip(".")) if best else None
 
 
-def _rejections(report: Json | None) -> list[str]:
-    """Why artifacts were rejected: each reason once, with the variants that it was given for."""
+def _rejections(report: Json | None, errors: Sequence[str]) -> list[str]:
+    """Why artifacts were rejected: each reason once, with the variants that it was given for, but for those that `errors` say already."""
     variants: dict[str, list[str]] = {}
     for artifact in (report or {}).get("artifacts", []):
-        if artifact["verdict"] != "passed" and artifact.get("reasons"):
-            variants.setdefault("; ".join(artifact["reasons"]), []).append(artifact["variant"])
+        reasons = [reason for reason in artifact.get("reasons") or () if not _is_said(reason, errors)]
+        if artifact["verdict"] != "passed" and reasons:
+            variants.setdefault("; ".join(reasons), []).append(artifact["variant"])
     return [labelled(list_names(names), translated_text(why)) for why, names in variants.items()]
+
+
+def _is_said(reason: str, errors: Sequence[str]) -> bool:
+    """Whether a reason is the cause of one of the errors: "it was not made: STAGE failed: CAUSE"."""  # fmt: skip
+    return reason.startswith("it was not made: ") and any(reason.split(": ", 2)[-1] in error for error in errors)
 
 
 def _replacements(report: Json | None) -> list[str]:
