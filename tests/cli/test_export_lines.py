@@ -84,7 +84,7 @@ def test_advice_names_no_command_that_does_not_know_the_export(view: ExportView,
 def test_the_advice_on_a_full_disk_is_what_the_command_takes(view: ExportView) -> None:
     remedy = "free space there, set output.directory to a larger disk, or lower limits.disk_reserve"
     told = view.advice(remedy)
-    assert told == "free space there, give a folder on a larger disk with --output, or lower limits.disk_reserve"
+    assert told == "free space there, give another folder with --output, or lower limits.disk_reserve"
 
 
 def test_an_export_that_failed_leaves_no_empty_folders_in_its_output(pico_checkpoint: Path, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def test_a_child_that_waits_for_a_processor_wants_more_than_it_gets(monkeypatch:
 
 
 def test_a_child_could_use_no_more_cores_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = [(at, dict.fromkeys(range(5), (0.02 * at, 0.9 * at, True))) for at in range(6)]
+    looks: list[tuple[float, Times]] = [(at, dict.fromkeys(range(5), (0.02 * at, 0.9 * at, True))) for at in range(6)]
     assert share_after(looks, monkeypatch) == (0.1, 4.6)
     assert share_after(looks, monkeypatch, most=1) == (0.1, 1.0)
-    busy = [(at, dict.fromkeys(range(2), (0.8 * at, 0.2 * at, True))) for at in range(6)]
+    busy: list[tuple[float, Times]] = [(at, dict.fromkeys(range(2), (0.8 * at, 0.2 * at, True))) for at in range(6)]
     assert share_after(busy, monkeypatch, most=1) == (1.6, 1.6), "what it had it could use"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WIDE, _WIDE_BAR, _BAR = 100, 24, 12
 """Cells of a terminal from which on there is room for a long bar; those of a long and of a short bar."""
 _RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
-_OUTPUT, _OTHER_OUTPUT = re.compile("set output\\.directory to a larger disk"), "give a folder on a larger disk with --output"
+_OUTPUT, _OTHER_OUTPUT = re.compile("set output\\.directory to a larger disk"), "give another folder with --output"
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
 
 

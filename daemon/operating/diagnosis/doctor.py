@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import grp
 import importlib.metadata
 import os
@@ -18,7 +19,6 @@ from daemon.contract import cpu, units
 from daemon.contract.disk.answers import ask
 from daemon.contract.faults.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
-from daemon.contract.formats.mistakes import near
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, plan, spec_of
 from daemon.operating.diagnosis import packages
@@ -251,14 +251,15 @@ def _access_to(root: Path) -> tuple[Fault | None, bool, bool]:
     return closed_directory(root), os.path.exists(root), os.path.isdir(root)
 
 
-def _meant(root: Path) -> str:
-    """The end of a sentence that names the folder which a mistyped root may mean; "" where none is like it."""
+def _meant(root: Path) -> Path | None:
+    """The folder that a mistyped root may mean; None where none is like it."""
     missing = next(place for place in (root, *root.parents) if os.path.isdir(place.parent))
     try:
         with os.scandir(missing.parent) as entries:
-            return near(missing.name, [entry.name for entry in entries if entry.is_dir()])
+            like = difflib.get_close_matches(missing.name, [entry.name for entry in entries if entry.is_dir()], n=1)
     except OSError:
-        return ""
+        return None
+    return missing.with_name(like[0]) / root.relative_to(missing) if like else None
 
 
 def _bases(settings: Settings) -> list[str]:
@@ -334,7 +335,10 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         if barred is not None:
             problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
         elif not there:
-            warnings.append(f"the root {root} does not exist yet{_meant(root)}")
+            meant = _meant(root)
+            warnings.append(
+                f"the root {root} does not exist yet; did you mean {meant}?" if meant else f"the root {root} does not exist yet"
+            )
         elif not is_directory:
             problems.append(f"watch.roots: {root} {NO_DIRECTORY}; give the directory below which trainings write")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":

@@ -341,8 +341,8 @@ def _by_hand(state: Path) -> list[Path]:
 def _at_work(job: J) -> J:
     """An open job that a command works on: no other is before it, so what it awaits between two stages is over in a moment."""
     passing = job.reason in (None, *map(waiting, SOON))
-    told: dict[str, str | None] = {"activity": "running", "waiting_for": None, "reason": None} if passing else {}
-    return replace(job, foreground=True, **told)
+    job = replace(job, foreground=True)
+    return replace(job, activity="running", waiting_for=None, reason=None) if passing else job
 
 
 def rows(value: Snapshot) -> tuple[JobStatus, ...]:
