@@ -51,12 +51,13 @@ def explain(
 
     Exit code 1: not complete.
     """
+    from daemon.operating.monitoring.explain import ExportExplanation, export_around
     from daemon.operating.monitoring.explain import explain as look
 
     refuse_undecodable(path, "explain")
     settings = load_settings(config, of_daemon=True, own_state=True)
     try:
-        value = ask(str(path), lambda: look(settings, path), EXPLAIN_SECONDS)
+        value = ask(str(path), lambda: export_around(path) or look(settings, path), EXPLAIN_SECONDS)
     except TimeoutError:
         raise _not_explained(path) from None
     if json_:
@@ -65,5 +66,5 @@ def explain(
         from daemon.cli.views.explanation import print_explanation
 
         print_explanation(value)
-    if not value.complete:
+    if not (isinstance(value, ExportExplanation) or value.complete):
         raise typer.Exit(EXIT_FAILED)

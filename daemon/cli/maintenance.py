@@ -23,7 +23,7 @@ from daemon.contract import units
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import translated, translated_plural, translated_text
-from daemon.contract.language.lists import bracketed, labelled
+from daemon.contract.language.lists import bracketed, clauses, labelled
 
 if TYPE_CHECKING:
     import sqlite3
@@ -152,10 +152,12 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
 
 def _print_findings(findings: Findings) -> None:
     count = len(findings.findings)
-    summary = translated("{count} findings").format(count=count) if count else translated("no problems found")
-    read = translated("{jobs} jobs, {exports} exports, {time}").format(
-        jobs=findings.jobs, exports=findings.exports, time=units.duration(findings.seconds)
+    summary = (
+        translated_plural("{count} finding", "{count} findings", count).format(count=count) if count else translated("no problems found")
     )
+    jobs = translated_plural("{count} job", "{count} jobs", findings.jobs).format(count=findings.jobs)
+    exports = translated_plural("{count} export", "{count} exports", findings.exports).format(count=findings.exports)
+    read = clauses([jobs, exports, units.duration(findings.seconds)])
     say(labelled(str(findings.state), bracketed(summary, read)))
     for finding in findings.findings:
         say("  " + _of_job(finding.job, translated_text(finding.sentence())))

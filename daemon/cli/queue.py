@@ -50,19 +50,20 @@ def register(app: typer.Typer) -> None:
     app.command(**place("reload", "ckptd reload"))(reload)
 
 
-def find_job(state: Path, wanted: str) -> JobDetails:
-    """The one job of a state directory whose id is, or begins with, `wanted`.
+def find_job(state: Path, wanted: str, *, by_hand: bool = False) -> JobDetails:
+    """The one job of a state directory whose id is, or begins with, `wanted`. `by_hand`: also of exports in the foreground.
 
     Raises UsageError unless it is exactly one, and where there is no journal.
     """
     from daemon.config.places.paths import existing
-    from daemon.operating.monitoring.status import find, ids
+    from daemon.operating.monitoring.status import find, find_made, ids
 
     refuse_no_id(wanted)
-    existing(state)
-    jobs = find(state, wanted)
+    jobs = (find_made if by_hand else find)(state, wanted)
+    if not jobs:
+        existing(state)
     if len(jobs) != 1:
-        raise _not_one(wanted, ids(state, wanted))
+        raise _not_one(wanted, ids(state, wanted) or [job.id for job in jobs])
     return jobs[0]
 
 

@@ -107,10 +107,10 @@ def list_(
     json_: JsonOption = False,
 ) -> None:
     """List checkpoints with step, loss and results."""
-    from daemon.operating.monitoring.status import snapshot
+    from daemon.operating.monitoring.status import rows, snapshot
 
     wanted = Filter.of(run, state or (), since)
-    jobs = [job for job in snapshot(daemon_state(config), limit=10_000).jobs if wanted.takes(job)]
+    jobs = [job for job in rows(snapshot(daemon_state(config), limit=10_000)) if wanted.takes(job)]
     if json_:
         print_json(jobs)
     else:
@@ -126,7 +126,7 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show one export: stages, attempts, errors, folder."""
-    value = queue.find_job(daemon_state(config), job)
+    value = queue.find_job(daemon_state(config), job, by_hand=True)
     if json_:
         print_json(value)
     else:

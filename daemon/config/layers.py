@@ -118,13 +118,15 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
             _raise_passing(error, path)
         cause, remedy = _why_unread(path, error)
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, cause, remedy, path=path) from None
+    text = ""
     try:
-        return _kept(tomllib.loads(content.decode("utf-8-sig")))
+        text = content.decode("utf-8-sig")
+        return _kept(tomllib.loads(text))
     except UnicodeDecodeError as error:
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, *_why_no_text(content, error), path=path) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            FaultCode.CONFIG_INVALID, operation, f"it is not TOML: {said_of_syntax(error)}", _remedy_of_syntax(error), path=path
+            FaultCode.CONFIG_INVALID, operation, f"it is not TOML: {said_of_syntax(error, text)}", _remedy_of_syntax(error), path=path
         ) from None
 
 
@@ -134,14 +136,15 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-_PLACE = re.compile(r"\(at (?:line \d+, column \d+|end of document)\)\Z")
+_PLACE = re.compile(r"\(at line \d+, (?:column \d+|the last line)\)\Z")
 _OF_CHARACTERS = ("Unescaped", "Illegal character", "Found invalid character")
 """How the parser's sentences begin that quote single characters; the others quote whole keys, which may be anything."""
 
 
-def said_of_syntax(error: Exception) -> str:
-    """What the parser of TOML says is wrong, with its place, and without the keys that it quotes."""
-    text = str(error)
+def said_of_syntax(error: Exception, content: str) -> str:
+    """What the parser of TOML says is wrong in `content`, with its place, and without the keys that it quotes."""
+    last = len(content.rstrip().splitlines())
+    text = str(error).replace("(at end of document)", f"(at line {last}, the last line)")
     place = _PLACE.search(text)
     said = text[: place.start()] if place else text
     if not said.startswith(_OF_CHARACTERS):

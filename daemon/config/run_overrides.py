@@ -106,7 +106,7 @@ def _merged(settings: Settings, text: str, run: Path) -> Settings:
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _Refused(_plain(f"it is not TOML: {layers.said_of_syntax(error)}")) from None
+        raise _Refused(_plain(f"it is not TOML: {layers.said_of_syntax(error, text)}")) from None
     problems = [problem for section, value in values.items() for problem in _unknown(section, value)]
     sections: dict[str, BaseModel] = {}
     for section, keys in ALLOWED.items():

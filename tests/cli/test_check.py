@@ -67,7 +67,7 @@ def test_the_last_line_tells_of_the_notes_above_it(tmp_path: Path) -> None:
     answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=f"{tmp_path}/runs,{tmp_path}/rusn", **state)
     assert answer.returncode == 0, answer.stderr
     notes = sum(line.startswith("note") for line in answer.stdout.splitlines())
-    assert f"the root {tmp_path}/rusn does not exist yet" in answer.stdout and notes > 0
+    assert f"the root {tmp_path}/rusn does not exist yet; did you mean {tmp_path}/runs?" in answer.stdout and notes > 0
     word = "note" if notes == 1 else "notes"
     assert answer.stdout.splitlines()[-1] == f"The configuration is valid, with {notes} {word} above."
 

@@ -263,3 +263,17 @@ def test_a_run_whose_checkpoints_take_long_is_answered_in_time_and_says_what_was
     assert not value.complete and value.checkpoints == ()
     (sentence,) = value.unreadable
     assert "3 were left out" in sentence and f"for example {run / 'checkpoint-4'}" in sentence
+
+
+def test_a_folder_of_an_export_is_called_one_and_no_checkpoint(tmp_path: Path, pico_base: Path) -> None:
+    export = tmp_path / "exports" / "foxes" / "step-10"
+    copy_of(pico_base, export / "pytorch")
+    manifest = {"manifest_version": 1, "export_id": "foxes-10-ab", "run": "foxes", "step": 10, "status": "succeeded", "checkpoint": "/r/c"}
+    (export / "MANIFEST.json").write_text(json.dumps(manifest))
+    for path in (export, export / "pytorch", export / "pytorch" / "config.json"):
+        answer = ckptd(tmp_path, "explain", path)
+        said = " ".join(answer.stdout.split())
+        assert answer.returncode == 0 and "This is an export of foxes, step 10, made of /r/c" in said, answer.stderr
+        assert f"`ckptd show {export}`" in said and "not watched" not in said
+    value = json.loads(ckptd(tmp_path, "explain", export, "--json").stdout)
+    assert (value["kind"], value["id"], value["step"]) == ("export", "foxes-10-ab", 10)

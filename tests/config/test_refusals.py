@@ -252,6 +252,7 @@ def test_a_list_that_is_no_list_is_shown_as_one(refusal: Refusal) -> None:
     (lambda path: path.write_bytes(b"a = 1\nb = '\xe4'"), "line 2 holds a character that is not UTF-8", "save the file as UTF-8"),
     (lambda path: path.symlink_to(path), "it is a link that leads to itself", "remove or correct the link"),
     (lambda path: path.write_text("roots = ["), "it is not TOML: ", "correct that line"),
+    (lambda path: path.write_text("# a\nroots = [\n\n\n"), "it is not TOML: Invalid value (at line 2, the last line)", "correct that line"),
     (lambda path: path.write_text('[watch]\nroots = ["/a"\n\nsettle_seconds = 3\n'), "it is not TOML: Unclosed array (at line 4",
      "add the missing ]; it belongs above that place"),
     (lambda path: path.write_text('[base]\nmap = { "a" = "b"\n'), "it is not TOML: Unclosed inline table (at line 2", "add the missing }}"),

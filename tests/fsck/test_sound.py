@@ -67,7 +67,12 @@ def test_a_failed_job_beside_a_good_export_of_another_configuration_is_sound(wor
     world.tidy(job)
     found = world.examine()
     assert found.findings == ()
-    assert [Path(note.path or "").name for note in found.notes] == ["step-4.failed"]
+    assert [(note.code, Path(note.path or "").name) for note in found.notes] == [("export-absent", "step-4.failed")]
+    later, first = world.finished(8), Path(found.notes[0].path or "").with_suffix("")
+    world.execute("UPDATE job SET target = (SELECT target FROM job WHERE id = 'job-4') WHERE id = 'job-8'")
+    later.with_name("latest").unlink()
+    later.rename(first)
+    assert [(note.code, note.job) for note in world.examine().notes] == [("export-replaced", "job-4")], "its own success came after it"
 
 
 def test_a_job_that_was_retried_is_sound_and_so_is_one_that_was_given_up(world: World) -> None:
@@ -112,6 +117,7 @@ def test_the_command_says_sound_or_what_is_wrong_by_its_exit_code(world: World, 
     target = world.finished(4)
     answer = CliRunner().invoke(app, ["verify", "--journal", "--config", str(config), "--deep"])
     assert (answer.exit_code, "no problems found" in answer.output) == (0, True), answer.output
+    assert "1 job, 1 export, " in answer.output
     (target / "pytorch" / "pytorch.bin").write_text("pytorch of job-5")
     assert CliRunner().invoke(app, ["verify", "--journal", "--config", str(config)]).exit_code == 0  # the size is right
     answer = CliRunner().invoke(app, ["verify", "--journal", "--config", str(config), "--deep", "--json"])

@@ -27,7 +27,7 @@ from daemon.contract.jobs.conversion import Conversion
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
-from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation
+from daemon.operating.monitoring.explain import CheckpointExplanation, ExportExplanation, RunExplanation
 from daemon.operating.monitoring.run_quality import RunQuality
 from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
@@ -68,7 +68,7 @@ EXITS: dict[Verb, dict[int, str]] = {
         75: "not enough memory or disk, or the checkpoint can't be read now; run the same command again to continue",
     },
     ("explain",): {
-        0: "the checkpoint is complete; for a run: all of its checkpoints are complete",
+        0: "the checkpoint is complete; for a run: all of its checkpoints are complete; for a folder of an export: always",
         1: "not complete, or something could not be read",
     },
     ("status",): {
@@ -163,7 +163,10 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("convert",): ("an object; with `--to` that of `ckptd export`", (Conversion,)),
     ("quality",): ("an object", (RunQuality,)),
     ("export",): ("an object", (ExportedJob,)),
-    ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),
+    ("explain",): (
+        "an object, for a checkpoint, a run or a folder of an export (see `kind`)",
+        (CheckpointExplanation, RunExplanation, ExportExplanation),
+    ),
     ("check",): ("an object", (Diagnosis,)),
     ("formats",): ("an object", (FormatsHere,)),
     ("logs",): (

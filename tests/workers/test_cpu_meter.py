@@ -15,9 +15,9 @@ from daemon.running.workers.cpu_meter import CpuMeter
 Times = dict[int, tuple[float, float, bool]]
 
 
-def share_after(looks: list[tuple[float, Times]], monkeypatch: pytest.MonkeyPatch) -> tuple[float, float] | None:
+def share_after(looks: list[tuple[float, Times]], monkeypatch: pytest.MonkeyPatch, most: float = 8.0) -> tuple[float, float] | None:
     """What the meter says after looks at (clock, thread → seconds run, seconds waited, ready)."""
-    meter = CpuMeter()
+    meter = CpuMeter(most)
     for clock, times in looks:
         monkeypatch.setattr(procfs, "cpu_times", lambda _pids, times=times: times)
         meter.look([1], clock)
@@ -30,6 +30,14 @@ def test_a_child_that_runs_all_the_time_gets_what_it_wants(monkeypatch: pytest.M
 
 def test_a_child_that_waits_for_a_processor_wants_more_than_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert share_after([(at, {7: (0.03 * at, 0.97 * at, True)}) for at in range(6)], monkeypatch) == (0.03, 1.0)
+
+
+def test_a_child_could_use_no_more_cores_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[tuple[float, Times]] = [(at, dict.fromkeys(range(5), (0.02 * at, 0.9 * at, True))) for at in range(6)]
+    assert share_after(looks, monkeypatch) == (0.1, 4.6)
+    assert share_after(looks, monkeypatch, most=1) == (0.1, 1.0)
+    busy: list[tuple[float, Times]] = [(at, dict.fromkeys(range(2), (0.8 * at, 0.2 * at, True))) for at in range(6)]
+    assert share_after(busy, monkeypatch, most=1) == (1.6, 1.6), "what it had it could use"
 
 
 def test_a_child_that_never_came_to_run_wants_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from daemon.cli.export.checkpoint_argument import checkpoint_at
 from daemon.cli.export.entry import enter
 from daemon.cli.export.following import follow
-from daemon.cli.export.options import over
+from daemon.cli.export.options import base_here, over
 from daemon.cli.export.working import work
 from daemon.cli.views.export import ExportView
-from daemon.config.places.paths import StatePaths, foreground_state, prepare
+from daemon.config.places.paths import Paths, StatePaths, foreground_state, prepare
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Permanent, Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
@@ -57,13 +57,16 @@ def export_now(
     inspection = checkpoint_at(Path(os.path.abspath(checkpoint)))
     if not inspection.complete:
         raise Permanent(**damaged(inspection, then="then run the same command again").model_dump())
-    settings = over(settings, inspection, output=output, base=base, add=add)
+    here = base_here(settings, inspection) if base is None else None
+    settings = over(settings, inspection, output=output, base=base or here, add=add)
     checkpoint = inspection.path
     state = foreground_state(settings.state_directory, checkpoint)
     with _opened(settings, state, checkpoint) as parts:
         logs.say_closed(parts.paths.closed)
         entered = enter(parts, inspection, force=force)
         view = ExportView(inspection, StatePaths(entered.state).log, quiet=quiet)
+        if here is not None:
+            view.say(translated("its base is {folder}, below the current directory").format(folder=here))
         if entered.finished and entered.by_daemon:
             view.say(translated("the daemon has exported it already; --force makes it again"))
         elif entered.finished:
@@ -97,7 +100,10 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
         logs.set_up(settings.log, paths.log, stderr=False)
     try:
         with engine(settings, state, work_of=lambda now, job: now.work, at_once=True) as parts:
-            yield parts
+            try:
+                yield parts
+            finally:
+                _clear(parts.paths)
     except UsageError as error:
         if error.fault.code != FaultCode.ALREADY_RUNNING:
             raise
@@ -106,3 +112,11 @@ def _opened(settings: Settings, state: Path, checkpoint: Path) -> Iterator[Engin
         cause = f"another `ckptd export` (pid {who}) exports it just now"
         remedy = "wait until that has ended, or stop it; then run the command again"
         raise Retryable(FaultCode.ALREADY_RUNNING, "export", cause, remedy, path=checkpoint) from None
+
+
+def _clear(paths: Paths) -> None:
+    """Remove the folders for unpublished output that are empty: nobody expects them in a folder that was named for one export."""
+    for folder in (paths.staging, paths.kept):
+        with suppress(OSError):  # there is something in it, or the output is away
+            folder.rmdir()
+            folder.parent.rmdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.checkpoints.models.base_models import is_model
+from daemon.checkpoints.models.base_models import find_base, is_model
 from daemon.checkpoints.pinning.additions import FULL
 from daemon.config.loading import lies_in
 from daemon.config.places.paths import refuse_file
@@ -60,6 +60,20 @@ def over(settings: Settings, inspection: Inspection, *, output: Path | None, bas
             )  # fmt: skip
         settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
     return settings
+
+
+def base_here(settings: Settings, inspection: Inspection) -> Path | None:
+    """The base that a relative path in the checkpoint means below the current directory, as its trainer took it; None where the base is
+    found by the configuration, or where no model is there."""
+    name = inspection.base_name or ""
+    here = Path(os.path.abspath(name))
+    if not name or os.path.isabs(name) or inspection.method == FULL or not is_model(here):
+        return None
+    try:
+        find_base(name, inspection.base_revision, settings.base.search, settings.base.map)
+    except (Permanent, OSError):
+        return here
+    return None
 
 
 def _why_not_in(folder: Path, checkpoint: Path, roots: Sequence[Path]) -> str | None:

@@ -123,7 +123,10 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
-    lines = hanging("", translated(GONE) if job.checkpoint_gone else translated(TRY_AGAIN).format(job=shlex.quote(job.id)), None)
+    again = translated(TRY_AGAIN).format(job=shlex.quote(job.id))
+    if job.foreground:
+        again = translated("After you have removed the cause: ckptd export {checkpoint}").format(checkpoint=shlex.quote(job.checkpoint))
+    lines = hanging("", translated(GONE) if job.checkpoint_gone else again, None)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:
         by_hand = translated("To run the last failed attempt by hand: python -m handlers {file}")

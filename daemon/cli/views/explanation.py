@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from daemon.contract.faults.text import local_time
 from daemon.contract.language.catalog import language, translated, translated_text
 from daemon.contract.language.lists import bracketed, labelled, verdicts_of
 from daemon.operating.log.wrapping import width_of
-from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
+from daemon.operating.monitoring.explain import CheckpointExplanation, ExportExplanation, FileRow, RunExplanation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,13 +23,22 @@ _LISTED = 40
 """Files that are listed; a directory with more ends in how many more there are."""
 
 
-def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
+def print_explanation(value: CheckpointExplanation | RunExplanation | ExportExplanation) -> None:
     """The answer of `daemon.operating.monitoring.explain.explain`, for people."""
     console = terminal(soft_wrap=True)
-    if isinstance(value, RunExplanation):
+    if isinstance(value, ExportExplanation):
+        _print_export(console, value)
+    elif isinstance(value, RunExplanation):
         _print_run(console, value)
     else:
         _print_checkpoint(console, value)
+
+
+def _print_export(console: Console, value: ExportExplanation) -> None:
+    put(console, f"[bold]{escape(value.path)}[/bold]")
+    line = translated("This is an export of {run}, step {step}, made of {checkpoint}; `ckptd show {path}` shows more.")
+    path = escape(shlex.quote(value.path))
+    put(console, line.format(run=escape(value.run), step=value.step, checkpoint=escape(value.checkpoint), path=path))
 
 
 def _verdict(value: CheckpointExplanation) -> str:

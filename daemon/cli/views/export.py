@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
@@ -16,19 +17,42 @@ from daemon.cli.views.tables import artifact_table
 from daemon.contract import units
 from daemon.contract.advice.merits import in_words
 from daemon.contract.language.catalog import language, translated, translated_text
-from daemon.contract.language.lists import labelled, sentences, spaced
+from daemon.contract.language.lists import labelled, sentences
 from daemon.contract.language.lists import names as list_names
 from daemon.contract.values import Json, text_at
-from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
+from daemon.journal.states import ENDED_STAGE
+from daemon.operating.monitoring.outlook import starved, starving
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress_bar import ProgressBar
+
     from daemon.journal.rows import StageRow
     from daemon.operating.monitoring.live import StageProgress
     from daemon.operating.monitoring.status import JobStatus
 
 
+_WIDE, _WIDE_BAR, _BAR = 100, 24, 12
+"""Cells of a terminal from which on there is room for a long bar; those of a long and of a short bar."""
 _RETRY = re.compile(r"run `?ckptd (?:queue )?retry(?: JOB)?`?(?: with the export's id| on the job)?")
+_OUTPUT, _OTHER_OUTPUT = re.compile("set output\\.directory to a larger disk"), "give another folder with --output"
 _SHOW = re.compile(r"`?ckptd (?:show|logs)(?: JOB)?`?")
+
+
+class _Spinner(SpinnerColumn):
+    """Turns beside a stage that runs."""
+
+    def render(self, task: Task) -> RenderableType:
+        """The cell of one stage."""
+        return super().render(task) if task.started and task.stop_time is None else Text(" ")
+
+
+class _Bar(BarColumn):
+    """How far a stage is; nothing for one that was not begun."""
+
+    def render(self, task: Task) -> ProgressBar | Text:  # type: ignore[override]
+        """The cell of one stage."""
+        return super().render(task) if task.started else Text(" " * (self.bar_width or 0))
 
 
 class _Elapsed(ProgressColumn):
@@ -49,15 +73,20 @@ class Wait(NamedTuple):
 
 
 def note_of(running: StageProgress) -> str:
-    """What a running stage does, about how long it takes yet by its own progress, and whether it gets the CPU time that it could use."""
+    """What a running stage does, and whether it gets the CPU time that it could use."""
     cpu = running.share
-    left = stage_left(None, running.seconds, running.fraction, cpu)
-    parts = (
-        [translated_text(running.message)]
-        + ([spaced(translated("{time} left").format(time=translated_text(about(left))))] if left is not None else [])
-        + ([translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else [])
-    )
-    return sentences(parts)
+    starves = [translated_text(starving(cpu, running.priority))] if cpu and starved(cpu) else []
+    return sentences([translated_text(running.message), *starves])
+
+
+def stages_display(console: Console) -> Progress:
+    """A line a stage. A long note is cut, never a stage's name; only what runs moves, and only what was begun has a bar."""
+    bar = _WIDE_BAR if console.width >= _WIDE else _BAR
+    return Progress(
+        _Spinner(finished_text=" "), TextColumn("{task.description:<10}", table_column=Column(no_wrap=True)), _Bar(bar_width=bar),
+        _Elapsed(), TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")), console=console,
+        expand=True,
+    )  # fmt: skip
 
 
 class ExportView:
@@ -74,10 +103,7 @@ class ExportView:
         """The stages were shown once: what has ended by then was made by an earlier command."""
         self._waits_for = ""
         self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            SpinnerColumn(finished_text=" "), TextColumn("{task.description:<10}"), BarColumn(bar_width=24),
-            _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
-        )  # fmt: skip
+        self._progress = stages_display(self._console)
         if not quiet:
             step = translated("step {step}").format(step=inspection.step)
             put(self._console, f"[bold]{escape(inspection.path.parent.name)}[/bold] {labelled(step, escape(str(inspection.path)))}")
@@ -108,13 +134,14 @@ class ExportView:
         if running is not None:
             self._progress.start_task(bar)
             self._progress.update(bar, completed=running.fraction, note=escape(note_of(running)))
-        elif stage.state != "waiting":
+        elif stage.state in ENDED_STAGE:
             note = translated("reused") if stage.state == "succeeded" and not stage.attempts else styled(stage.state)
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=note)
-            self._progress.stop_task(bar)
-        elif stage.fault is not None:
-            self._progress.update(
-                bar, note=escape(translated("{cause}; it is tried again").format(cause=translated_text(stage.fault.cause)))
+            if stage.state != "skipped":
+                self._progress.stop_task(bar)
+        elif stage.state == "waiting" and stage.fault is not None:
+            self._progress.reset(
+                bar, start=False, note=escape(translated("{cause}; it is tried again").format(cause=translated_text(stage.fault.cause)))
             )
 
     def _line(self, name: str, state: str, stage: StageRow) -> None:
@@ -151,7 +178,7 @@ class ExportView:
             errors = [job.error]  # it was made, and could not be published
         for error in dict.fromkeys(errors):
             put(self._console, f"[red]{escape(translated_text(self.advice(error)))}[/red]")
-        for line in (*_rejections(report), *_replacements(report)):
+        for line in (*_rejections(report, errors), *_replacements(report)):
             put(self._console, f"[yellow]{escape(line)}[/yellow]")
         if any(stage.state == "failed" for stage in job.stages):
             line = translated("The log of this export is {log}; the logs of its attempts lie in {folder}.")
@@ -162,7 +189,7 @@ class ExportView:
 
     def advice(self, sentence: str) -> str:
         """A sentence that is written for the daemon's exports, as it holds for this one, which no other command knows."""
-        return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", sentence))
+        return _SHOW.sub(str(self._log), _RETRY.sub("run the same command again", _OUTPUT.sub(_OTHER_OUTPUT, sentence)))
 
 
 def _to_deploy(report: Json | None) -> str | None:
@@ -171,13 +198,19 @@ def _to_deploy(report: Json | None) -> str | None:
     return in_words(best.rstrip(".")) if best else None
 
 
-def _rejections(report: Json | None) -> list[str]:
-    """Why artifacts were rejected: each reason once, with the variants that it was given for."""
+def _rejections(report: Json | None, errors: Sequence[str]) -> list[str]:
+    """Why artifacts were rejected: each reason once, with the variants that it was given for, but for those that `errors` say already."""
     variants: dict[str, list[str]] = {}
     for artifact in (report or {}).get("artifacts", []):
-        if artifact["verdict"] != "passed" and artifact.get("reasons"):
-            variants.setdefault("; ".join(artifact["reasons"]), []).append(artifact["variant"])
+        reasons = [reason for reason in artifact.get("reasons") or () if not _is_said(reason, errors)]
+        if artifact["verdict"] != "passed" and reasons:
+            variants.setdefault("; ".join(reasons), []).append(artifact["variant"])
     return [labelled(list_names(names), translated_text(why)) for why, names in variants.items()]
+
+
+def _is_said(reason: str, errors: Sequence[str]) -> bool:
+    """Whether a reason is the cause of one of the errors: "it was not made: STAGE failed: CAUSE"."""  # fmt: skip
+    return reason.startswith("it was not made: ") and any(reason.split(": ", 2)[-1] in error for error in errors)
 
 
 def _replacements(report: Json | None) -> list[str]:

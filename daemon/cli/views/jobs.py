@@ -88,6 +88,7 @@ def handles(ids: Sequence[str]) -> dict[str, str]:
 def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
     state = job.activity or job.state
     what = (_in_short if short else _what)(job) + (f" · {translated('kept')}" if job.kept else "")
+    what = clauses(filter(None, (translated("by hand"), what))) if job.foreground else what
     return [
         Cell(name), Cell(job.run), Cell(translated("final") if job.ending else str(job.step)), Cell(_loss(job.loss)),
         Cell(translated(state), STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),

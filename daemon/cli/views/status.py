@@ -26,6 +26,7 @@ from daemon.contract.language.lists import bracketed, clauses, labelled
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.reasons import waiting
+from daemon.operating.monitoring.status import rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +88,7 @@ def watch(ask: Callable[[], Snapshot]) -> None:
 def status_lines(value: Snapshot, width: int | None, height: int | None, *, everything: bool = False) -> list[Text]:
     """All of `ckptd status`, in lines of at most `width` cells. `height`: lines that there is room for, as far as possible."""
     head = [line for label, text, style in _head(value, None if everything else FEW) for line in hanging(label, text, width, style=style)]
-    jobs = (*value.jobs, *value.foreground)
+    jobs = rows(value)
     room = None if height is None else height - len(head)
     shown = jobs if room is None else _fitting(jobs, width, room)
     lines = [*head, *jobs_lines(shown, width)]
@@ -277,8 +278,9 @@ def _trouble_of(target: TargetState) -> str:
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     """How many exports there are of each kind."""
     ended = Counter({state: value.counts[state] for state in ENDED_JOB if state in value.counts})
-    opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
+    opened = Counter(job.activity or job.state for job in rows(value) if job.state not in ENDED_JOB)
     opened["waiting"] += opened.pop("pending", 0)
-    opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
+    listed = sum(job.state not in ENDED_JOB for job in value.jobs)
+    opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - listed)  # those without a row
     counts = [counted(count, state) for state in (*_OPEN, *ENDED_JOB) if (count := (opened + ended)[state])]
     return [(translated("exports"), clauses(counts), "bold")] if counts else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import grp
 import importlib.metadata
 import os
@@ -251,6 +252,17 @@ def _access_to(root: Path) -> tuple[Fault | None, bool, bool]:
     return closed_directory(root), os.path.exists(root), os.path.isdir(root)
 
 
+def _meant(root: Path) -> Path | None:
+    """The folder that a mistyped root may mean; None where none is like it."""
+    missing = next(place for place in (root, *root.parents) if os.path.isdir(place.parent))
+    try:
+        with os.scandir(missing.parent) as entries:
+            like = difflib.get_close_matches(missing.name, [entry.name for entry in entries if entry.is_dir()], n=1)
+    except OSError:
+        return None
+    return missing.with_name(like[0]) / root.relative_to(missing) if like else None
+
+
 def _bases(settings: Settings) -> list[str]:
     """What is wrong with the folders of base models. Those that are closed to this user are left to `tried`, which asks as the service."""
     problems = []
@@ -324,7 +336,10 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         if barred is not None:
             problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
         elif not there:
-            warnings.append(f"the root {root} does not exist yet")
+            meant = _meant(root)
+            warnings.append(
+                f"the root {root} does not exist yet; did you mean {meant}?" if meant else f"the root {root} does not exist yet"
+            )
         elif not is_directory:
             problems.append(f"watch.roots: {root} {NO_DIRECTORY}; give the directory below which trainings write")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":

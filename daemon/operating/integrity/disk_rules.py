@@ -53,6 +53,8 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
     manifest = manifest_of(target)
     if job["state"] == "failed" and job["reason"]:
         scene.note("export-refused", f"it was not published: {job['reason']}", "as it says", path=job["target"], job=job["id"])
+    elif not target.exists() and (later := _later_of(scene, job)) is not None:
+        scene.note("export-replaced", f"another export has replaced it: {later}", "nothing", path=job["target"], job=job["id"])
     elif not target.exists():
         scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd queue retry`",
                    path=target, job=job["id"])  # fmt: skip
@@ -72,6 +74,13 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
                 f"export-{problem.code}", f"{problem.path}: {problem.text}", problem.remedy or _again(job), path=target / problem.path,
                 job=job["id"],
             )  # fmt: skip
+
+
+def _later_of(scene: Scene, job: sqlite3.Row) -> str | None:
+    """The later job of this journal whose export stands where that of a failed job would stand if it had succeeded."""
+    there = manifest_of(Path(job["target"])).get("export_id") if job["state"] == "failed" else None
+    ids = [other["id"] for other in scene.jobs]
+    return there if isinstance(there, str) and there in ids[ids.index(job["id"]) + 1 :] else None
 
 
 def _again(job: sqlite3.Row) -> str:

@@ -26,6 +26,7 @@ from daemon.checkpoints.selection import choice_for
 from daemon.config.places.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
+from daemon.contract.disk.export_layout import manifest_of
 from daemon.contract.faults.errors import CkptdError, Fault, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.plan import SHARDED
@@ -141,6 +142,40 @@ class RunExplanation:
     checkpoints: tuple[CheckpointExplanation, ...]
     unreadable: tuple[str, ...]
     """What could not be read, as sentences."""
+
+
+@dataclass(frozen=True)
+class ExportExplanation:
+    """Information about a folder of an export, which is no checkpoint. The names are stable for programs."""
+
+    kind: Literal["export"] = field(default="export", init=False)
+    path: str
+    """The folder of the export."""
+    id: str
+    run: str
+    step: int
+    ending: bool
+    """Whether its checkpoint was written at the end of the training."""
+    status: str
+    taken: str | None
+    """When its checkpoint was taken; ISO 8601 in UTC."""
+    checkpoint: str
+    """The checkpoint that it was made of."""
+
+
+def export_around(path: Path) -> ExportExplanation | None:
+    """The export that a path is or lies in, by its own manifest; None where there is none."""
+    path = Path(os.path.abspath(path))
+    for folder in (path, *path.parents):
+        manifest = manifest_of(folder)
+        if isinstance(manifest.get("manifest_version"), int):
+            step = manifest.get("step")
+            return ExportExplanation(
+                path=str(folder), id=str(manifest.get("export_id")), run=str(manifest.get("run")),
+                step=step if isinstance(step, int) else 0, ending=manifest.get("ending") is True, status=str(manifest.get("status")),
+                taken=str(taken) if (taken := manifest.get("taken")) else None, checkpoint=str(manifest.get("checkpoint")),
+            )  # fmt: skip
+    return None
 
 
 def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplanation:

@@ -18,7 +18,7 @@ from daemon.system.processes.rivals import Rival
 LATEST = 5
 """Earlier durations of a stage that count."""
 TELLING = 0.2
-"""Share of a stage that must be done before its progress says how long the rest takes."""
+"""Share of a stage that must be done before its progress says how long the rest takes, beside what earlier ones took."""
 CROWDED = 8.0
 """Stages that count as running side by side at the most."""
 
@@ -63,31 +63,18 @@ def _percent(cores: float) -> str:
 def stage_left(expected: float | None, seconds: float, fraction: float, share: CpuShare | None = None) -> float | None:
     """Seconds until a stage that has run for `seconds` ends; None where nothing tells.
 
-    The further it is, the more its own progress counts, and the less what earlier ones took, which says nothing of one that is starved of
-    CPU time.
+    Its own progress alone does not: the parts of a stage take unlike times. The further it is, the more that counts, and the less what
+    earlier ones took, which says nothing of one that is starved of CPU time.
     """
     by_progress = seconds / fraction if fraction >= TELLING else None
-    if starved(share):
-        expected = None
-    if expected is not None and seconds > 2 * expected and by_progress is None:
+    if expected is None or starved(share) or (seconds > 2 * expected and by_progress is None):
         return None  # it is not like the earlier ones
-    if by_progress is None:
-        total = expected
-    elif expected is None:
-        total = by_progress
-    else:
-        total = fraction * by_progress + (1 - fraction) * expected
-    return None if total is None else max(0.0, total - seconds)
+    total = expected if by_progress is None else fraction * by_progress + (1 - fraction) * expected
+    return max(0.0, total - seconds)
 
 
-def slowed(expected: float | None, seconds: float, left: float | None, starved: bool) -> float:
-    """How many times as long as earlier ones a stage takes that is `starved` of CPU time; 1 where nothing tells. The next ones will too."""
-    return max(1.0, (seconds + left) / expected) if starved and expected and left is not None else 1.0
-
-
-def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], earlier: Earlier, slower: float = 1.0) -> float | None:
-    """Seconds of work until a job ends. `running`: stage → what is left of it; `slower`: how many times as long as earlier ones those take
-    that do not run yet. None where that is unknown of any stage."""
+def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], earlier: Earlier) -> float | None:
+    """Seconds of work until a job ends. `running`: stage → what is left of it. None where that is unknown of any stage."""
     left, longest = 0.0, 0.0
     for stage in stages:
         if stage.state in ENDED_STAGE:
@@ -95,7 +82,6 @@ def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], ea
         seconds = running[stage.name] if stage.name in running else earlier.of(stage.name)
         if seconds is None:
             return None
-        seconds *= 1.0 if stage.name in running else slower
         left, longest = left + seconds, max(longest, seconds)
     return max(longest, left / earlier.side_by_side)
 

@@ -58,10 +58,11 @@ from daemon.operating.monitoring.live import (
     StageProgress,
     read_live,
 )
-from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, slowed, stage_left, starved, starving
+from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
 from daemon.operating.monitoring.reasons import failure, together, waiting
 from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules import ready
+from daemon.running.waits import SOON
 from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
@@ -69,6 +70,7 @@ from daemon.system.processes.rivals import Rival
 from daemon.system.processes.threads import Death
 
 T = TypeVar("T")
+J = TypeVar("J", bound="JobStatus")
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class StageStatus:
     """How long it took, or how long it has run until now."""
     error: str | None
     left_seconds: float | None = None
-    """Estimated remaining time, from earlier stages and from its progress; None if there is no estimate, or if it does not run."""
+    """Estimated remaining time, from earlier stages and from its progress, never from that alone; None if there is no estimate, or if it
+    does not run."""
     cores: float | None = None
     """CPU time that it got recently, in cores; None if it is not known, or if it does not run."""
     place: Whereabouts | None = None
@@ -332,12 +335,29 @@ def _standing_still(paths: StatePaths, live: LiveFile) -> str | None:
 
 def _in_the_foreground(state: Path) -> tuple[JobStatus, ...]:
     """What `ckptd export` works on now: each of its checkpoints has a state directory of its own."""
+    folders = [folder for folder in _by_hand(state) if is_locked(StatePaths(folder).lock)]
+    return tuple(_at_work(job) for folder in folders for job in snapshot(folder, anywhere=True).jobs if job.state not in ENDED_JOB)
+
+
+def _by_hand(state: Path) -> list[Path]:
+    """The state directories of exports in the foreground."""
     try:
-        folders = sorted(folder for folder in (state / FOREGROUND).iterdir() if is_locked(StatePaths(folder).lock))
+        return sorted((state / FOREGROUND).iterdir())
     except OSError:
-        return ()
-    jobs = (job for folder in folders for job in snapshot(folder, anywhere=True).jobs)
-    return tuple(replace(job, foreground=True) for job in jobs if job.state not in ENDED_JOB)
+        return []
+
+
+def _at_work(job: J) -> J:
+    """An open job that a command works on: no other is before it, so what it awaits between two stages is over in a moment."""
+    passing = job.reason in (None, *map(waiting, SOON))
+    job = replace(job, foreground=True)
+    return replace(job, activity="running", waiting_for=None, reason=None) if passing else job
+
+
+def rows(value: Snapshot) -> tuple[JobStatus, ...]:
+    """Every export once: one that is made by hand while the daemon's own job of it waits is shown as what it is, running."""
+    made = {job.id for job in value.foreground}
+    return (*(job for job in value.jobs if job.id not in made or job.activity not in ("waiting", "stopped")), *value.foreground)
 
 
 @dataclass(frozen=True)
@@ -417,6 +437,27 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
         ]
 
     return _ask_journal(state, look) or []
+
+
+def find_made(state: Path, wanted: str) -> list[JobDetails]:
+    """As `find`, also of exports by hand: of one that is made so just now, else where the daemon has none."""
+    jobs = find(state, wanted)
+    if any(job.activity not in ("waiting", "stopped") for job in jobs):
+        return jobs
+    own = [job for folder in _by_hand(state) for job in _made_by_hand(folder, jobs[0].id if len(jobs) == 1 else wanted)]
+    return [job for job in own if not jobs or job.activity == "running"] or jobs
+
+
+def _made_by_hand(state: Path, wanted: str) -> list[JobDetails]:
+    """The jobs in the state directory of an export in the foreground."""
+    jobs, at_work = find(state, wanted), is_locked(StatePaths(state).lock)
+    left = "`ckptd export` was broken off; the same command goes on with it."
+    return [
+        replace(job, foreground=True) if job.state in ENDED_JOB
+        else _at_work(job) if at_work
+        else replace(job, foreground=True, waiting_for=left)
+        for job in jobs
+    ]  # fmt: skip
 
 
 def job_meant(state: Path, wanted: str, operation: str, remedy: str) -> JobDetails:
@@ -536,11 +577,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     variants = became(view)
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name), scene.live.rivals) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
-    slower = max(
-        (slowed(earlier.of(stage.name), stage.seconds or 0.0, stage.left_seconds, stage.starved is not None) for stage in stages),
-        default=1.0,
-    )
-    left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier, slower)
+    left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
     waiting_for, target = _waits_for(view, scene), folder_of(job.target, job.state)
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]

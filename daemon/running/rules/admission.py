@@ -86,7 +86,8 @@ def admit(
             )
             return Admission(Fault(
                 code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
-                remedy=f"free space there, set {key} to a larger disk, or lower limits.disk_reserve",
+                remedy=f"free space there, set {key} to a larger disk, or lower limits.disk_reserve"
+                if disk_reserve else f"free space there, or set {key} to a larger disk",
             ), room=wanted + disk_reserve)  # fmt: skip
         inodes = free_inodes(folder)
         if inodes is not None and inodes < LEAST_INODES:

@@ -20,7 +20,9 @@ FIRST_SECONDS = 3.0
 class CpuMeter:
     """The CPU time of one attempt's processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = math.inf) -> None:
+        """`most`: cores that it could use at a time; helper threads that are ready beside its own would use no more."""
+        self._most = most
         self._threads: dict[int, tuple[float, float, bool]] = {}
         self._at: float | None = None
         self._watched = self._got = self._wanted = 0.0
@@ -44,7 +46,7 @@ class CpuMeter:
         kept = math.exp(-passed / MEMORY_SECONDS) if self._watched else 0.0
         self._watched += passed
         self._got = kept * self._got + (1 - kept) * got / passed
-        self._wanted = kept * self._wanted + (1 - kept) * (got + waited) / passed
+        self._wanted = kept * self._wanted + (1 - kept) * max(got, min(got + waited, self._most * passed)) / passed
         if CpuShare(got / passed, (got + waited) / passed).starved:
             self.kept_waiting += passed * waited / (got + waited)
 

@@ -63,7 +63,7 @@ class Worker:
         """Bytes that the attempt's processes held at the last look."""
         self.peak = 0
         """The largest such figure."""
-        self._meter = CpuMeter()
+        self._meter = CpuMeter(min(order.context.limits.threads, len(os.sched_getaffinity(0))))
         self._fault: Fault | None = None
         self._interrupted = False
         self._kill_at: float | None = None
