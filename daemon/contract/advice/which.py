@@ -162,12 +162,13 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
     return ground.format(named=named, ground=_ground(ranking, trainers), deploy=_deploy(ranking.pick))
 
 
-def as_of_report(sentence: str | None, run: str) -> str:
-    """What a published page says of its run: `advice` as it was then, None for the first export, and what says it now."""
+def as_of_report(sentence: str | None, run: str, exports: int = 1, moment: str = "") -> str:
+    """What a published page says of its run: `advice` as it was at `moment`, of so many exports, and what says it now; `sentence` is None
+    for the first export."""
     if sentence is None:
         return translated("Which export of the run to deploy: `ckptd quality {run}` says what holds now.").format(run=_word(run))
-    dated = translated("As of this report: {sentence} `ckptd quality {run}` says what holds now.")
-    return dated.format(sentence=sentence, run=_word(run))
+    dated = translated("Of the run's {count} exports, as of this report ({date}): {sentence} `ckptd quality {run}` says what holds now.")
+    return dated.format(count=exports, date=moment, sentence=sentence, run=_word(run))
 
 
 def _word(run: str) -> str:
