@@ -11,7 +11,7 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.cli.views.status import GONE, TRY_AGAIN, pace
+from daemon.cli.views.status import GONE, SAME_AGAIN, TRY_AGAIN, pace, retry_helps
 from daemon.contract import units
 from daemon.contract.faults.text import local_time, printable
 from daemon.contract.jobs.plan import find_spec
@@ -123,6 +123,9 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
+    if not job.checkpoint_gone and not retry_helps(job):
+        unreplaced = {name for name, verdict in job.artifacts.items() if verdict == "failed"} - {*job.replaced, *job.added}
+        return hanging("", translated(SAME_AGAIN), None) if unreplaced else []
     lines = hanging("", translated(GONE) if job.checkpoint_gone else translated(TRY_AGAIN).format(job=shlex.quote(job.id)), None)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:

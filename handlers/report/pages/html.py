@@ -76,6 +76,7 @@ def render(report: Report) -> str:
         of_run=headline.of_run_in_words(report),
         places=target_rows(report),
         failures=roots(report),
+        unsettled={failure.variant for failure in report.failures} - {story.asked for story in report.replaced if story.taken},
         notes=notes,
         marks={name: [note.number for note in notes if name in note.about] for note in notes for name in note.about},
         sizes=charts.size_bars(report),

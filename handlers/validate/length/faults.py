@@ -24,7 +24,7 @@ FARTHER: tuple[tuple[float, float, float], ...] = ((3.0, 1.0, 0.0), (4.0, 0.5, 0
 where the errors grow so many times over the text. Sound artifacts have up to 2.4 times."""
 LEAST_NATS = 0.005
 """Divergence below which it may be any number of times that of the prompts. fp16 has 0.0003 where rotary positions change their scaling."""
-REMEDY = "export again; if it happens again, export another variant: this one would compute wrongly in long conversations"
+REMEDY = "export another variant: this one would compute wrongly in long conversations"
 
 
 def faults(figures: CheckFigures, own: Limits, thresholds: Thresholds | None, *, alone: bool) -> list[str]:
