@@ -53,7 +53,8 @@ def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
     size = f"nearly all of them are {ratio:.2g} times as large as nearly all before"
     if ratio < 1:
         size = f"they grow {grown:.2g} times over the text"
-    return [f"its errors are larger {since}: {size}, as wrong positions, a lost cache or another window make them, and rounding does not"]
+    seldom = "" if own.exact else "; rounding may too, where the training had shorter texts only"
+    return [f"its errors are larger {since}: {size}; wrong positions, a lost cache or another window do this{seldom}"]
 
 
 def _distances(figures: CheckFigures, long: LongFigures, own: Limits, thresholds: Thresholds) -> list[str]:
