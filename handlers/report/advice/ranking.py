@@ -132,8 +132,8 @@ def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
     if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
         times, turns = units.times(figures.speed_over_pytorch), figures.speed_over_pytorch_range
         if turns and uncertain(artifact):
-            told = words.BUSY if turns[1] > BUSY * turns[0] else words.AS_FAST_IN_TURNS
-            merits.append(translated(told).format(speed=times, turns=units.span(turns, units.ratio)))
+            words_of_speed = words.BUSY if turns[1] > BUSY * turns[0] else words.AS_FAST_IN_TURNS
+            merits.append(translated(words_of_speed).format(speed=times, turns=units.span(turns, units.ratio)))
         else:
             merits.append(translated(words.AS_FAST).format(speed=times))
     if figures.agreement is not None:
