@@ -25,7 +25,8 @@ from handlers.report.usage_media import OPENERS, example
 
 PROMPT = "def main():"
 QUESTION = "How are you?"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
+_SPECIAL = re.compile(r"([\\`*{}\[\]#|~!$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+"""Within a word, as in x86_64, an underscore is no markup, and a backslash would be read where the file is not rendered."""
 _INSTALL = re.compile(r"^```shell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

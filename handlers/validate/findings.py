@@ -67,7 +67,7 @@ def stray(reason: str) -> Finding:
 
 def rare(reason: str) -> Finding:
     """Report that it answers otherwise where tokens are read that no prompt holds."""
-    remedy = "export again; if it happens again, export another variant: this one would answer wrongly where such tokens are read"
+    remedy = "export another variant: this one would answer wrongly where such tokens are read"
     return Finding(RARE, reason, remedy)
 
 

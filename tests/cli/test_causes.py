@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.views.jobs import jobs_lines
+from daemon.cli.views.jobs import jobs_lines, retry_helps
 from daemon.cli.views.status import status_lines
 from daemon.config.places.paths import StatePaths, prepare
 from daemon.contract.faults.errors import Fault
@@ -83,7 +83,20 @@ def test_the_list_tells_failures_apart_in_a_few_words(state: Path) -> None:
     assert (rows["far"].reason, rows["broken"].reason) == ("rejected: KL, logit error; not made", "rejected; not made")
     lines = shown(jobs_lines(list(rows.values()), None))
     assert any("failed" in line and "(base not found)" in line for line in lines) and any("(rejected: KL," in line for line in lines)
+    assert not retry_helps(rows["far"]) and retry_helps(rows["j3"]), "what was judged gets the same verdict again"
     assert any(line.endswith("timed out") for line in shown(jobs_lines([replace(rows["j3"], run="a-long-name-of-a-run-" * 3)], 60)))
+
+
+def test_what_a_less_quantized_form_replaces_is_counted_as_replaced() -> None:
+    verdicts = {"pytorch": "passed", "onnx": "passed", "onnx-int8": "failed", "onnx-int8-weight": "passed"}
+    row = job(
+        state="partial", activity="partial", run="a-long-name-of-a-run-" * 3, artifacts=verdicts, reason="replaced by onnx-int8-weight",
+        replaced={"onnx-int8": "onnx-int8-weight"}, added=("onnx-int8-weight",),
+    )  # fmt: skip
+    said = " ".join(" ".join(shown(jobs_lines([row], 100))).split())
+    assert "2 passed, 1 replaced by onnx-int8-weight" in said and "failed" not in said
+    also = replace(row, artifacts={**verdicts, "onnx": "failed"}, reason="rejected: KL; replaced by onnx-int8-weight")
+    assert "1 failed, 1 passed, 1 replaced" in " ".join(" ".join(shown(jobs_lines([also], 100))).split())
 
 
 def test_what_did_not_run_or_could_not_be_verified_is_told_from_what_missed_a_limit() -> None:

@@ -218,7 +218,10 @@ def test_what_formats_and_targets_say_of_themselves_is_translated() -> None:
 
 def test_what_another_report_recommends_is_translated_from_its_english(tmp_path: Path) -> None:
     report = build(facts.context(facts.succeeded(), tmp_path), END)
-    for artifact in report.artifacts:
+    some = report.artifacts[-1]
+    ranges = [{**some.figures, "speed_over_pytorch": 5.3, "speed_over_pytorch_range": ends} for ends in ((4.0, 6.0), (2.3, 17.0))]
+    turns = [some.model_copy(update={"figures": figures}) for figures in ranges]
+    for artifact in (*report.artifacts, *turns):
         stored = merits.recommended(artifact.variant, ranking.merits(artifact))
         with use_language("zh_CN"):
             assert merits.in_words(stored) == merits.recommended(artifact.variant, ranking.merits(artifact)) != stored

@@ -49,6 +49,20 @@ def test_the_steps_around_and_the_links_of_the_run_are_linked(tmp_path: Path) ->
     }  # fmt: skip
 
 
+def words(report: Report) -> str:
+    """What the top of the page says."""
+    around = html.render(report).partition("<nav")[2].partition("</nav>")[0].partition(">")[2]
+    return " ".join(re.sub(r"<[^>]*>", " ", around).split())
+
+
+def test_what_may_change_is_dated_and_the_newest_step_does_not_lead_to_itself(tmp_path: Path) -> None:
+    run = RunFigures(points=(point(20), point(80)), folders={"e20": "../step-20"}, latest="../latest", best="../best")
+    dated = "As of this report: Step before: 20 This step is the one to deploy"
+    assert words(report_of(run, tmp_path)) == f"{dated} A newer step, if there is one by now Best step All exports here"
+    later = run.model_copy(update={"folders": {"e80": "../step-80"}})
+    assert words(report_of(later, tmp_path)) == f"{dated.replace('before: 20', 'after: 80')} Newest step Best step All exports here"
+
+
 def test_what_is_not_there_is_not_linked(tmp_path: Path) -> None:
     run = RunFigures(points=(point(20), point(40), point(50, kept=False)), folders={"e20": "../step-20", "e50": "../step-50"})
     assert addresses(report_of(run, tmp_path)) == {"Step before: 20": "../step-20/report.html", "All exports here": "../"}
@@ -69,9 +83,9 @@ def test_the_step_to_deploy_is_named_where_it_is_known(tmp_path: Path) -> None:
         around = neighbours(run, json.loads(as_json(own)), export)
         return own.model_copy(update={"neighbours": around})
 
-    assert "Step to deploy as of this report: 20" in addresses(with_best("e20"))
-    assert "Step before: 40, to deploy as of this report" in addresses(with_best("e40"))
-    assert "As of this report, this step is the one to deploy" in html.render(with_best(own.export_id))
+    assert "Step to deploy: 20" in addresses(with_best("e20"))
+    assert "Step before: 40, to deploy" in addresses(with_best("e40"))
+    assert words(with_best(own.export_id)).startswith("As of this report: Step before: 40 This step is the one to deploy")
     assert "to deploy" not in html.render(with_best(None)).partition("</nav>")[0]
 
 

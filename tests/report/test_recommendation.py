@@ -57,12 +57,18 @@ def test_where_nothing_was_checked_nothing_is_recommended_and_the_report_says_so
     assert chosen(report) == [] and report.recommendation.sentence.startswith("Nothing is recommended: ")
 
 
+def test_of_turns_that_lie_far_apart_no_single_figure_is_made(tmp_path: Path) -> None:
+    busy = facts.check("onnx", speed_over_pytorch=5.3, speed_over_pytorch_range=[2.3, 17.0])
+    said = report_of(facts.made_all(facts.check("pytorch"), busy), tmp_path).recommendation.sentence
+    assert "onnx: 2.3 to 17 × as fast as PyTorch (measured on a busy machine)," in said and "5.3" not in said
+
+
 def test_what_was_as_fast_in_some_turns_counts_as_equal_and_the_range_is_told(tmp_path: Path) -> None:
     near = facts.check("onnx", speed_over_pytorch=2.0, speed_over_pytorch_range=[1.5, 2.9])
     far = facts.check("onnx-int8", agreement=0.87, kl=0.003, speed_over_pytorch=3.3, speed_over_pytorch_range=[2.8, 3.5])
     report = report_of(facts.made_all(facts.check("pytorch"), near, far), tmp_path)
     assert chosen(report)[0] == ("fastest", "onnx")
-    assert "Deploy onnx: 2.0 × (1.5 to 2.9) as fast as PyTorch" in report.recommendation.sentence
+    assert "Deploy onnx: 2.0 × as fast as PyTorch (single turns: 1.5 to 2.9 ×)," in report.recommendation.sentence
     assert "others are within 10 % of it, or may be as fast, since speeds varied" in report.recommendation.rule
     (server,) = [one.sentence for one in report.recommendation.targets if one.target == "cpu-server"]
     assert server.startswith(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract import units
 from daemon.contract.advice.which import as_of_report
 from daemon.contract.jobs.messages import JobFacts
 from daemon.contract.jobs.points import RunFigures, StepPoint
@@ -61,6 +62,8 @@ def test_the_report_tells_the_run_and_which_checkpoint_to_deploy(tmp_path: Path)
     assert second.recommendation.sentence.startswith("Of this export deploy onnx")
     assert second.recommendation.sentence.endswith("; as of this report, another export of the run is to be deployed: step 30.")
     page = html.render(second)
+    assert second.recommendation.best is not None
+    assert 0 < page.index(f"<b>{second.recommendation.best.variant}</b>") < page.index("step 30 is the best of 2"), "its own comes first"
     assert "step 30 is the best of 2 exports" in page.split("This run so far")[0], "where it says what to deploy"
     assert "This run so far" in page and "Perplexity by step" in page and "Divergence by step" in page
 
@@ -69,8 +72,11 @@ def test_an_export_that_no_difference_is_seen_from_is_not_called_worse_than_anot
     first = report_of(measured(8.1, None, step=30), tmp_path / "a")
     again = report_of(measured(8.1, RunFigures(points=(told(first),))), tmp_path / "b")
     run = again.run_so_far
-    assert run is not None and run.best_step == 30 and again.recommendation.sentence.startswith("Deploy onnx")
-    assert "no difference between the 2 exports seen with 300 tokens of 6 texts; `validate.data` gives more." in run.sentence
+    assert run is not None and run.best_step == 60 and again.recommendation.sentence.startswith("Deploy onnx")
+    assert (
+        "no difference seen between the 2 exports with 300 tokens of 6 texts; step 60 has the best figure (8.1); `validate.data`"
+        in run.sentence
+    )
     assert run.sentence not in html.render(again).split("This run so far")[0]
 
 
@@ -89,7 +95,8 @@ def test_pages_of_a_run_do_not_recommend_each_other_in_a_circle(tmp_path: Path) 
         assert report.run_so_far is not None and report.run_so_far.best_step == best
         for page in (words_of(html.render(report)), " ".join(readme.render(report).replace("\\", "").split())):
             assert "`" in page or "ckptd quality" in page
-            dated = page.replace(f"As of this report: {report.run_so_far.sentence} ", "AS OF ")
+            when = f"Of the run's 2 exports, as of this report ({units.moment(report.finished)}):"
+            dated = page.replace(f"{when} {report.run_so_far.sentence} ", "AS OF ")
             assert dated != page and f"ckptd quality {report.checkpoint.run}" in dated.partition("AS OF ")[2][:60]
             for clause in re.split(r"[.;]|step before|step after", dated, flags=re.IGNORECASE):
                 assert "deploy" not in clause or str(best) not in re.findall(r"step (\d+)", clause) or "as of this report" in clause, clause

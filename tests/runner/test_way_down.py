@@ -31,6 +31,10 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert toy.stop() == 0
     assert job["state"] == "partial"
     assert job["artifacts"] == {"onnx-int8": "failed", "onnx-int8-weight": "failed", "onnx-fp16": "passed"}
+    assert (job["replaced"], job["added"]) == ({"onnx-int8": "onnx-fp16"}, ["onnx-fp16", "onnx-int8-weight"])
+    assert job["reason"] == "replaced by onnx-fp16" and job["error"].endswith(". Fix: use onnx-fp16, which is published in its place.")
+    shown = ckptd(toy.folder, "show", job["id"], "--config", toy.config).stdout
+    assert "use onnx-fp16, which is published in its place" in " ".join(shown.split()) and "retry" not in shown, "which changes nothing"
     target = Path(job["target"])
     assert sorted(path.name for path in target.iterdir() if path.is_dir()) == ["onnx-fp16"]
     assert read_json(target / "MANIFEST.json")["in_place_of"] == {"onnx-fp16": ["onnx-int8"]}
@@ -39,7 +43,8 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert (story["asked"], story["taken"], len(story["steps"])) == ("onnx-int8", "onnx-fp16", 2)
     assert report["variants"] == ["onnx-int8"] and "onnx-fp16 takes the place of onnx-int8" in report["verdict"]
     assert [failure["variant"] for failure in report["failures"]] == ["onnx-int8"]
-    assert "use onnx-fp16" in report["failures"][0]["remedy"]
+    assert report["failures"][0]["remedy"] == "use onnx-fp16, which is published in its place"
+    assert "queue retry" not in (target / "report.html").read_text()
     for page in ("README.md", "report.html"):
         assert "takes its place" in (target / page).read_text(), page
     steps = [json.loads(line) for line in (toy.state / "ckptd.log").read_text().splitlines()]
@@ -61,7 +66,7 @@ def test_a_form_that_can_not_be_made_is_passed_over(make_toy: Callable[..., Toy]
     assert job["artifacts"] == {"onnx-int8": "failed", "onnx-int8-weight": "failed", "onnx-fp16": "passed"}
     report = read_json(Path(job["target"]) / "report.json")
     (story,) = report["replaced"]
-    assert (story["taken"], [step["taken"] for step in story["steps"]]) == ("onnx-fp16", ["onnx-int8-weight", "onnx-fp16"])
+    assert (story["taken"], [step["taken"] for step in story["steps"]]) == ("onnx-fp16", ["onnx-fp16", "onnx-int8-weight"])
     assert "onnx-int8-weight was tried next" in story["sentence"] and "this toy can't be made" in story["sentence"]
     assert "use onnx-fp16" in next(one for one in report["failures"] if one["variant"] == "onnx-int8")["remedy"]
 

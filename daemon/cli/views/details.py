@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.cli.views.jobs import GONE, TRY_AGAIN, pace
+from daemon.cli.views.jobs import GONE, SAME_AGAIN, TRY_AGAIN, pace, retry_helps
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract import units
@@ -123,6 +123,9 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
+    if not job.checkpoint_gone and not retry_helps(job):
+        unreplaced = {name for name, verdict in job.artifacts.items() if verdict == "failed"} - {*job.replaced, *job.added}
+        return hanging("", translated(SAME_AGAIN), None) if unreplaced else []
     again = translated(TRY_AGAIN).format(job=shlex.quote(job.id))
     if job.foreground:
         again = translated("After you have removed the cause: ckptd export {checkpoint}").format(checkpoint=shlex.quote(job.checkpoint))

@@ -6,6 +6,7 @@ Made for one screen from 60 columns up, as the rest of `status`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ FEW = 5
 NONE = to_translate("no checkpoint has been taken yet")
 GONE = to_translate("Can't be tried again, because the checkpoint was deleted")
 TRY_AGAIN = to_translate("After you have removed the cause: ckptd queue retry {job}")
+SAME_AGAIN = to_translate("A retry gives the same verdict: change validate.limits or validate.data, or export another variant")
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
 _COLUMNS = (
@@ -54,11 +56,17 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
         who = _first_of([names[job_id] for job_id in ids])
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else translated_text(text), width, style=style)
     failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
-    if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
+    if retried := [names[job.id] for job in failed if not job.checkpoint_gone and retry_helps(job)]:
         lines += hanging("", translated(TRY_AGAIN).format(job=retried[0] if len(retried) == 1 else "--failed"), width)
     if gone := [names[job.id] for job in failed if job.checkpoint_gone]:
         lines += hanging("", labelled(translated(GONE), _first_of(gone)), width)
     return lines
+
+
+def retry_helps(job: JobStatus) -> bool:
+    """Whether another attempt may end otherwise. What was made and checked gets the same verdict again."""
+    undecided = {"unverified", "unpublished"} & {*job.artifacts.values()}
+    return bool(undecided) or not job.artifacts or any(stage.state != "succeeded" for stage in job.stages)
 
 
 def _first_of(names: Sequence[str]) -> str:
@@ -135,9 +143,12 @@ def _in_short(job: JobStatus) -> str:
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
         return clauses([percent(f"{100 * done / len(job.stages):.0f}"), *_left_in_short(job)])
     if job.artifacts and job.state != CANCELLED and not (job.reason and job.state != "partial"):
-        verdicts = list(job.artifacts.values())
+        verdicts = [verdict for name, verdict in job.artifacts.items() if name not in {*job.replaced, *job.added}]
         known = [*(verdict for verdict in ("failed", "unpublished", "unverified", "passed") if verdict in verdicts)]
-        return _with_reason(clauses(counted(verdicts.count(verdict), verdict) for verdict in known), job)
+        replaced = translated("{count} replaced by {taken}")
+        counts = [counted(verdicts.count(verdict), verdict) for verdict in known]
+        counts += [replaced.format(count=count, taken=taken) for taken, count in Counter(job.replaced.values()).items()]
+        return clauses(counts) if job.replaced and {*verdicts} <= {"passed"} else _with_reason(clauses(counts), job)
     return translated_text(job.reason or "")
 
 

@@ -8,7 +8,8 @@ The report, README.md of an export, `ckptd quality`, the link `best` and `retent
 2. Only exports count that are still there and were measured on the texts of the newest one, with the same settings.
 3. The export with the best figure leads. It differs from another one only where the paired interval of their difference excludes zero
    (`daemon.contract.advice.paired`), widened for as many differences as there are. The others are equal to it.
-4. Of those that are equal, the trainer's best is taken if it is among them, else the one that was made first: so nothing moves for noise.
+4. Of those that are equal, the trainer's best is taken if it is among them, else the one with the best figure, of two the later step:
+   nobody expects the worst figure of a run where no difference is seen.
 5. Which of that export's artifacts to deploy is what its own report recommends (`handlers.report.advice.headline`).
 
 A published page stays as it was written, while exports come and go: what it says of the run is dated (`as_of_report`), and names the
@@ -123,7 +124,7 @@ def _compared(points: Sequence[StepPoint], variant: str, metric: str, trainers_b
     ordered = [point for point in ordered if point is leader or point.export in apart]
     alike = [point for point in ordered if point is leader or not apart[point.export].sure]
     trainers = [point for point in alike if point.step == trainers_best and not point.ending]
-    pick = trainers[0] if trainers else min(alike, key=_made)
+    pick = trainers[0] if trainers else leader
     rest = [point for point in alike if point is not pick] + [point for point in ordered if point not in alike]
     return Standing(variant, metric, pick, (pick, *rest), leader, apart)
 
@@ -158,15 +159,16 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
         why = translated("{named}; which checkpoint is the best after quantization can't be said: {why}.")
         return why.format(named=named, why=ranking.why)
     ground = translated("{named}; {ground}. {deploy}")
-    return ground.format(named=named, ground=_ground(ranking, trainers), deploy=_deploy(ranking, trainers))
+    return ground.format(named=named, ground=_ground(ranking, trainers), deploy=_deploy(ranking.pick))
 
 
-def as_of_report(sentence: str | None, run: str) -> str:
-    """What a published page says of its run: `advice` as it was then, None for the first export, and what says it now."""
+def as_of_report(sentence: str | None, run: str, exports: int = 1, moment: str = "") -> str:
+    """What a published page says of its run: `advice` as it was at `moment`, of so many exports, and what says it now; `sentence` is None
+    for the first export."""
     if sentence is None:
         return translated("Which export of the run to deploy: `ckptd quality {run}` says what holds now.").format(run=_word(run))
-    dated = translated("As of this report: {sentence} `ckptd quality {run}` says what holds now.")
-    return dated.format(sentence=sentence, run=_word(run))
+    dated = translated("Of the run's {count} exports, as of this report ({date}): {sentence} `ckptd quality {run}` says what holds now.")
+    return dated.format(count=exports, date=moment, sentence=sentence, run=_word(run))
 
 
 def _word(run: str) -> str:
@@ -186,7 +188,11 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
         weakest = min((ranking.apart[point.export] for point in equal if point is not leader), key=lambda between: between.weight)
         every = translated("between the {count} exports").format(count=len(equal))
         where = every if len(equal) == len(ranking.ranked) else translated("between {steps}").format(steps=joined(list(map(label, equal))))
-        ground = translated("{metric} of {variant}: {difference}").format(difference=no_difference(weakest, ranking.metric, where), **about)
+        best = (
+            translated("; {step} has the best figure ({value})").format(step=label(leader), value=value) if leader is ranking.pick else ""
+        )
+        alike = no_difference(weakest, ranking.metric, where, best)
+        ground = translated("{metric} of {variant}: {difference}").format(difference=alike, **about)
     else:
         best = translated("by the {metric} of {variant}, {step} is the best of {count} exports")
         ground = best.format(step=label(leader), count=len(ranking.ranked), **about)
@@ -202,10 +208,8 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
     return against.format(ground=ground, value=value, other=units.number(ranking.value(other)), step=label(other), difference=between)
 
 
-def _deploy(ranking: Standing, trainers: StepPoint | None) -> str:
-    pick, chosen = ranking.pick, len(ranking.equal) == 1 or ranking.pick is trainers
-    any_ = translated("Any of these can be deployed, for example the one that was exported first, {step}")
-    start = (translated("Deploy {step}") if chosen else any_).format(step=label(pick))
+def _deploy(pick: StepPoint) -> str:
+    start = translated("Deploy {step}").format(step=label(pick))
     if not pick.recommended:
         return translated("{start}; its report recommends none of its artifacts.").format(start=start)
     return translated("{start}, {artifact}.").format(start=start, artifact=in_words(pick.recommended.rstrip(".")))
@@ -218,11 +222,12 @@ def label(point: StepPoint) -> str:
     return translated("step {step}").format(step=point.step)
 
 
-def no_difference(between: Difference, metric: str, where: str = "") -> str:
-    """The words where no difference may be called one; `where` is "between …" in the reader's language."""
+def no_difference(between: Difference, metric: str, where: str = "", best: str = "") -> str:
+    """The words where no difference may be called one; `where` is "between …" and `best` "; … has the best figure", translated."""
     ground = weight_said(between, metric)
     if where:
-        return translated("no difference {where} seen with {ground}; `validate.data` gives more").format(where=where, ground=ground)
+        seen = translated("no difference seen {where} with {ground}{best}; `validate.data` gives more")
+        return seen.format(where=where, ground=ground, best=best)
     return translated("no difference seen with {ground}; `validate.data` gives more").format(ground=ground)
 
 

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from daemon.contract.jobs.messages import StageFacts, Verdict
 from daemon.contract.jobs.terms import Terms
-from daemon.contract.jobs.verdicts import failed_stage, judge, stages_of
+from daemon.contract.jobs.verdicts import added_variants, failed_stage, judge, replaced_by, stages_of
 from daemon.contract.light import dataclass
 from daemon.journal.attempts import stage_facts
 from daemon.journal.overview import JobView
@@ -52,6 +52,10 @@ class Became:
     lost: tuple[LostArtifact, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why variants are not there or not published, in a few words each."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Variant asked for that was not exact enough → the form that is published in its place."""
+    added: tuple[str, ...] = ()
+    """The forms that nobody asked for, made in the place of others."""
 
 
 def became(view: JobView) -> Became:
@@ -61,8 +65,14 @@ def became(view: JobView) -> Became:
         return Became({check.variant: str(check.verdict) for check in given})
     facts = _Judged(view.job.terms, stage_facts(view.stages))
     stages, lost, reasons = stages_of(facts), list[LostArtifact](), list[str]()
-    for check in (checks := judge(facts, speeds=False)):
-        if failed := failed_stage(check, stages):
+    checks, added = judge(facts, speeds=False), added_variants(facts)
+    replaced = {asked: taken for taken, names in replaced_by(facts, checks).items() for asked in names}
+    for check in checks:
+        if check.variant in replaced:
+            reasons.append(f"replaced by {replaced[check.variant]}")
+        elif check.variant in added and replaced:
+            continue  # what was tried on the way
+        elif failed := failed_stage(check, stages):
             lost.append(LostArtifact(check.variant, failed[0], " ".join(failed[1].cause.split()), failed[1].code))
             reasons.append(failure(failed[1].code))
         elif check.verdict is not Verdict.PASSED:
@@ -70,5 +80,5 @@ def became(view: JobView) -> Became:
     refused = view.job.state == "failed" and view.job.reason is not None
     return Became(
         {check.variant: UNPUBLISHED if refused and check.verdict is Verdict.PASSED else str(check.verdict) for check in checks},
-        tuple(lost), tuple(reasons),
+        tuple(lost), tuple(reasons), replaced, added,
     )  # fmt: skip

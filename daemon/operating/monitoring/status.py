@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection
@@ -206,6 +206,10 @@ class JobStatus:
     `rejected: KL`, `timed out`; None if there is nothing to say."""
     lost: tuple[LostArtifact, ...] = ()
     """The variants of an export that has ended which were not made or not checked, each with the stage that failed."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Variant asked for that was not exact enough → the form that is published in its place."""
+    added: tuple[str, ...] = ()
+    """The forms in `artifacts` that nobody asked for, made in the place of others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -555,9 +559,11 @@ def _activity(view: JobView, scene: _Scene, waiting_for: str | None) -> str:
     return "waiting" if waiting_for or job.state == "pending" else "running"
 
 
-def _rejection(check: ArtifactCheck) -> str:
-    """Why an artifact was not published, as a stage's fault would say it."""
+def _rejection(check: ArtifactCheck, taken: str | None) -> str:
+    """Why an artifact was not published, as a stage's fault would say it; `taken`: what is published in its place."""
     why = "; ".join(check.reasons) or "it did not pass its check"
+    if taken:
+        return f"Could not publish {check.variant}: {why}. Fix: use {taken}, which is published in its place."
     return f"Could not publish {check.variant}: {why}." + (f" Fix: {check.remedy}." if check.remedy else "")
 
 
@@ -582,7 +588,9 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
-        errors += [_rejection(check) for check in checks if not is_published(check, job.terms.validation)]
+        unpublished = [check for check in checks if not is_published(check, job.terms.validation)]
+        tried = set(variants.added) if variants.replaced else set()
+        errors += [_rejection(check, variants.replaced.get(check.variant)) for check in unpublished if check.variant not in tried]
     return JobStatus(
         id=job.id,
         run=checkpoint.run,
@@ -609,6 +617,8 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         warnings=job.warnings,
         artifacts=variants.verdicts,
         lost=variants.lost,
+        replaced=variants.replaced,
+        added=variants.added,
         stages=stages,
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from daemon.contract import units
 from daemon.contract.advice.merits import recommended as with_merits
 from daemon.contract.advice.which import as_of_report, label
 from daemon.contract.faults.errors import Fault
@@ -153,7 +154,10 @@ def of_run(recommended: Recommendation, run: RunSoFar | None, own: str) -> Recom
 
 def of_run_in_words(report: Report) -> str:
     """What the pages say of the run, which stays true when other exports come and go."""
-    return as_of_report(report.run_so_far.sentence if report.run_so_far else None, report.checkpoint.run)
+    run = report.run_so_far
+    if run is None:
+        return as_of_report(None, report.checkpoint.run)
+    return as_of_report(run.sentence, report.checkpoint.run, sum(point.kept for point in run.points), units.moment(report.finished))
 
 
 def _choice(preference: Preference, artifact: Artifact, usage: Usage) -> Choice:

@@ -22,6 +22,8 @@ NEAR = 0.1
 """Share by which speeds, or sizes, may differ and count as equal: repeated measurements differ by as much."""
 SLOWER = 0.5
 """Share of the fastest one's speed, in the middle of the turns, below which no turn makes another one as fast."""
+BUSY = 3.0
+"""Ratio of the fastest to the slowest turn above which no one figure says how fast it is: other work took the processor."""
 SAME_SIZE = 0.05
 """Share by which sizes may differ for the smaller one to be no reason to choose it."""
 
@@ -130,7 +132,8 @@ def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
     if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
         times, turns = units.times(figures.speed_over_pytorch), figures.speed_over_pytorch_range
         if turns and uncertain(artifact):
-            merits.append(translated(words.AS_FAST_IN_TURNS).format(speed=times, turns=units.span(turns, units.ratio)))
+            words_of_speed = words.BUSY if turns[1] > BUSY * turns[0] else words.AS_FAST_IN_TURNS
+            merits.append(translated(words_of_speed).format(speed=times, turns=units.span(turns, units.ratio)))
         else:
             merits.append(translated(words.AS_FAST).format(speed=times))
     if figures.agreement is not None:

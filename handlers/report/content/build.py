@@ -62,10 +62,7 @@ _MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": Referen
 """Stage → its figures. Those of the checks are `Checking`; other stages' figures are for people alone."""
 
 
-_INSTEAD = to_translate(
-    "use {taken}, which is published in its place; name it in export.variants to have it made at once, or relax the limits in"
-    " [validate.limits.{asked}] if you accept the difference"
-)
+_INSTEAD = to_translate("use {taken}, which is published in its place")
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
@@ -296,7 +293,7 @@ def _failures(
                 source=source,
                 variant=check.variant,
                 sentence=said.format(variant=check.variant, reasons=reasons),
-                remedy=translated(_INSTEAD).format(taken=instead[check.variant], asked=check.variant)
+                remedy=translated(_INSTEAD).format(taken=instead[check.variant])
                 if check.variant in instead
                 else check.remedy or translated_text(verdicts.GENERAL_REMEDY),
                 code=code,

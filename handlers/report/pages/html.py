@@ -76,6 +76,7 @@ def render(report: Report) -> str:
         of_run=headline.of_run_in_words(report),
         places=target_rows(report),
         failures=roots(report),
+        unsettled={failure.variant for failure in report.failures} - {story.asked for story in report.replaced if story.taken},
         notes=notes,
         marks={name: [note.number for note in notes if name in note.about] for note in notes for name in note.about},
         sizes=charts.size_bars(report),
@@ -101,6 +102,8 @@ class Link:
     """Relative, with what a browser would read otherwise escaped."""
     relation: str = ""
     """`prev` or `next`, where it is that."""
+    dated: bool = False
+    """Whether it says what was so when the report was written."""
 
 
 def links(report: Report) -> tuple[Link, ...]:
@@ -112,8 +115,10 @@ def links(report: Report) -> tuple[Link, ...]:
         _link(translated("Step after: {step}"), around.after, best, "next"),
     ]  # fmt: skip
     if best not in (None, around.before, around.after):
-        shown.append(_link(translated("Step to deploy as of this report: {step}"), best, None))
-    for text, path in ((translated("Newest step"), around.latest_link), (translated("Best step"), around.best_link)):
+        shown.append(_link(translated("Step to deploy: {step}"), best, None))
+    # A link of the run moves: where this step is itself the newest, it leads to those that come.
+    newest = translated("A newer step, if there is one by now") if around.after is None else translated("Newest step")
+    for text, path in ((newest, around.latest_link), (translated("Best step"), around.best_link)):
         shown.append(Link(text, _address(path)) if path else None)
     return tuple(link for link in shown if link)
 
@@ -124,8 +129,8 @@ def _link(text: str, other: Neighbour | None, best: Neighbour | None, relation: 
     step = (translated("end, {step}") if other.ending else "{step}").format(step=other.step)
     if other.status not in ("", "succeeded"):
         step = translated("{step} ({state})").format(step=step, state=translated(other.status))
-    chosen = [translated("to deploy as of this report")] if other == best else []
-    return Link(text.format(step=clauses([step, *chosen])), _address(other.path), relation)
+    chosen = [translated("to deploy")] if other == best else []
+    return Link(text.format(step=clauses([step, *chosen])), _address(other.path), relation, dated=True)
 
 
 def _address(path: str) -> str:

@@ -24,7 +24,7 @@ FARTHER: tuple[tuple[float, float, float], ...] = ((3.0, 1.0, 0.0), (4.0, 0.5, 0
 where the errors grow so many times over the text. Sound artifacts have up to 2.4 times."""
 LEAST_NATS = 0.005
 """Divergence below which it may be any number of times that of the prompts. fp16 has 0.0003 where rotary positions change their scaling."""
-REMEDY = "export again; if it happens again, export another variant: this one would compute wrongly in long conversations"
+REMEDY = "export another variant: this one would compute wrongly in long conversations"
 
 
 def faults(figures: CheckFigures, own: Limits, thresholds: Thresholds | None, *, alone: bool) -> list[str]:
@@ -53,7 +53,8 @@ def _structure(long: LongFigures, own: Limits, *, alone: bool) -> list[str]:
     size = f"nearly all of them are {ratio:.2g} times as large as nearly all before"
     if ratio < 1:
         size = f"they grow {grown:.2g} times over the text"
-    return [f"its errors are larger {since}: {size}, as wrong positions, a lost cache or another window make them, and rounding does not"]
+    seldom = "" if own.exact else "; rounding may too, where the training had shorter texts only"
+    return [f"its errors are larger {since}: {size}; wrong positions, a lost cache or another window do this{seldom}"]
 
 
 def _distances(figures: CheckFigures, long: LongFigures, own: Limits, thresholds: Thresholds) -> list[str]:
