@@ -121,10 +121,10 @@ class Watched:
     def look(self, *, is_named: bool) -> dict[str, Any]:
         """What is known of it now. `is_named`: the cluster has an actor of its name."""
         self._hear()
-        if self.last is None and not is_named:
-            self.last = {"state": "gone", "said": ""}
         if self.last is not None:
             return self.last
+        if not is_named:
+            return {"state": "gone", "said": ""}  # why, Ray may say later
         if self.cancelled_at is not None and time.monotonic() - self.cancelled_at > 2 * KILL_SECONDS:
             ray.kill(self.handle)
         if self._has_begun():
@@ -159,6 +159,8 @@ class Watched:
             return
         try:
             self.last = {"state": "gone", **ray.get(self.over)}
+        except ray.exceptions.OutOfMemoryError as error:
+            self.last = {"state": "gone", "died": str(error).partition("\n")[0][:500]}
         except ray.exceptions.ActorDiedError as error:
             said = "preempted" if getattr(error, "preempted", False) else _cause(str(error))
             self.last = {"state": "gone", "died": said}
@@ -200,7 +202,9 @@ class Driver:
         if dying:
             ray.wait(dying, num_returns=len(dying), timeout=DYING_SECONDS)
         seen = {token: self._look(token, is_named=token in names) for token in tokens}
-        for token in [token for token, known in self.watched.items() if token not in seen and known.last is not None]:
+        for token in [
+            token for token, known in self.watched.items() if token not in seen and (known.last is not None or token not in names)
+        ]:
             del self.watched[token]
         waits = any(answer["state"] == "pending" for answer in seen.values())
         return {"seen": seen, **({"free": ray.available_resources(), "machines": machines()} if waits else {})}
