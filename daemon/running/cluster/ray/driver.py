@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -271,6 +272,7 @@ def questions(lines: TextIO) -> queue.Queue[dict[str, Any]]:
 
 def main(address: str) -> None:
     """Connect, and answer until nobody asks."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: where it hangs, it sees no end of its input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what Ray prints is no answer
     asked = questions(sys.stdin)
