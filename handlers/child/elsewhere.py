@@ -36,6 +36,8 @@ from handlers.child.scratch import Scratch, unusable
 LOOK_SECONDS = 0.1
 FILES_SECONDS = 1.0
 """Between looks for what the daemon has written."""
+LAST_SECONDS = 60.0
+"""For which a worker tries to write its last words."""
 JOB_IDS = ("SLURM_JOB_ID", "CKPTD_SCHEDULER_ID")
 JOB_CORES = ("SLURM_CPUS_PER_TASK", "CKPTD_SCHEDULER_CPUS")
 EXIT_TAKEN = 0
@@ -129,7 +131,8 @@ class Worker:
             if time.monotonic() - looked >= FILES_SECONDS:
                 looked = time.monotonic()
                 self._look(child)
-            time.sleep(LOOK_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LOOK_SECONDS)
 
     def _look(self, child: subprocess.Popen[bytes]) -> None:
         """Measure, bound the log, and obey. A file system that does not answer says nothing."""
@@ -219,9 +222,22 @@ def main(folder: Path) -> int:
     if not elsewhere.take(folder, Claim(by="worker", host=socket.gethostname(), id=job_id(os.environ))):
         print(f"{folder}: this attempt was begun before, or taken back; nothing is done", file=sys.stderr)
         return EXIT_TAKEN
-    end = Worker(folder, orders).run()
-    elsewhere.put(folder, END, end)
-    return 0
+    return say_last(folder, Worker(folder, orders).run())
+
+
+def say_last(folder: Path, end: End) -> int:
+    """Write the last words, also where the shared file system is full or away just now; gives the exit code."""
+    deadline = time.monotonic() + LAST_SECONDS
+    while True:
+        try:
+            elsewhere.put(folder, END, end)
+        except OSError as error:
+            if time.monotonic() < deadline and not os.path.exists(folder / FENCE):
+                time.sleep(FILES_SECONDS)
+                continue
+            print(f"{folder / END} can't be written: {error.strerror}; so nobody knows how this attempt ended", file=sys.stderr)
+            return 1
+        return 0
 
 
 if __name__ == "__main__":

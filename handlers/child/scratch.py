@@ -63,6 +63,10 @@ class Scratch:
             return self.full() if code == 74 else None  # the child has no result: how it ended says why
         if result.fault is not None and result.fault.code == FaultCode.DISK_FULL and str(result.fault.path).startswith(str(self.root)):
             return self.full()
+        if result.outcome is not Outcome.INTERRUPTED and not self.staging.is_dir():
+            return self._fault(
+                f"the scratch folder {self.staging} was removed, or its disk is away, since the attempt began", str(self.root)
+            )
         try:
             if result.outcome is Outcome.SUCCEEDED:
                 copy_out(self.staging, context, result.files, alive)

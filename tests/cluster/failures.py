@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -245,6 +246,18 @@ def a_daemon_that_died_before_it_asked_asks_once(bench: Bench) -> None:
     assert fake.submitted == [taken.orders.token]
 
 
+def last_words_that_can_not_be_written_are_tried_again(bench: Bench) -> None:
+    attempt = bench.start(held=True)
+    until(lambda: runs(attempt))
+    (attempt.folder / END / "in the way").mkdir(parents=True)
+    bench.release(attempt)
+    until((attempt.folder / "result.json").exists)
+    assert stays(lambda: attempt.poll() is None and fake_of(bench).jobs[attempt.orders.token].runs[0].poll() is None, 1)
+    shutil.rmtree(attempt.folder / END)
+    assert outcome(attempt) == (Outcome.SUCCEEDED, None)
+    assert (attempt.folder / END).is_file()
+
+
 FAILURES = (
     each_end_by_the_scheduler_is_told_apart, a_worker_that_is_told_to_end_waits_for_the_word_of_its_scheduler,
     a_time_limit_is_followed_by_twice_the_time, a_scheduler_that_gives_no_answer_ends_nothing,
@@ -253,4 +266,5 @@ FAILURES = (
     a_job_that_its_scheduler_forgot_goes_on_while_it_is_heard, a_zombie_is_fenced, what_waits_and_is_stopped_never_begins,
     a_refusal_is_said, a_full_scheduler_is_asked_again, a_job_that_can_not_begin_is_said, other_releases_are_refused_before_anything_runs,
     a_result_that_is_seen_late_counts, one_that_runs_too_long_or_hangs_is_ended, a_daemon_that_died_before_it_asked_asks_once,
+    last_words_that_can_not_be_written_are_tried_again,
 )  # fmt: skip

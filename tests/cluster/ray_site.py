@@ -64,6 +64,20 @@ class RaySite:
         self._start(f"--address={self.address}", f"--num-cpus={CORES}", "--num-gpus=2", f"--memory={MEMORY}", "--resources", '{"disk": 4}',
                     kind="node", **variables)  # fmt: skip
 
+    def start_other(self, resource: str, **variables: str) -> None:
+        """Start another machine, with one of a custom resource."""
+        self._start(f"--address={self.address}", "--num-cpus=1", "--num-gpus=0", "--resources", f'{{"{resource}": 1}}', kind="other",
+                    **variables)  # fmt: skip
+
+    def end_other(self) -> None:
+        """Take it away again, until the cluster knows that."""
+        self.kill("other")
+        deadline = time.monotonic() + START_SECONDS
+        while self.ask("sum(node['Alive'] for node in ray.nodes())") != 2:
+            if time.monotonic() > deadline:
+                raise TimeoutError("Ray did not miss a machine that is gone")
+            time.sleep(0.5)
+
     def _start(self, *words: str, kind: str, **variables: str) -> None:
         command = [self.python, "-m", "ray.scripts.scripts", "start", *words, "--min-worker-port=0", "--max-worker-port=0",
                    "--object-store-memory=80000000", "--block"]  # fmt: skip

@@ -90,6 +90,7 @@ PLANTED: list[tuple[Plant, Callable[[Bench], None]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "promise"), PLANTED, ids=lambda value: value.__name__)
 def test_the_contract_finds(plant: Plant, promise: Callable[[Bench], None], bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

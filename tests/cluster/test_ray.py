@@ -17,7 +17,7 @@ from daemon.running.cluster.attempt import ClusterAttempt
 from daemon.running.cluster.port import Ending, Resources, State, Unsure
 from daemon.running.cluster.ray import connection
 from daemon.running.cluster.ray.scheduler import Ray
-from tests.cluster.bench import LATE, Bench, outcome, runs, stays, until
+from tests.cluster.bench import LATE, Bench, outcome, result_of, runs, stays, until
 from tests.cluster.contract import CONTRACT
 from tests.cluster.ray_site import CORES, RaySite
 
@@ -106,6 +106,18 @@ def test_a_machine_that_is_lost_is_named_as_that(ray_bench: Bench, ray_site: Ray
     finally:
         ray_site.start_node()
     assert outcome(waiting) == (Outcome.SUCCEEDED, None)
+
+
+def test_rays_memory_monitor_is_named(tmp_path: Path, ray: Ray, ray_site: RaySite) -> None:
+    """On a machine where any use of memory is too much."""
+    ray_site.start_other("little", RAY_memory_usage_threshold="0.0", RAY_memory_monitor_refresh_ms="4000")
+    try:
+        bench = Bench(tmp_path, Ray(ray_site.address, str(ray_site.python), {"": {"little": 1}}, patience=20.0))
+        result = result_of(bench.start(held=True))
+        bench.close()
+        assert result.fault is not None and result.fault.code == FaultCode.OUT_OF_MEMORY, result
+    finally:
+        ray_site.end_other()
 
 
 def test_a_head_that_hangs_ends_nothing(ray_bench: Bench, ray: Ray, ray_site: RaySite) -> None:

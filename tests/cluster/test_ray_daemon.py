@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from daemon.config.cluster import ClusterSettings
@@ -24,6 +26,14 @@ from tests.service import making
 
 __all__ = ["add"]
 Add = Callable[..., Path]
+CLUSTER = """
+[cluster]
+executor = "ray"
+late_seconds = 3
+[cluster.ray]
+address = "{site.address}"
+python = "{site.python}"
+{more}"""
 PASSED = ["PYTHONPATH", "TOY_LOG", "TOY_HOLD"]
 
 
@@ -41,9 +51,7 @@ class ByRay(Toy):
     site: RaySite
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        site = f'address = "{self.site.address}"\npython = "{self.site.python}"\n'
-        cluster = f'[cluster]\nexecutor = "ray"\nlate_seconds = 3\n[cluster.ray]\n{site}'
-        super().__init__(folder, **{"extra": cluster, **options})
+        super().__init__(folder, **{"extra": CLUSTER.format(site=self.site, more=""), **options})
         self.environment |= {**self.site.variables, "CKPTD_LIMITS__PASS_ENVIRONMENT": json.dumps(PASSED)}
 
     def ends_well(self) -> None:
@@ -112,6 +120,49 @@ def test_a_daemon_that_dies_around_the_handing_in_makes_no_second_actor(make_by_
     assert service.wait_dead() == -signal.SIGKILL
     service.start()
     service.ends_well()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [ByRay.kill, ByRay.stop], ids=["killed", "stopped"])
+def test_a_daemon_ends_while_its_client_hangs_and_the_next_goes_on(held: ByRay, end: Callable[[ByRay], object]) -> None:
+    (client,) = [process for process in held.children() if "driver.py" in " ".join(process.cmdline())]
+    client.suspend()
+    end(held)
+    try:
+        held.start()
+        held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
+        held.wait_held()
+        held.held.unlink()
+        held.ends_well()
+        until(lambda: not client.is_running() or client.status() == psutil.STATUS_ZOMBIE, 10)
+    finally:
+        with contextlib.suppress(psutil.Error):
+            client.kill()
+
+
+@pytest.mark.slow
+def test_another_executor_is_for_the_next_start_and_what_runs_goes_on_where_it_is(held: ByRay) -> None:
+    held.reconfigure('executor = "ray"', 'executor = "local"')
+    assert held.run_verb("reload") == 2 and "cluster can't be changed while the daemon runs; restart it" in held.said
+    held.kill()
+    held.start()
+    held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
+    held.wait_held()
+    held.held.unlink()
+    held.ends_well()
+
+
+@pytest.mark.slow
+def test_an_export_is_cancelled_while_its_actor_waits(make_by_ray: Callable[..., ByRay], add: Add, ray_site: RaySite) -> None:
+    service = make_by_ray(extra=CLUSTER.format(site=ray_site, more="cpus = 100\n"))
+    add(service)
+    service.start()
+    service.wait_for(lambda v: any("no machine" in (s["place"] or {}).get("reason", "") for job in v["jobs"] for s in job["stages"]), 60)
+    (job,) = service.status()["jobs"]
+    assert service.run_verb("queue", "cancel", job["id"]) == 0, service.said
+    service.wait_for(lambda v: [job["state"] for job in v["jobs"]] == ["cancelled"], 60)
+    until(lambda: ray_site.ask("ray.util.list_named_actors()") == [])
+    assert service.begun() == []
 
 
 @pytest.mark.slow

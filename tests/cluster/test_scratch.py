@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_nothing_stays_there_of_one_that_failed_and_no_room_is_said(bench: Bench
     assert result.fault is not None and result.fault.code == FaultCode.SCRATCH_UNUSABLE, result
     assert f"{scratch} has no room" in result.fault.cause
     assert os.listdir(scratch) == os.listdir(order.context.staging) == []
+
+
+@pytest.mark.parametrize("all_of_it", [False, True], ids=["its-own-folder", "all-of-it"])
+def test_a_scratch_folder_that_goes_away_meanwhile_is_said_and_is_no_source_that_is_waited_for(
+    bench: Bench, scratch: Path, all_of_it: bool
+) -> None:
+    attempt = bench.start(held=True)
+    until(lambda: runs(attempt))
+    shutil.rmtree(scratch if all_of_it else scratch / f"ckptd-{attempt.orders.token}")
+    bench.release(attempt)
+    result = result_of(attempt)
+    assert result.fault is not None and result.fault.code == FaultCode.SCRATCH_UNUSABLE, result
+    assert "was removed" in result.fault.cause
+    assert os.listdir(attempt.context.staging) == []
 
 
 def test_what_a_killed_attempt_left_there_is_removed_by_the_next_but_not_what_lives(bench: Bench, scratch: Path) -> None:

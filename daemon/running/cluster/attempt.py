@@ -21,6 +21,8 @@ from daemon.running.cluster.port import NOT_SEEN, Resources, Scheduler, Sighting
 
 Clock = Callable[[], float]
 """Seconds, monotonic."""
+LOOKS_A_WAIT = 20.0
+"""Looks into the folder of an attempt while its time in the queue doubles, about."""
 
 
 class ClusterAttempt:
@@ -39,10 +41,12 @@ class ClusterAttempt:
         self.id = f"{scheduler.name}:{orders.token}"
         self.peak = 0
         self.course = Course(bounds.timeout, bounds.grace, bounds.silence, late)
-        self._clock = clock
+        self._clock, self._since = clock, clock()
         self.resources, self.script = resources, folder / SCRIPT
         self.unreachable = False
         """Its folder can't be read, and that was said."""
+        self.looked = float("-inf")
+        """When its folder was looked into last."""
         self.sighting: Sighting = NOT_SEEN
         """As the link's last call to the scheduler gave it."""
         self.cancel = False
@@ -103,9 +107,12 @@ class ClusterAttempt:
         return self._result is not None
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing of it can be expected in the folder soon: it waits in the queue."""
-        return self.course.begun_at is None and self.sighting.state is State.PENDING and not self.course.stopped
+    def patience(self) -> float:
+        """Seconds that its folder may go without a look. What waits in the queue can't show anything there soon, the less the longer it has
+        waited."""
+        if self.course.begun_at is not None or self.sighting.state is not State.PENDING or self.course.stopped:
+            return 0.0
+        return (self._clock() - self._since) / LOOKS_A_WAIT
 
     def look(self) -> Signs:
         """What lies in the folder now. Listing it lets a client of NFS see what another one has written. Raises OSError."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from daemon.contract.faults.events import Event
 from daemon.running.cluster.attempt import Clock, ClusterAttempt
-from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, State, Unsure
+from daemon.running.cluster.port import ABSENT, NOT_SEEN, Full, Refused, Scheduler, Unsure
 from daemon.system.logger import Logger
 from daemon.system.processes.threads import Supervised
 
@@ -21,7 +21,7 @@ SUBMISSIONS_A_SECOND = 20.0
 FULL_SECONDS = 30.0
 """After the scheduler said that it takes no more."""
 QUICK_SECONDS, SLOW_SECONDS = 0.2, 5.0
-"""Between looks into the folders: of a few attempts, and of attempts that wait in a queue or are very many."""
+"""Between looks into the folders: of a few attempts, and of attempts that have waited in a queue for long or are very many."""
 LOOKS_A_SECOND = 200.0
 
 
@@ -30,7 +30,7 @@ class Link:
 
     def __init__(self, scheduler: Scheduler, clock: Clock = time.monotonic) -> None:
         self.scheduler, self._clock = scheduler, clock
-        self._looked = self._watched = float("-inf")
+        self._looked = float("-inf")
         self.away_since: float | None = None
         """Since when (monotonic) it has given no answer; None while it does."""
         self._attempts: dict[str, ClusterAttempt] = {}
@@ -164,11 +164,9 @@ class Link:
     def watch(self) -> int:
         """Look into the folders where it is time, and do what is to be done; gives how many attempts there are."""
         attempts = [attempt for attempt in self._open() if not attempt.over]
-        all_of_them = self._clock() - self._watched >= SLOW_SECONDS
-        if all_of_them:
-            self._watched = self._clock()
         for attempt in attempts:
-            if all_of_them or not attempt.is_quiet or attempt.sighting.state is State.GONE:
+            if self._clock() - attempt.looked >= min(SLOW_SECONDS, attempt.patience):
+                attempt.looked = self._clock()
                 self._advance(attempt)
         return len(attempts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -121,10 +122,10 @@ class Watched:
     def look(self, *, is_named: bool) -> dict[str, Any]:
         """What is known of it now. `is_named`: the cluster has an actor of its name."""
         self._hear()
-        if self.last is None and not is_named:
-            self.last = {"state": "gone", "said": ""}
         if self.last is not None:
             return self.last
+        if not is_named:
+            return {"state": "gone", "said": ""}  # why, Ray may say later
         if self.cancelled_at is not None and time.monotonic() - self.cancelled_at > 2 * KILL_SECONDS:
             ray.kill(self.handle)
         if self._has_begun():
@@ -159,6 +160,8 @@ class Watched:
             return
         try:
             self.last = {"state": "gone", **ray.get(self.over)}
+        except ray.exceptions.OutOfMemoryError as error:
+            self.last = {"state": "gone", "died": str(error).partition("\n")[0][:500]}
         except ray.exceptions.ActorDiedError as error:
             said = "preempted" if getattr(error, "preempted", False) else _cause(str(error))
             self.last = {"state": "gone", "died": said}
@@ -200,7 +203,9 @@ class Driver:
         if dying:
             ray.wait(dying, num_returns=len(dying), timeout=DYING_SECONDS)
         seen = {token: self._look(token, is_named=token in names) for token in tokens}
-        for token in [token for token, known in self.watched.items() if token not in seen and known.last is not None]:
+        for token in [
+            token for token, known in self.watched.items() if token not in seen and (known.last is not None or token not in names)
+        ]:
             del self.watched[token]
         waits = any(answer["state"] == "pending" for answer in seen.values())
         return {"seen": seen, **({"free": ray.available_resources(), "machines": machines()} if waits else {})}
@@ -267,6 +272,7 @@ def questions(lines: TextIO) -> queue.Queue[dict[str, Any]]:
 
 def main(address: str) -> None:
     """Connect, and answer until nobody asks."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: where it hangs, it sees no end of its input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what Ray prints is no answer
     asked = questions(sys.stdin)

@@ -10,7 +10,6 @@ _ENDINGS = (
     ("preempted", Ending.PREEMPTED),
     ("killed by `ray.kill`", Ending.CANCELLED),
     ("running low on memory", Ending.OUT_OF_MEMORY),
-    ("memory usage threshold", Ending.OUT_OF_MEMORY),
     ("its node has died", Ending.NODE_LOST),
     ("node died", Ending.NODE_LOST),
     ("node was terminated", Ending.NODE_LOST),
