@@ -72,7 +72,7 @@ def test_a_clear_difference_is_named_with_its_interval_and_those_that_are_equal(
     words = advice(points, 50)
     assert words.startswith(
         "The trainer's best is step 50; perplexity of onnx: no difference between step 100 and step 150 seen with 240 tokens of 6 texts;"
-        " `validate.data` gives more; 8 against 9 of step 50 (1."
+        " `validate.data` gives more; its best 8 against 9 of step 50 (1."
     )
     assert words.endswith(
         ", 240 tokens of 6 texts). Any of these can be deployed, for example the one"

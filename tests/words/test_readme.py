@@ -13,9 +13,9 @@ ENGLISH, CHINESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "
 _TRANSLATED = re.compile(r"\s+#(?! +\[).*|  +.*|（.*?）|\(.*?\)")
 """Within a block of code: a comment, a second column, what stands in brackets."""
 _SHOWN = {
-    "产物": "artifact", "onnx-int8 通过 1.03 MiB 0.63 ×": "onnx-int8 passed",
+    "产物": "artifact", "onnx-int8 通过 1.03 MiB": "onnx-int8 passed",
     "成功：/home/me/exports/my-run/step-150": "succeeded: /home/me/exports/my-run/step-150",
-    "部署 onnx：速度为 PyTorch 的 3.3 ×，与实时模型的一致率 100 %，…；原因见 report.html。":
+    "部署 onnx：速度为 PyTorch 的 3.3 倍，与实时模型的一致率 100%，…；原因见 report.html。":
         "Deploy onnx: 3.3 × as fast as PyTorch, 100 % agreement with the live model, …; report.html says why.",
 }  # fmt: skip
 """What a terminal prints in Chinese → in English."""
