@@ -55,6 +55,8 @@ def test_the_page_is_read_in_three_minutes() -> None:
 def test_both_lead_to_the_same_pages_and_to_each_other() -> None:
     english, chinese = (re.findall(r"\]\(([^)]+)\)", text) for text in (ENGLISH, CHINESE))
     assert "README.zh-CN.md" in english and "README.md" in chinese
+    chinese = [link.replace(".zh-CN.png", ".png") for link in chinese]
+    assert all((ROOT / link).is_file() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", ENGLISH + CHINESE)), "each has its picture"
     in_both = {f"docs/{page}" for page in IN_CHINESE.values()}
     english = [link.partition("#")[0] if link.partition("#")[0] in in_both else link for link in english]
     chinese = [
