@@ -46,7 +46,7 @@ from daemon.cli.views.markup import say, say_error, set_up_outputs
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.faults.text import is_text
-from daemon.contract.language.catalog import speak_english, translated, translated_text
+from daemon.contract.language.catalog import speak_english, translated, translated_text, use_environment
 from daemon.contract.version import __version__
 from daemon.system import journald
 
@@ -146,6 +146,7 @@ def run(config: ConfigOption = None) -> None:
         with announced(configuration_of(config), settings.state_directory):
             serve(settings, reload=configuration.read, source=configuration.source)
     except UsageError as error:
+        use_environment()  # whoever started it reads this
         raise _of_the_machine(error) from None
 
 

@@ -137,7 +137,7 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _PLACE = re.compile(r"\(at line \d+, (?:column \d+|the last line)\)\Z")
-_OF_CHARACTERS = ("Unescaped", "Illegal character", "Found invalid character")
+_OF_CHARACTERS = ("Expected ", "Unescaped", "Illegal character", "Found invalid character")
 """How the parser's sentences begin that quote single characters; the others quote whole keys, which may be anything."""
 
 

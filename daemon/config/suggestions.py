@@ -63,7 +63,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
         if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a record
             lines.append(f"{dotted}: is not a known key; {_hint(location, item['input'], model)}")
             continue
-        hides = (location[:1] and location[0] in SECTIONS) or may_be_secret(item["input"])
+        word = item["type"] == "literal_error" and is_plain_word(str(item["input"]))  # no address, and nothing that a key may be
+        hides = (location[:1] and location[0] in SECTIONS and not word) or may_be_secret(item["input"])
         message = _of_secret(item) if hides else _plain(item)
         given = "" if hides or item["type"] == "missing" else f" (it is {_value_shown(item['input'])})"
         if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):

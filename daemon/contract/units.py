@@ -41,9 +41,10 @@ def duration(value: Any) -> str:
     if not is_number(value):
         return NOTHING
     if 0 < value < 9.995e-4:
-        return f"{value * 1e6:.3g} µs"
+        return translated("{microseconds} µs").format(microseconds=f"{value * 1e6:.3g}")
     if value < 0.9995:
-        return f"{value * 1000:.3g} ms" if value else translated("{seconds} s").format(seconds=0)
+        said = translated("{milliseconds} ms").format(milliseconds=f"{value * 1000:.3g}")
+        return said if value else translated("{seconds} s").format(seconds=0)
     if value < 99.5:
         return translated("{seconds} s").format(seconds=f"{value:.3g}")
     minutes, seconds = divmod(round(value), 60)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from daemon.contract.advice.paired import LEAST_TOKENS
 from daemon.contract.jobs.figures import TextsFigures
+from daemon.contract.language.catalog import to_translate
 from handlers.models.files import setting
 from handlers.texts.reading import values
 from handlers.texts.rendering import ModelFiles
@@ -103,13 +104,29 @@ def scripts(texts: Iterable[str]) -> dict[str, float]:
     return named | ({"other": round(rest, 5)} if len(counts) > MOST_SCRIPTS else {})
 
 
+SCRIPTS = (
+    to_translate("Latin"), to_translate("Han"), to_translate("Cyrillic"), to_translate("Hiragana"), to_translate("Katakana"),
+    to_translate("Hangul"), to_translate("Greek"), to_translate("Arabic"), to_translate("Hebrew"), to_translate("Devanagari"),
+    to_translate("Thai"), to_translate("other"),
+)  # fmt: skip
+"""Those that pages name in the reader's language."""
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def _script(character: str) -> str | None:
     """Return the script of a letter, by the first word of its name in Unicode; None for what is no letter."""
     if not unicodedata.category(character).startswith("L"):
         return None
     word = unicodedata.name(character, "").split(" ")[0]
-    return {"CJK": "Han", "": "other", "FULLWIDTH": "Latin", "HALFWIDTH": "Katakana", "MODIFIER": None}.get(word, word.capitalize())
+    return {
+        "CJK": "Han",
+        "": "other",
+        "FULLWIDTH": "Latin",
+        "HALFWIDTH": "Katakana",
+        "MODIFIER": None,
+        "MICRO": None,
+        "MATHEMATICAL": None,
+    }.get(word, word.capitalize())
 
 
 def unfit(figures: TextsFigures, *, named: bool) -> list[str]:

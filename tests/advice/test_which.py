@@ -78,7 +78,7 @@ def test_a_clear_difference_is_named_with_its_interval_and_those_that_are_equal(
     words = advice(points, 50)
     assert words.startswith(
         "The trainer's best is step 50; perplexity of onnx: no difference seen between step 100 and step 150 with 240 tokens of 6"
-        " texts; step 150 has the best figure (8); `validate.data` gives more; 8 against 9 of step 50 (1."
+        " texts; step 150 has the best figure (8); `validate.data` gives more; its best 8 against 9 of step 50 (1."
     )
     assert words.endswith(", 240 tokens of 6 texts). Deploy step 150, onnx: 2 × as fast as PyTorch.")
 

@@ -387,6 +387,6 @@ def test_an_attempt_that_is_starved_for_minutes_is_told_and_a_moment_with_its_sh
     assert "limits.priority" in sentence, "the key that decides"
     desk.runner.children.rivals.seen = (Rival("python3", "alice", 7, 1, 1.8), Rival("stress", "1001", 9, 2, 0.95))
     (sentence,) = sentences(0.1, 1)
-    assert ": python3 (user alice, pid 7) 180 %, stress (user 1001, 2 processes, most by pid 9) 95 % have the rest" in sentence
+    assert ": the rest goes to python3 (user alice, pid 7) 180 % and stress (user 1001, 2 processes, most by pid 9) 95 %" in sentence
     sentences(0.9, 1)
     assert sentences(0.9, 40) == [] and sentences(0.1, 1) == [], "it has had its share again"

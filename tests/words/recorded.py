@@ -19,7 +19,7 @@ from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import DOMAIN
 from daemon.contract.language.recorded import JOINED
 from daemon.operating.monitoring.reasons import failure, waiting
-from tests.words import messages
+from tests.words import borrowed, messages
 from tests.words.messages import ROOT, catalogue
 from tests.words.sources import Templates
 
@@ -38,9 +38,21 @@ WORDS = {
     "operation": ("compare", "explain", "export", "measure", "read", "verify", "watch"),
     "positions": ("positions", "texts", "tokens"),
     "right": ("enter", "list", "read"),
-    "state": ("cancelled", "damaged", "failed", "installed", "partial", "pending", "running", "skipped", "succeeded", "waiting"),
+    "state": (
+        "cancelled",
+        "damaged",
+        "failed",
+        "installed",
+        "not installed",
+        "partial",
+        "pending",
+        "running",
+        "skipped",
+        "succeeded",
+        "waiting",
+    ),
     "unit": ("a position", "a token"),
-    "what": ("checked", "made"),
+    "what": ("a file", "a folder", "checked", "made"),
     "whose": ("base", "model"),
 }
 """Placeholder → single words that can stand in it; "alone" are those that are all that is shown. Anywhere else they may be a name."""
@@ -49,7 +61,10 @@ FRAGMENTS = (
     "retry {id}", "publish {variant}", "rejected: it does not run",
     "rejected: {figure}", "rejected: {figure}, {figure2}", "rejected: {figure}, {figure2}, {figure3}",
     "waits: {failure}", "{name} (user {user}, {which}) {percent} %", "built-in texts",
-    "'{value}' or '{value2}'", "'{value}', '{value2}' or '{value3}'", "'{value}', '{value2}', '{value3}' or '{value4}'",
+    *borrowed.OF_THE_SYSTEM, *borrowed.OF_TOML, *borrowed.OF_WINDOWS, *borrowed.OF_ERRORS,
+    "the rest goes to {rivals_said}", "{name} (user {user}, {which}) {percent} % and {rivals_said}",
+    "other stages of ckptd {percent} %", "other stages of ckptd {percent} % and {rivals_said}",
+    "{processes} processes, most by pid {pid}", "texts sampled from the live model",
     "{option} (command line)", "{option} (command line) for {key}", "{variable} (environment)", "{variable} (environment) for {key}",
     "{file} for {key}", "must be a list in square brackets: {example}", "{name} was not measured.",
     "a section: write [{section}] and its keys below", "{worker}, prompt {number} of {count}",

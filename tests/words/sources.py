@@ -22,7 +22,7 @@ SHOWN = frozenset({
     "limited", "method", "needs", "no_base",
 })  # fmt: skip
 """Keywords whose values a person reads."""
-PROGRESS = frozenset({"progress", "_progress"})
+PROGRESS = frozenset({"progress", "_progress", "tell"})
 """Functions that are called with a share and what is done."""
 COLLECTED = frozenset({"notes", "problems", "reasons", "warnings"})
 """Names of lists of such texts, which functions are given and add to."""
@@ -69,6 +69,8 @@ _SAID = re.compile(r"^\W*[A-Z]|\.$|^[\n#]")
 """A whole sentence of a command: printed where it stands, and translated there."""
 _FORMATTED = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")
 """In a text that `format` fills in."""
+_VERB = re.compile(r"[a-z]+ing(?: [a-z]+)* \{")
+"""What is done, with a value behind it."""
 _PLACE = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 
 
@@ -88,8 +90,12 @@ class Templates:
         self._values: list[tuple[str, list[ast.expr]]] = []
         """Each template that was met, with the expressions of its values."""
         self._queue: deque[tuple[ast.AST, int]] = deque()
+        self._brief: set[int] = set()
+        """Nodes of what says how far something is: a verb and a name are enough."""
         self._project = Project(root)
         for name, tree in self._project.trees.items():
+            calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and callee_of(node) in PROGRESS)
+            self._brief.update(id(argument) for call in calls for argument in call.args[1:2])
             for node in _shown(tree, whole=name.startswith(WHOLE)):
                 self._follow(node, 0)
             for node in ast.walk(tree):
@@ -125,7 +131,7 @@ class Templates:
         if file.startswith(APART) or (file.startswith("daemon/cli/") and _SAID.search(template)):
             return
         for line in template.split("\n"):
-            if is_prose(line):
+            if is_prose(line) or (id(node) in self._brief and _VERB.match(line)):
                 text = line if line == template else line.strip()
                 first = self._shapes.setdefault(_PLACE.sub("{}", text), text)
                 self.places.setdefault(first, f"{file}:{getattr(node, 'lineno', 0)}")

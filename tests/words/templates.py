@@ -61,7 +61,8 @@ def _name_of(node: ast.expr) -> str:
             return _name_of(node.args[0])
         return "list" if callee == "join" else callee.strip("_").lower() or "value"
     if isinstance(node, ast.Subscript):
-        return _name_of(node.value)
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return key if isinstance(key, str) and key.isidentifier() else _name_of(node.value)
     if isinstance(node, ast.BinOp):
         return _name_of(node.left)
     if isinstance(node, ast.IfExp):

@@ -13,9 +13,9 @@ ENGLISH, CHINESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "
 _TRANSLATED = re.compile(r"\s+#(?! +\[).*|  +.*|（.*?）|\(.*?\)")
 """Within a block of code: a comment, a second column, what stands in brackets."""
 _SHOWN = {
-    "产物": "artifact", "onnx-int8 通过 1.03 MiB 0.63 ×": "onnx-int8 passed",
+    "产物": "artifact", "onnx-int8 通过 1.03 MiB": "onnx-int8 passed",
     "成功：/home/me/exports/my-run/step-150": "succeeded: /home/me/exports/my-run/step-150",
-    "部署 onnx：速度为 PyTorch 的 3.3 ×，与实时模型的一致率 100 %，…；原因见 report.html。":
+    "部署 onnx：速度为 PyTorch 的 3.3 倍，与实时模型的一致率 100%，…；原因见 report.html。":
         "Deploy onnx: 3.3 × as fast as PyTorch, 100 % agreement with the live model, …; report.html says why.",
 }  # fmt: skip
 """What a terminal prints in Chinese → in English."""
@@ -55,6 +55,8 @@ def test_the_page_is_read_in_three_minutes() -> None:
 def test_both_lead_to_the_same_pages_and_to_each_other() -> None:
     english, chinese = (re.findall(r"\]\(([^)]+)\)", text) for text in (ENGLISH, CHINESE))
     assert "README.zh-CN.md" in english and "README.md" in chinese
+    chinese = [link.replace(".zh-CN.png", ".png") for link in chinese]
+    assert all((ROOT / link).is_file() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", ENGLISH + CHINESE)), "each has its picture"
     in_both = {f"docs/{page}" for page in IN_CHINESE.values()}
     english = [link.partition("#")[0] if link.partition("#")[0] in in_both else link for link in english]
     chinese = [

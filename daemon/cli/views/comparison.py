@@ -45,7 +45,7 @@ _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     (to_translate("size"), "size_bytes", units.size, True),
     (to_translate("tokens a second"), "tokens_per_second", units.number, False),
     (to_translate("of PyTorch"), "pytorch_tokens_per_second", units.number, False),
-    ("× PyTorch", "speed_over_pytorch", units.times, False),
+    (to_translate("× PyTorch"), "speed_over_pytorch", units.times, False),
     (to_translate("first token"), "prefill_seconds", units.duration, False),
     (to_translate("loading"), "load_seconds", units.duration, False),
     (to_translate("memory"), "peak_rss_bytes", units.size, False),

@@ -201,7 +201,7 @@ def _ground(ranking: Standing, trainers: StepPoint | None) -> str:
     if other is None:
         return ground
     against = (
-        translated("{ground}; {value} against {other} of {step} ({difference})") if len(equal) > 1
+        translated("{ground}; its best {value} against {other} of {step} ({difference})") if len(equal) > 1
         else translated("{ground}: {value} against {other} of {step} ({difference})")
     )  # fmt: skip
     between = difference_said(ranking.metric, ranking.apart[other.export])

@@ -63,6 +63,12 @@ def speak_english() -> None:
     _chosen = "en"
 
 
+def use_environment() -> None:
+    """Let this process speak what its environment asks for again."""
+    global _chosen
+    _chosen = None
+
+
 @contextmanager
 def use_language(name: Language) -> Iterator[None]:
     """Let this process, with all its threads, speak a language meanwhile."""

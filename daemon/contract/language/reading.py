@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from daemon.contract.language.catalog import translated
 from daemon.contract.language.pieces import HAN, LONGEST, NAME, OPAQUE, Edge, Reading, best, kept, marks_of, put, read_apart
 from daemon.contract.language.templates import Template, cuts_of, has_joint, joints_of, matches_of, places_of, templates
 
@@ -28,6 +29,8 @@ _AMOUNT = re.compile(r"[\d.,]+ \w+")
 """A number with its unit."""
 _WORDS = re.compile(r"[A-Za-z]+ ")
 """What no value begins with, unless it is read as a part of another sentence."""
+_CHOICES = re.compile(r"'[^']*'(?:, '[^']*')* or '[^']*'")
+"""Values of which a key takes any, as pydantic lists them."""
 _FIX = " Fix: "
 
 
@@ -79,6 +82,11 @@ class Work:
             return Reading(exact, 0)
         if " " not in text or self.parts > MOST_PARTS:
             return None
+        if (said := translated(text)) != text:  # one of a table that was stored
+            return Reading(said, 0)
+        if _CHOICES.fullmatch(text):
+            *others, last = re.findall(r"'[^']*'", text)
+            return Reading(f"{'、'.join(others)} 或 {last}", 0)
         if text not in self._clauses:
             self._clauses[text] = None
             inner = self._clause(text[:-1], depth) if text.endswith(".") else None
@@ -95,7 +103,8 @@ class Work:
         )
         readings = [self._filled(template, text, cuts, depth) for template, cuts in itertools.islice(sure, _MOST_TEMPLATES)]
         likely = best(*readings)
-        return kept(text, likely.unread) if likely and likely.chinese != readings[0].chinese else likely
+        first = next((reading for reading in readings if likely and reading.unread < likely.unread + _ODD), None)
+        return kept(text, likely.unread) if likely and first and likely.chinese != first.chinese else likely
 
     def _is_sure(self, template: Template, cut: tuple[str, ...], depth: int) -> bool:
         """Whether a template of few words makes a text: its values have no words that could be another sentence's."""

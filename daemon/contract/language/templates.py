@@ -20,12 +20,30 @@ _MOST_CUTS, _MOST_PLACES = 60, 8
 """Ways to cut a text by a template that are tried, and places of a literal."""
 _NOTHING = "nothing; "
 """How a remedy begins that asks for nothing."""
-_CLAUSES = frozenset({"cause", "context", "error", "failure", "reason", "remedy", "sentence", "time", "why"})
+_CLAUSES = frozenset(
+    {
+        "cause",
+        "context",
+        "error",
+        "expected",
+        "failure",
+        "reason",
+        "remedy",
+        "rivals_said",
+        "said_of_syntax",
+        "sentence",
+        "strerror",
+        "time",
+        "which",
+        "why",
+    }
+)
 """Placeholders in which sentences stand, also where the source does not show it."""
 _MARK = "!s}"
 """In the compiled catalogue behind the name of a value that can be a sentence."""
 JOINTS = {". ": "。", "; ": "；", ": ": "：", ", ": "，"}
 """Between sentences, what joins them in English and in Chinese."""
+_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)+): ")
 _PARTNERS = {"(": ")", "（": "）"}
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 
@@ -106,8 +124,12 @@ def _read() -> Iterator[tuple[str, str]]:
 def _cut(english: str, chinese: str) -> Iterator[tuple[str, str]]:
     """What a long sentence has of a text with several alternatives: the first of them, where they have enough words to be known by.
 
-    Of a remedy that asks for nothing also what is said where nobody is asked: "it starts within minutes".
+    Of a remedy that asks for nothing also what is said where nobody is asked: "it starts within minutes". Of what is wrong with a key also
+    the words behind the key, for which an option or a variable may stand.
     """
+    key = _KEY.match(english)
+    if key and chinese.startswith(key[1] + "：") and not _parsed(english[key.end() :], "").is_weak():
+        yield english[key.end() :], chinese[key.end(1) + 1 :]
     ends = [place for place, _ in joints_of(english, "; ")]
     ends_there = [place for place, _ in joints_of(chinese, "；")]
     if english.startswith(_NOTHING) and ends_there:

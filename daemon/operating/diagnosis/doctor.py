@@ -129,7 +129,7 @@ def formats_here(state: Path) -> FormatsHere:
                 wrong.append(f"its toolchain {name!r} is not known; the names are {', '.join(chains.known) or 'none'}")
             elif name == spec.toolchain and (lacking := chains.lacking(name, f"make {spec.name}")):
                 lacks.append(f"the toolchain {name}")
-                needs.append(f"{CHAIN}{name}, which is {chains.state(name)}{_costs(chains, name)}; {lacking.remedy}")
+                needs.append(f"the toolchain {name}, which is {chains.state(name)}{_costs(chains, name)}; {lacking.remedy}")
         check = None if wrong else check_of(spec.name)
         unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
         rows[spec.name] = VariantHere(
@@ -268,7 +268,7 @@ def _bases(settings: Settings) -> list[str]:
     problems = []
     for folder in settings.base.search:
         if closed_directory(folder) is None and not os.path.isdir(folder):
-            problems.append(f"base.search: {folder} " + (NO_DIRECTORY if os.path.exists(folder) else "does not exist"))
+            problems.append(f"base.search: {folder} {NO_DIRECTORY}" if os.path.exists(folder) else f"base.search: {folder} does not exist")
     for name, folder in settings.base.map.items():
         if closed_directory(folder) is None and not is_model(folder):
             problems.append(f"base.map: {name!r} → {folder} contains no model now")

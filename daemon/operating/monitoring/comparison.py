@@ -20,6 +20,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.jobs.run_figures import METRICS, point_of
+from daemon.contract.language.catalog import translated
 from daemon.contract.values import Json, number_at, text_at, value_at, whole_at
 from daemon.journal.states import told_state
 from daemon.operating.monitoring.status import job_meant
@@ -157,7 +158,8 @@ def _figure(metric: str, between: Difference, *, more: bool) -> ComparedFigure:
     value, low, high = ratio or (between.value, between.low, between.high)
     if not between.sure:
         return ComparedFigure(None, value, low, high, no_difference(between, metric))
-    return ComparedFigure("b" if (between.value > 0) is more else "a", value, low, high, f"B beside A: {difference_said(metric, between)}")
+    said = translated("B beside A: {difference}").format(difference=difference_said(metric, between))
+    return ComparedFigure("b" if (between.value > 0) is more else "a", value, low, high, said)
 
 
 def _turns(report: Json, variant: str) -> tuple[float, float, float] | None:

@@ -48,7 +48,8 @@ def starving(share: CpuShare, priority: str, rivals: Sequence[Rival] = ()) -> st
 
     `rivals`: who has the rest, as far as that was seen.
     """
-    others = f"{', '.join(map(str, rivals))} have the rest" if rivals else "other processes have the rest"
+    rivals_said = " and ".join(map(str, rivals))
+    others = f"the rest goes to {rivals_said}" if rivals else "other processes have the rest"
     began = f'; limits.priority = "{priority}", with which this stage began, lets them go first ("normal" counts for later stages)'
     decides = began if priority else "; limits.priority decides"
     if priority == "normal":

@@ -41,7 +41,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded)
+    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded, method=_method)
     made.globals.update(
         translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences,
         cells=samples.cells, prompt_shown=samples.prompt_shown,
@@ -57,6 +57,11 @@ def _words(message: str, /, **values: object) -> Markup:
 def _many(singular: str, plural: str, count: int) -> Markup:
     """The same for a number of something, `{count}` in it."""
     return Markup(translated_plural(singular, plural, count)).format(count=count)
+
+
+def _method(kind: str) -> str:
+    """PEFT's name of a method as its authors write it."""
+    return {"LORA": "LoRA", "ADALORA": "AdaLoRA"}.get(kind, kind)
 
 
 def _recorded(value: object, name: str = "") -> object:
