@@ -14,6 +14,7 @@ from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.rows import JobRow
 from daemon.running.attempts.children import Children
+from daemon.running.rules import ready
 from daemon.system.box import memory
 from daemon.system.logger import Logger
 
@@ -23,8 +24,6 @@ SHORTEST_PAUSE = 0.1
 PATIENCE_SECONDS = 120.0
 """After so long a job that waits for memory gets the next that comes free, though smaller stages would fit before it."""
 MEMORY = FaultCode.MEMORY_NOW
-SOON = frozenset({FaultCode.VERIFYING, FaultCode.TURN})
-"""What a job waits for that takes it no further from its next stage: it is not said in the log, and no other job is begun meanwhile."""
 FOR_ROOM = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """What a job waits for that room on a disk may end."""
 
@@ -46,7 +45,7 @@ class Waiting:
     @property
     def is_long(self) -> bool:
         """Whether it may take long, so that another job may be begun meanwhile."""
-        return self.fault.code not in SOON
+        return self.fault.code not in ready.SOON
 
 
 class Waits:
@@ -88,7 +87,7 @@ class Waits:
             return
         before, now = self.of.get(job), time.monotonic()
         said_last = before.said_last if before else None
-        if fault.code in SOON:
+        if fault.code in ready.SOON:
             since = before.since if before and before.fault.code == fault.code else now
         else:
             if said_last is None or said_last[0] != fault.code:

@@ -19,8 +19,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.contract.disk.files import boot_id, fsync_directory, machine_id, rename_new, write_atomic
+from daemon.contract.disk.files import boot_id, fsync_directory, host_name, machine_id, rename_new, write_atomic
 from daemon.contract.faults.errors import FULL_DISK, Retryable, UsageError
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
@@ -152,7 +150,7 @@ def leased(state: Path, *, lost: Callable[[], object] | None = None) -> Iterator
 def this_process() -> Holder:
     """Who this process would be as a holder."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Holder(secrets.token_hex(8), socket.gethostname(), boot_id(), os.getpid(), since, machine_id())
+    return Holder(os.urandom(8).hex(), host_name(), boot_id(), os.getpid(), since, machine_id())
 
 
 def read(file: Path) -> Holder | None:

@@ -18,12 +18,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MACHINE = """
-import fcntl, socket, sys
+import fcntl, sys
 import daemon.contract.disk.files as files
 fcntl.flock = lambda *call: None  # as on NFS with `nolock`: each machine has locks of its own
 name = sys.argv[1]
 host, _, boot = name.partition("@")  # the machine's name, and which of its boots it is
-socket.gethostname, files.boot_id, files.machine_id = lambda: host, lambda: name, lambda: f"id of {host}"
+files.host_name, files.boot_id, files.machine_id = lambda: host, lambda: name, lambda: f"id of {host}"
 import daemon.system.lease as lease
 lease.TOUCH_SECONDS, lease.FRESH_SECONDS, lease.SILENT_SECONDS = 0.2, 0.6, 2.0
 """

@@ -16,7 +16,8 @@ from daemon.operating.engine import Engine
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.running.rules.ready import describe
 from daemon.running.sources.gate import FOR_SOURCES
-from daemon.running.waits import SOON, Waiting
+from daemon.running.rules.ready import SOON
+from daemon.running.waits import Waiting
 from daemon.system.logger import Logger
 from daemon.system.processes.signals import on_signals
 from daemon.system.processes.threads import Supervised

@@ -108,6 +108,11 @@ def boot_id() -> str:
     return _text_of(_BOOT)
 
 
+def host_name() -> str:
+    """Return the name of this machine, without the import of a network library."""
+    return os.uname().nodename
+
+
 def machine_id() -> str:
     """Return what names the machine (machine-id(5)); "" where it has no name."""
     return next(filter(None, map(_text_of, _MACHINE)), "")

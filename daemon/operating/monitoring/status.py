@@ -62,7 +62,6 @@ from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retr
 from daemon.operating.monitoring.reasons import failure, together, waiting
 from daemon.running.attempts.executor import Whereabouts
 from daemon.running.rules import ready
-from daemon.running.waits import SOON
 from daemon.system.elsewhere import elsewhere
 from daemon.system.filesystems.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import holder, is_locked
@@ -353,7 +352,7 @@ def _by_hand(state: Path) -> list[Path]:
 
 def _at_work(job: J) -> J:
     """An open job that a command works on: no other is before it, so what it awaits between two stages is over in a moment."""
-    passing = job.reason in (None, *map(waiting, SOON))
+    passing = job.reason in (None, *map(waiting, ready.SOON))
     job = replace(job, foreground=True)
     return replace(job, activity="running", waiting_for=None, reason=None) if passing else job
 

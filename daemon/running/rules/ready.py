@@ -17,6 +17,8 @@ from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import Lane, StageRow
 from daemon.journal.states import ENDED_STAGE
 
+SOON = frozenset({FaultCode.VERIFYING, FaultCode.TURN})
+"""What a job waits for that takes it no further from its next stage: it is not said in the log, and no other job is begun meanwhile."""
 FEW = 3
 """Files that are named in a sentence."""
 
