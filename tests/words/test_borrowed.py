@@ -31,7 +31,7 @@ def shown(english: str) -> str:
 def test_what_python_says_of_a_file_that_is_not_toml(text: str) -> None:
     with pytest.raises(tomllib.TOMLDecodeError) as error:
         tomllib.loads(text)
-    said = shown(f"it is not TOML: {layers.said_of_syntax(error.value)}")
+    said = shown(f"it is not TOML: {layers.said_of_syntax(error.value, text)}")
     assert said.startswith("它不是 TOML：") and not ENGLISH.search(said.partition("：")[2].replace("TOML", "")), said
 
 

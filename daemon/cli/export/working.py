@@ -14,9 +14,8 @@ from daemon.journal.rows import StageRow, now
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.engine import Engine
 from daemon.operating.monitoring.live import ExportLive, of_export
-from daemon.running.rules.ready import describe
+from daemon.running.rules.ready import SOON, describe
 from daemon.running.sources.gate import FOR_SOURCES
-from daemon.running.rules.ready import SOON
 from daemon.running.waits import Waiting
 from daemon.system.logger import Logger
 from daemon.system.processes.signals import on_signals
