@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 # Tests that run side by side. Each process holds torch; many tests wait for children, so that there are more processes than cores.
-JOBS ?= 3
+JOBS ?= 4
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
