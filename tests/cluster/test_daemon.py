@@ -87,12 +87,7 @@ def make_submitting(tmp_path: Path, site: SlurmSite) -> Iterator[Callable[..., S
 @pytest.fixture
 def held(make_submitting: Callable[..., Submitting], add: Add) -> Submitting:
     """A daemon whose merge runs by Slurm, and stays at its second shard."""
-    service = make_submitting()
-    service.held.touch()
-    add(service)
-    service.start()
-    service.wait_held()
-    return service
+    return make_submitting().start_held(add)
 
 
 def test_an_export_runs_by_slurm_and_is_seen_where_it_runs(held: Submitting, site: SlurmSite) -> None:

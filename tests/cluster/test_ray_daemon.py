@@ -80,12 +80,7 @@ def make_by_ray(tmp_path: Path, ray_site: RaySite) -> Iterator[Callable[..., ByR
 @pytest.fixture
 def held(make_by_ray: Callable[..., ByRay], add: Add) -> ByRay:
     """A daemon whose merge runs by Ray, and stays at its second shard."""
-    service = make_by_ray()
-    service.held.touch()
-    add(service)
-    service.start()
-    service.wait_held()
-    return service
+    return make_by_ray().start_held(add)
 
 
 @pytest.mark.slow

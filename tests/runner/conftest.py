@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -51,6 +51,14 @@ class Toy(Service):
         """(job, stage, attempt) of every attempt whose child began."""
         text = self.log_of_attempts.read_text() if self.log_of_attempts.exists() else ""
         return [(job, stage, int(number)) for job, stage, number in (line.split() for line in text.splitlines())]
+
+    def start_held(self, add: Callable[[Self], object]) -> Self:
+        """Start it with a checkpoint whose merge stays at its second shard."""
+        self.held.touch()
+        add(self)
+        self.start()
+        self.wait_held()
+        return self
 
     def wait_held(self) -> None:
         """Wait until the daemon that runs sees the merge at its second shard."""

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
+from daemon.cli.views.tables import OF_ARTIFACT
 from daemon.contract import units
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.language.catalog import to_translate, translated
@@ -92,14 +93,7 @@ def table(rows: list[Row]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     made.add_column(translated("step"), justify="right", no_wrap=True)
     made.add_column(translated("artifact"), no_wrap=True)
-    for title in (
-        to_translate("size"),
-        to_translate("× base"),
-        to_translate("error"),
-        to_translate("agree"),
-        to_translate("tok/s"),
-        to_translate("speed"),
-    ):
+    for title in OF_ARTIFACT:
         made.add_column(translated(title), justify="right", no_wrap=True)
     made.add_column(translated("verdict"), no_wrap=True)
     last = None

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     pass
 
 
+OF_ARTIFACT = (
+    to_translate("size"), to_translate("× base"), to_translate("error"), to_translate("agree"), to_translate("tok/s"),
+    to_translate("speed"),
+)  # fmt: skip
+"""Titles of the figures of an artifact."""
+
+
 def artifact_table(report: Json) -> Table:
     """A row per artifact of a report: size, error, agreement, and speed, which is also said in times that of PyTorch. Fits 80 columns."""
     shown = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
     for title in (to_translate("artifact"), to_translate("verdict")):
         shown.add_column(translated(title), no_wrap=True)
-    for title in (
-        to_translate("size"),
-        to_translate("× base"),
-        to_translate("error"),
-        to_translate("agree"),
-        to_translate("tok/s"),
-        to_translate("speed"),
-    ):
+    for title in OF_ARTIFACT:
         shown.add_column(translated(title), justify="right", no_wrap=True)
     for artifact in report.get("artifacts", []):
         figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
