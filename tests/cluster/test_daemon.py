@@ -123,10 +123,7 @@ def test_what_slurm_says_is_shown_of_a_stage_whose_log_can_not_be_seen(make_subm
 def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_runs(held: Submitting, end: Callable[[Submitting], object]) -> None:
     end(held)
     time.sleep(2)
-    held.start()
-    held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
-    held.wait_held()
-    held.held.unlink()
+    held.start_again()
     held.ends_well()
 
 

@@ -99,10 +99,7 @@ def test_a_daemon_that_ends_and_starts_again_goes_on_with_what_ray_runs(held: By
     before = held.children()
     end(held)
     until(lambda: not any(process.is_running() and process.status() != "zombie" for process in before))
-    held.start()
-    held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
-    held.wait_held()
-    held.held.unlink()
+    held.start_again()
     held.ends_well()
 
 
@@ -124,10 +121,7 @@ def test_a_daemon_ends_while_its_client_hangs_and_the_next_goes_on(held: ByRay, 
     client.suspend()
     end(held)
     try:
-        held.start()
-        held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
-        held.wait_held()
-        held.held.unlink()
+        held.start_again()
         held.ends_well()
         until(lambda: not client.is_running() or client.status() == psutil.STATUS_ZOMBIE, 10)
     finally:
@@ -140,10 +134,7 @@ def test_another_executor_is_for_the_next_start_and_what_runs_goes_on_where_it_i
     held.reconfigure('executor = "ray"', 'executor = "local"')
     assert held.run_verb("reload") == 2 and "cluster can't be changed while the daemon runs; restart it" in held.said
     held.kill()
-    held.start()
-    held.wait_for(lambda v: v["daemon"]["running"] and held.process is not None and v["daemon"]["pid"] == held.process.pid, 60)
-    held.wait_held()
-    held.held.unlink()
+    held.start_again()
     held.ends_well()
 
 

@@ -60,6 +60,13 @@ class Toy(Service):
         self.wait_held()
         return self
 
+    def start_again(self) -> None:
+        """Start it once more; as soon as it sees the merge that is held, let that go on."""
+        self.start()
+        self.wait_for(lambda v: v["daemon"]["running"] and self.process is not None and v["daemon"]["pid"] == self.process.pid, 60)
+        self.wait_held()
+        self.held.unlink()
+
     def wait_held(self) -> None:
         """Wait until the daemon that runs sees the merge at its second shard."""
         self.wait_for(lambda v: v["daemon"]["running"] and any((s["fraction"] or 0) > 0.3 for job in v["jobs"] for s in job["stages"]), 60)
