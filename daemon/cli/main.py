@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from daemon.cli import bench, configuration, convert, explain, machine, maintenance, quality, queue, setup, status, toolchain
+from daemon.cli import bench, configuration, convert, explain, machine, maintenance, quality, queue, status, toolchain
 from daemon.cli.common import (
     ConfigOption,
     DaemonConfiguration,
@@ -42,6 +42,7 @@ from daemon.cli.exit_codes import (
 from daemon.cli.parser.groups import GROUPS, HELP_NAMES, RENAMED, place
 from daemon.cli.parser.mistakes import mistake_of
 from daemon.cli.parser.parsing import Group
+from daemon.cli.setup import entry as setup
 from daemon.cli.views.markup import say, say_error, set_up_outputs
 from daemon.contract.faults.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.faults.fault_codes import FaultCode

@@ -964,12 +964,13 @@ class FaultCode(StrEnum):
     GRAPH_UNEXPECTED = "graph-unexpected"
     """The graph's inputs, outputs or cache are not the usual ones of this kind of model.
 
-    To do: Export the variant again.
+    To do: Leave the variant out of `export.variants`: another export of the same model gives the same graph. Of a graph that ckptd
+    made, report it as an error of ckptd.
     """
     GRAPH_UNREADABLE = "graph-unreadable"
     """A graph of the artifact, or the description of its graphs, is missing or can't be loaded.
 
-    To do: Export the variant again, or give the folder of an artifact.
+    To do: Give the folder of an artifact. If it is one, copy it again, or export the variant again: its files are damaged.
     """
     LOGITS = "logits"
     """The artifact's logits can't be compared with the reference's.

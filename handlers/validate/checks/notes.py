@@ -108,7 +108,7 @@ def grows(figures: CheckFigures) -> str | None:
     return f"the differences grow over the sequence, {figures.growth:.2g} times from the first to the last third (95 % {_span(interval)})"
 
 
-POSITIONS = "as wrong positions make them (an offset, another rope_theta), and rounding does not"
+POSITIONS = "as wrong positions make them (an offset, another rope_theta), or rounding to few bits"
 
 
 def _growing(figures: CheckFigures) -> list[str]:

@@ -1,0 +1,1 @@
+"""`ckptd init` and `ckptd install-service`: how ckptd comes onto a box."""
