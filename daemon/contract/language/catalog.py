@@ -6,6 +6,7 @@ nothing is read or imported. `make messages` writes the catalogue anew from the 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ DOMAIN = "ckptd"
 FOLDER = Path(__file__).parent
 _WHERE_LOCALE_IS = ("LC_ALL", "LC_MESSAGES", "LANG")
 _chosen: Language | None = None
+_here: contextvars.ContextVar[Language | None] = contextvars.ContextVar("language", default=None)
 
 
 def translated(message: str) -> str:
@@ -50,8 +52,11 @@ def to_translate(message: str) -> str:
 
 
 def language() -> Language:
-    """The language of this process: what `use_language` says, else what the environment did when it was asked first."""
+    """The language of this request (`speaking`), else that of this process: what `use_language` says, else what the environment did when
+    it was asked first."""
     global _chosen
+    if (here := _here.get()) is not None:
+        return here
     if _chosen is None:
         _chosen = language_of(os.environ)
     return _chosen
@@ -78,6 +83,16 @@ def use_language(name: Language) -> Iterator[None]:
         yield
     finally:
         _chosen = before
+
+
+@contextmanager
+def speaking(name: Language) -> Iterator[None]:
+    """Let this request alone speak a language: this thread or task, and what it calls with its context."""
+    token = _here.set(name)
+    try:
+        yield
+    finally:
+        _here.reset(token)
 
 
 def language_of(environment: Mapping[str, str]) -> Language:
