@@ -188,8 +188,8 @@ class RunView:
 def runs_of(connection: sqlite3.Connection) -> tuple[RunView, ...]:
     """All runs, those with the newest checkpoints first."""
     rows = connection.execute(
-        "SELECT root, run, state, count(*) AS count, max(created) AS latest, (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
-        " FROM job INDEXED BY job_queue GROUP BY root, run, state"
+        "SELECT root, run, state, count(*) AS count, max(created) AS latest,"
+        " (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step FROM job INDEXED BY job_queue GROUP BY root, run, state"
     )
     runs: dict[tuple[str, str], RunView] = {}
     for row in rows:
