@@ -115,7 +115,7 @@ def quality_in_journal(state: Path, wanted: str, best_variant: str) -> RunQualit
     targets: list[tuple[str, str]] = []
     with contextlib.suppress(FileNotFoundError), reading(StatePaths(state).journal) as connection:
         targets = targets_of(connection, wanted)[-MOST_READ:]
-    runs = _by_run([folder_of(target, ended) for target, ended in targets])
+    runs = _by_run([folder_of(Path(target), ended) for target, ended in targets])
     if len(runs) != 1:
         raise _not_one("several roots have such a run" if runs else f"no run {wanted!r} has an export", runs)
     return _quality(runs, best_variant)
