@@ -7,6 +7,7 @@ signal ends the children at once. SIGHUP reads the configuration again and takes
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from daemon.operating.log import logs
 from daemon.operating.monitoring import metrics
 from daemon.operating.monitoring.gauges import take_gauges
 from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, starved_sentences
+from daemon.operating.outward import PageFactory, Serving
 from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.keeping import begin
@@ -67,8 +69,10 @@ BACKUP_SECONDS = 6 * 3600.0
 class Daemon:
     """The service: an engine with a watcher, a notifier and ticks. `reload` gives the configuration as it is now."""
 
-    def __init__(self, parts: Engine, reload: Callable[[], Settings], source: Callable[[], Source] | None = None) -> None:
-        """`source`: the files of what `reload` gave last, or of the settings at the start."""
+    def __init__(
+        self, parts: Engine, reload: Callable[[], Settings], source: Callable[[], Source] | None = None, page: PageFactory | None = None
+    ) -> None:
+        """`source`: the files of what `reload` gave last, or of the settings at the start. `page`: makes the page."""
         self._parts, self._reload, self._source = parts, reload, source
         self._started = now()
         self._taken = source() if source else None
@@ -105,9 +109,18 @@ class Daemon:
         for complaints in self._guarded():
             complaints.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
-        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
+        self._counting = threading.Lock()
+        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile or parts.settings.page.listen else None
+        self._page = page(self._serving()) if page else None
         self._announcements.tell_rebuilding(self._maintenance.state())
         self._say_last_end()
+
+    def _serving(self) -> Serving:
+        parts = self._parts
+        return Serving(
+            parts.settings, parts.paths.state, parts.journal, self.exposition, parts.runner.wake,
+            lambda: self._taken.file if self._taken else None,
+        )  # fmt: skip
 
     def _say_last_end(self) -> None:
         if self._last_end is not None:
@@ -148,6 +161,7 @@ class Daemon:
         self._runner.start()
         self._watcher.start()
         self._ticks.start()
+        self._adopt_page()
         if self._parts.settings.metrics.textfile:
             self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
         self._complaints.during(lambda: begin(self._parts.paths))
@@ -226,6 +240,7 @@ class Daemon:
             "the disks": self._look_at_disks,
             "the mounts": lambda: self._watcher.look(),
             "the ticks": self._look_at_threads,
+            "the page": self._look_at_page,
             "the live file": self._write_live,
             "the notifier": self._hint_notifier,
             "the watchdog": self._feed_watchdog,
@@ -262,6 +277,18 @@ class Daemon:
             self._ticks.stop()
             self._ticks = self._make_ticks()
             self._ticks.start()
+
+    def _look_at_page(self) -> None:
+        if self._page is not None:
+            self._page.look()
+
+    def _adopt_page(self) -> None:
+        if self._page is not None:
+            Complaints(log, "the page").during(functools.partial(self._page.adopt, self._parts.settings))
+
+    def _stop_page(self) -> None:
+        if self._page is not None:
+            self._page.stop()
 
     def _hint_notifier(self) -> None:
         if self._news:
@@ -332,6 +359,7 @@ class Daemon:
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
         self._ticks.start()
+        self._adopt_page()
         self._half_taken = None
         said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
         self._say_watching(Event.CONFIG_RELOADED, f"the configuration was taken over{said}")
@@ -346,6 +374,7 @@ class Daemon:
             self._watcher.stop,
             self._parts.runner.stop,
             self._runner.join,
+            self._stop_page,
             self._notifier.stop,
             self._write_last,
         ):
@@ -384,10 +413,12 @@ class Daemon:
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):
                 unwell.append(f"{fault.sentence()} (for {time.monotonic() - since:.0f} s)")
+        deaths = [thread.deaths[-1] for thread in threads if thread.deaths]
+        page = self._page.state() if self._page else None
+        deaths += [death] if self._page and (death := self._page.death()) else []
         return Condition(
             "full" if disks else "unwell" if unwell else "healthy", tuple(unwell), starved=tuple(starved_sentences(self._parts.runner)),
-            deaths=tuple(thread.deaths[-1] for thread in threads if thread.deaths), last_end=self._last_end, places=self._disks.places,
-            disks=disks,
+            deaths=tuple(deaths), last_end=self._last_end, places=self._disks.places, disks=disks, page=page,
         )  # fmt: skip
 
     def _write_journal(self) -> None:
@@ -406,15 +437,22 @@ class Daemon:
 
     def _write_metrics(self) -> None:
         file = self._parts.settings.metrics.textfile
-        if file is None:
-            return
-        self._counted = self._counted or metrics.Counted(self._parts.journal)
+        if file is not None:
+            metrics.write(file, self._figures())
+
+    def _figures(self) -> str:
         parts = self._parts
-        gauges = take_gauges(
-            parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
-            condition=self.condition(), low_disks=len(self._disks.episodes),
-        )  # fmt: skip
-        metrics.write(file, metrics.render(gauges, self._counted.look()))
+        with self._counting:  # the thread of the ticks and those of the page
+            self._counted = self._counted or metrics.Counted(parts.journal)
+            gauges = take_gauges(
+                parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
+                condition=self.condition(), low_disks=len(self._disks.episodes),
+            )  # fmt: skip
+            return metrics.render(gauges, self._counted.look())
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The figures for a scraper, and their content type. `accept`: what it says it understands."""
+        return self._figures().encode(), "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _thread_lost(cause: str) -> Permanent:
@@ -424,9 +462,10 @@ def _thread_lost(cause: str) -> Permanent:
 
 
 def serve(
-    settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None, source: Callable[[], Source] | None = None
-) -> None:
-    """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; `reload` and `source`: as for `Daemon`."""
+    settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None, source: Callable[[], Source] | None = None,
+    page: PageFactory | None = None,
+) -> None:  # fmt: skip
+    """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; the others: as for `Daemon`."""
     give_back_early()
     with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
-        Daemon(parts, reload, source).run()
+        Daemon(parts, reload, source, page).run()

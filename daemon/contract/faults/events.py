@@ -65,6 +65,10 @@ class Event(StrEnum):
     """A disk has too little free space; work waits."""
     DISK_RECOVERED = "disk.recovered"
     """The disk has enough free space again."""
+    PAGE_SERVES = "page.serves"
+    """The page and the API answer at this address."""
+    PAGE_FAILED = "page.failed"
+    """The page does not answer, or a request met an error; the daemon goes on without it."""
 
     # Journal
 

@@ -54,6 +54,7 @@ from daemon.operating.monitoring.live import (
     DelayedState,
     IncompleteState,
     LiveFile,
+    PageState,
     RootState,
     StageProgress,
     read_live,
@@ -99,6 +100,8 @@ class DaemonState:
     """Time since which it shuts down: it starts nothing new and waits until the running stages have ended."""
     starved: tuple[str, ...] = ()
     """Sentences on the stages that other processes have kept from most of their CPU time for minutes. The daemon is well all the same."""
+    page: PageState | None = None
+    """The page and the API; None while they are off."""
     host: str | None = None
     """The machine on which it runs, if that is another one and the file system does not show its lock here: then jobs, counts and all else
     that stands in the journal are left out."""
@@ -298,6 +301,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
             killed=not running and last.in_order is False,
             stopping=live.stopping,
             starved=live.starved,
+            page=live.page,
             host=None if away is None else away.host,
         ),
         paused=seen.paused_since,

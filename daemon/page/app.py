@@ -1,0 +1,46 @@
+"""The application: its routes, within the guard."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from daemon.contract.faults.errors import CkptdError
+from daemon.contract.faults.events import Event
+from daemon.page import api, health
+from daemon.page.answers import refusal, refusal_of
+from daemon.page.context import Context
+from daemon.page.guard import Guard
+from daemon.page.screens import routes as screens
+from daemon.system.logger import Logger
+
+log = Logger("page")
+_SAID = {404: "there is nothing here", 405: "this method is not allowed here"}
+
+
+def make_app(context: Context) -> ASGIApp:
+    """The application of one server."""
+    app = Starlette(
+        routes=[*health.routes(), *api.routes(), *screens.routes()],
+        exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
+    )
+    app.state.context = context
+    return Guard(app, context)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refusal(error.status_code, _SAID.get(error.status_code, str(error.detail)), headers=error.headers)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CkptdError)
+    return refusal_of(error)
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    log.error("a request to the page met an error that nobody foresaw", event_id=Event.PAGE_FAILED, path=request.url.path, exc_info=error)
+    return refusal(500, "an error that nobody foresaw", "report it with the traceback in the daemon's log")
