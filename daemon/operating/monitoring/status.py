@@ -6,7 +6,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,6 +132,8 @@ class StageStatus:
     """A sentence if other processes take the CPU time that it could use; None if they do not."""
     rivals: tuple[Rival, ...] = ()
     """The processes that take it, the largest first, as far as this user can see them."""
+    memory_bytes: int | None = None
+    """Memory that it held at the daemon's last look; None if it is not known, or if it does not run."""
 
 
 @dataclass(frozen=True)
@@ -420,6 +422,18 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     )
 
 
+def of_ids(state: Path, ids: Iterable[str]) -> dict[str, JobStatus]:
+    """The jobs of these ids, as `snapshot` has them; those that are not there are missing."""
+    running = is_locked(StatePaths(state).lock)
+    live = read_live(StatePaths(state).live).aged() if running else LiveFile()
+
+    def look(connection: Connection) -> dict[str, JobStatus]:
+        scene = _scene(connection, overview(connection, 0), live, running)
+        return {id: _job(view, scene) for id in ids if (view := job_of_id(connection, id)) is not None}
+
+    return _ask_journal(state, look) or {}
+
+
 def ids(state: Path, wanted: str) -> list[str]:
     """The jobs that `wanted` may mean: the one of that id, else all whose id begins with it, or whose id's last part does."""
     return _ask_journal(state, lambda connection: ids_named(connection, wanted)) or []
@@ -511,6 +525,7 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         place=live.place if live else None,
         starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
         rivals=rivals,
+        memory_bytes=live.memory or None if live else None,
     )
 
 
