@@ -6,6 +6,7 @@ Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connectio
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 
@@ -146,6 +147,76 @@ def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
     """One job; None where there is none of that id."""
     row = connection.execute("SELECT * FROM job WHERE id = ?", (id,)).fetchone()
     return None if row is None else _view(connection, row)
+
+
+def jobs_before(
+    connection: sqlite3.Connection, before: str | None, states: Sequence[str], since: str, is_run: Callable[[str], bool] | None
+) -> Iterator[JobView]:
+    """Yield jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a checkpoint taken at
+    `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
+    """
+    last = None
+    if before is not None:
+        last = connection.execute("SELECT rowid FROM job WHERE id = ?", (before,)).fetchone()
+        if last is None:
+            raise LookupError(before)
+    wanted = ["created >= ?", *(["rowid < ?"] if last else []), *([f"state IN ({', '.join('?' * len(states))})"] if states else [])]
+    values = (since, *([last[0]] if last else []), *states)
+    if is_run is not None:
+        connection.create_function("is_run", 1, is_run, deterministic=True)
+        wanted.append("is_run(run)")
+    if len(values) > 1 + bool(last) or since or is_run is not None:  # an index has all that is asked: the rows are long
+        found = connection.execute(f"SELECT rowid FROM job INDEXED BY job_queue WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
+    else:
+        found = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
+    for (row,) in found:
+        yield _view(connection, connection.execute("SELECT * FROM job WHERE rowid = ?", (row,)).fetchone())
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run of the journal."""
+
+    root: str
+    """The watched directory below which it lies."""
+    run: str
+    counts: Mapping[str, int]
+    """State → number of jobs."""
+    step: int
+    """The largest step of its jobs."""
+    latest: str
+    """When its newest checkpoint was taken."""
+
+
+def runs_of(connection: sqlite3.Connection) -> tuple[RunView, ...]:
+    """All runs, those with the newest checkpoints first."""
+    rows = connection.execute(
+        "SELECT root, run, state, count(*) AS count, max(created) AS latest, (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
+        " FROM job INDEXED BY job_queue GROUP BY root, run, state"
+    )
+    runs: dict[tuple[str, str], RunView] = {}
+    for row in rows:
+        key = (str(row["root"]), str(row["run"]))
+        known = runs.get(key, RunView(*key, {}, int(row["step"]), ""))
+        counts = {**known.counts, str(row["state"]): int(row["count"])}
+        runs[key] = RunView(*key, counts, known.step, max(known.latest, str(row["latest"])))
+    return tuple(sorted(runs.values(), key=lambda run: run.latest, reverse=True))
+
+
+def targets_of(connection: sqlite3.Connection, run: str) -> list[tuple[str, str]]:
+    """Folder and state of the exports of a run that have a report, the oldest first."""
+    rows = connection.execute(
+        "SELECT target, state FROM job WHERE run = ? AND state IN ('succeeded', 'partial') ORDER BY step, created", (run,)
+    )
+    return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def id_of_target(connection: sqlite3.Connection, target: str) -> str | None:
+    """The latest job that was published as this folder; None where there is none."""
+    row = connection.execute(
+        "SELECT id FROM job WHERE target = ? ORDER BY state IN ('succeeded', 'partial') DESC, rowid DESC LIMIT 1", (target,)
+    ).fetchone()
+    return None if row is None else str(row[0])
 
 
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
-from daemon.page import api, health
+from daemon.page import api, health, login
 from daemon.page.answers import refusal, refusal_of
 from daemon.page.context import Context
 from daemon.page.guard import Guard
@@ -24,7 +24,7 @@ _SAID = {404: "there is nothing here", 405: "this method is not allowed here"}
 def make_app(context: Context) -> ASGIApp:
     """The application of one server."""
     app = Starlette(
-        routes=[*health.routes(), *api.routes(), *screens.routes()],
+        routes=[*health.routes(), *api.routes(), *login.routes(), *screens.routes()],
         exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
     )
     app.state.context = context

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from daemon.config.page import PageSettings
 from daemon.config.settings import Settings
+from daemon.contract.faults.events import Event
 from daemon.operating.outward import Exposition, Serving
 from daemon.page.reader import Reader
+from daemon.page.tokens import Tries
+from daemon.system.logger import Logger
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+log = Logger("page")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +36,7 @@ class Context:
         """The configuration in use; replaced as a whole by a reload."""
         self.exposition: Exposition = serving.exposition
         self.reader = Reader(lambda: self.settings, serving.config)
+        self.tries = Tries()
         self.closing = asyncio.Event()
         """Set when the server ends: streams end then."""
         self._threads = ThreadPoolExecutor(READING_THREADS, "page-read")
@@ -39,6 +45,11 @@ class Context:
     def page(self) -> PageSettings:
         """The settings of the page."""
         return self.settings.page
+
+    def note_wrong(self, client: str) -> None:
+        """Count a wrong token, and say so once a minute for each client."""
+        if self.tries.wrong(client):
+            log.warning("a wrong token was given to the page", event_id=Event.PAGE_REFUSED, client=client)
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call what may wait for a disk, outside of the server's loop, in the language of this request."""

@@ -1,7 +1,7 @@
 """Stands before every route: who may ask, by which name, and what a browser may do with the answer. Pure ASGI.
 
-In this order: the name in the header Host, which keeps out web pages that reach this one through a name of their own; the token; what
-changes something comes from this page alone (`daemon.page.controls`). No answer leaves without the headers of `SECURITY`.
+In this order: the name in the header Host, which keeps out web pages that reach this one through a name of their own; that what changes
+something comes from this page; the token. No answer leaves without the headers of `SECURITY`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.page import login
 from daemon.page.answers import refusal
 from daemon.page.context import Context
 from daemon.page.health import OPEN
+from daemon.page.tokens import bearer, client_of, cookie_of, is_right, is_session
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -26,12 +30,20 @@ SECURITY = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 WRITE_SECONDS = 30.0
 """For a client to read a part of an answer."""
+MOST_BODY = 16 << 10
+"""Bytes of a request's body."""
+OPEN_PREFIXES = ("/static/",)
+"""Styles and scripts, which the form needs, and which are the same for everybody."""
+
+
+class _TooLong(Exception):
+    """A body of more than MOST_BODY bytes."""
 
 
 class Guard:
@@ -43,33 +55,101 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] != "http":
+            return
         headers = Headers(scope=scope)
         closes = "content-length" in headers or "transfer-encoding" in headers
+        taken, begun = 0, False
 
         async def answered(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
-                given = MutableHeaders(scope=message)
-                for name, value in SECURITY.items():
-                    given.setdefault(name, value)
-                given.setdefault("Cache-Control", "no-store")
-                if closes:
-                    given["Connection"] = "close"
+                begun = True
+                _complete(message, closes=closes)
             await asyncio.wait_for(send(message), WRITE_SECONDS)
 
+        async def received() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > MOST_BODY:
+                raise _TooLong
+            return message
+
         refused = self._refuses(scope, headers)
-        await (refused or self._app)(scope, receive, answered)
+        try:
+            await (refused or self._app)(scope, received, answered)
+        except _TooLong:
+            if not begun:
+                await refusal(413, f"a request may have at most {MOST_BODY} bytes")(scope, receive, answered)
+        except TimeoutError:
+            pass  # it reads no more; uvicorn closes a connection whose answer is not complete
 
     def _refuses(self, scope: Scope, headers: Headers) -> Response | None:
-        if scope["path"] in OPEN:
+        path, method = scope["path"], scope["method"]
+        if path in OPEN:
             return None
         if not self._knows(headers.get("host", "")):
             return refusal(421, "this page is not reached by that name", "add the name to page.hosts in the daemon's configuration")
-        return None
+        if method not in ("GET", "HEAD") and not _is_from_here(headers):
+            return refusal(403, "this request comes from another page", "send it from this page, or with a header Origin that names it")
+        if path.startswith(OPEN_PREFIXES) or path == login.PATH:
+            return None
+        return self._without_right(scope, headers)
+
+    def _without_right(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to one who may not ask; who may is noted for the log."""
+        client = client_of(scope, headers)
+        token = self._context.page.token
+        if token is None:
+            scope.setdefault("state", {})["who"] = client
+            return None
+        secret, given = token.get_secret_value(), bearer(headers)
+        if given is None and is_session(cookie_of(Request(scope).cookies), secret):
+            scope.setdefault("state", {})["who"] = f"{client} (signed in)"
+            return None
+        if given is not None:
+            if wait := self._context.tries.wait(client):
+                return refusal(429, "there were too many wrong tokens", "try again later", headers={"Retry-After": str(int(wait) + 1)})
+            if is_right(given, secret):
+                scope.setdefault("state", {})["who"] = f"{client} (token)"
+                return None
+            self._context.note_wrong(client)
+        if given is None and scope["method"] in ("GET", "HEAD") and "text/html" in headers.get("accept", ""):
+            asked = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+            return RedirectResponse(f"{login.PATH}?then={quote(asked, safe='')}", 303)
+        why = "the token is wrong" if given is not None else "this needs a token"
+        remedy = "send the header `Authorization: Bearer TOKEN`, with what is in page.token_file"
+        return refusal(401, why, remedy, headers={"WWW-Authenticate": 'Bearer realm="ckptd"'})
 
     def _knows(self, host: str) -> bool:
-        """Whether a request may name this host: an address can't be another page's name."""
-        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-        return name.lower() in self._hosts or _is_address(name)
+        """Whether a request may name this host. An address may: no other page has it as its name."""
+        name = _name_of(host)
+        return name.lower().rstrip(".") in self._hosts or _is_address(name)
+
+
+def _complete(message: Message, *, closes: bool) -> None:
+    """Add the headers that every answer has. `closes`: what is left of a body is not waited for."""
+    given = MutableHeaders(scope=message)
+    for name, value in SECURITY.items():
+        given.setdefault(name, value)
+    given.setdefault("Cache-Control", "no-store")
+    if closes:
+        given["Connection"] = "close"
+
+
+def _is_from_here(headers: Headers) -> bool:
+    """Whether what would change something comes from this very page: browsers say from where, and others send what they like anyway."""
+    fetched, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if fetched is not None:
+        return fetched == "same-origin"
+    if origin is not None:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    return bearer(headers) is not None and "cookie" not in headers
+
+
+def _name_of(host: str) -> str:
+    return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
 
 
 def _names(context: Context) -> frozenset[str]:

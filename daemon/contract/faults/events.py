@@ -67,6 +67,10 @@ class Event(StrEnum):
     """The disk has enough free space again."""
     PAGE_SERVES = "page.serves"
     """The page and the API answer at this address."""
+    PAGE_REFUSED = "page.refused"
+    """Somebody gave the page a wrong token; said once a minute for each client."""
+    PAGE_CONTROL = "page.control"
+    """Somebody changed the queue by the page; `client` says from where."""
     PAGE_FAILED = "page.failed"
     """The page does not answer, or a request met an error; the daemon goes on without it."""
 

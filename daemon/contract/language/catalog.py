@@ -6,11 +6,11 @@ nothing is read or imported. `make messages` writes the catalogue anew from the 
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +22,7 @@ DOMAIN = "ckptd"
 FOLDER = Path(__file__).parent
 _WHERE_LOCALE_IS = ("LC_ALL", "LC_MESSAGES", "LANG")
 _chosen: Language | None = None
-_here: contextvars.ContextVar[Language | None] = contextvars.ContextVar("language", default=None)
+_here: ContextVar[Language | None] = ContextVar("language", default=None)
 
 
 def translated(message: str) -> str:
@@ -52,8 +52,8 @@ def to_translate(message: str) -> str:
 
 
 def language() -> Language:
-    """The language of this request (`speaking`), else that of this process: what `use_language` says, else what the environment did when
-    it was asked first."""
+    """The language of whom this thread answers (`answer_in`), else of this process: what `use_language` says, else what the environment
+    did when it was asked first."""
     global _chosen
     if (here := _here.get()) is not None:
         return here
@@ -86,8 +86,8 @@ def use_language(name: Language) -> Iterator[None]:
 
 
 @contextmanager
-def speaking(name: Language) -> Iterator[None]:
-    """Let this request alone speak a language: this thread or task, and what it calls with its context."""
+def answer_in(name: Language) -> Iterator[None]:
+    """Let this thread, or this task, answer a reader in a language meanwhile, whatever the process speaks."""
     token = _here.set(name)
     try:
         yield

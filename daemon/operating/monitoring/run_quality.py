@@ -5,22 +5,28 @@ Only reports are read. A run is named by its name, or by the folder that holds i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.config.places.paths import states_in
+from daemon.config.places.export_names import folder_of
+from daemon.config.places.paths import StatePaths, states_in
 from daemon.contract.advice.paired import Difference
 from daemon.contract.advice.which import Standing, advice, standing
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
+from daemon.journal.file.opening import reading
+from daemon.journal.overview import targets_of
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing.run_figures import ReportRead, beside, figures_of_run, read_report
 from daemon.publishing.verification import exports_below
 
+MOST_READ = 2 * MOST_STEPS
+"""Reports of a run that are read, the latest."""
 _LISTED = 10
 """Runs that are named where none, or more than one, is meant."""
 
@@ -127,6 +133,21 @@ def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str
             raise _not_one(f"no run {wanted!r} has an export", every)
     if len(runs) != 1:
         raise _not_one("there are several runs" if runs else "no export with a report is there", runs)
+    return _quality(runs, best_variant)
+
+
+def quality_in_journal(state: Path, wanted: str, best_variant: str) -> RunQuality:
+    """The same of a run of exactly this name, of the exports alone that the daemon has made. Raises UsageError where there is none."""
+    targets: list[tuple[str, str]] = []
+    with contextlib.suppress(FileNotFoundError), reading(StatePaths(state).journal) as connection:
+        targets = targets_of(connection, wanted)[-MOST_READ:]
+    runs = _by_run([folder_of(target, ended) for target, ended in targets])
+    if len(runs) != 1:
+        raise _not_one("several roots have such a run" if runs else f"no run {wanted!r} has an export", runs)
+    return _quality(runs, best_variant)
+
+
+def _quality(runs: Mapping[tuple[str, str], list[ReportRead]], best_variant: str) -> RunQuality:
     ((root, run), reads) = next(iter(runs.items()))
     return quality_of(root, run, reads, best_variant)
 

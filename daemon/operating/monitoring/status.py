@@ -6,7 +6,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -422,16 +422,17 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     )
 
 
-def of_ids(state: Path, ids: Iterable[str]) -> dict[str, JobStatus]:
-    """The jobs of these ids, as `snapshot` has them; those that are not there are missing."""
-    running = is_locked(StatePaths(state).lock)
-    live = read_live(StatePaths(state).live).aged() if running else LiveFile()
+def look_through(state: Path, select: Callable[[Connection], Iterator[JobView]], take: Callable[[Iterator[JobStatus]], T]) -> T | None:
+    """Return what `take` makes of the jobs that `select` gives, each as it is now; None where there is no journal."""
+    paths = StatePaths(state)
+    running = is_locked(paths.lock)
+    live = read_live(paths.live).aged() if running else LiveFile()
 
-    def look(connection: Connection) -> dict[str, JobStatus]:
+    def look(connection: Connection) -> T:
         scene = _scene(connection, overview(connection, 0), live, running)
-        return {id: _job(view, scene) for id in ids if (view := job_of_id(connection, id)) is not None}
+        return take(_job(view, scene) for view in select(connection))
 
-    return _ask_journal(state, look) or {}
+    return _ask_journal(state, look)
 
 
 def ids(state: Path, wanted: str) -> list[str]:

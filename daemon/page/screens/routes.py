@@ -1,6 +1,6 @@
 """The routes of the pages for people: what they show comes from `Context.reader`, by `Context.call`.
 
-`speaking` (`daemon.contract.language.catalog`) gives a request its language, which `Context.call` takes along.
+`answer_in` (`daemon.contract.language.catalog`) gives a request its language, which `Context.call` takes along.
 """
 
 from __future__ import annotations
