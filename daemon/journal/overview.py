@@ -36,6 +36,15 @@ class JobView:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A job's place in a list. What has ended stays as it is while these are the same."""
+
+    id: str
+    state: str
+    ended: str | None
+
+
+@dataclass(frozen=True)
 class LostRow:
     """A checkpoint that was deleted before it could be pinned. Times are ISO 8601; `lived` is in seconds."""
 
@@ -114,7 +123,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell."""
     rows = connection.execute(
         "SELECT * FROM job WHERE rowid IN"  # which an index alone says
-        " (SELECT rowid FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?) ORDER BY created, step",
+        " (SELECT rowid FROM job ORDER BY state = 'running' DESC, state = 'pending' DESC, created DESC LIMIT ?) ORDER BY created, step",
         (limit,),
     ).fetchall()
     said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
@@ -151,9 +160,9 @@ def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
 
 def jobs_before(
     connection: sqlite3.Connection, before: str | None, states: Sequence[str], since: str, is_run: Callable[[str], bool] | None
-) -> Iterator[JobView]:
-    """Yield jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a checkpoint taken at
-    `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
+) -> Iterator[Place]:
+    """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
+    checkpoint taken at `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
     """
     last = None
     if before is not None:
@@ -170,7 +179,7 @@ def jobs_before(
     else:
         found = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
     for (row,) in found:
-        yield _view(connection, connection.execute("SELECT * FROM job WHERE rowid = ?", (row,)).fetchone())
+        yield Place(*connection.execute("SELECT id, state, ended FROM job WHERE rowid = ?", (row,)).fetchone())
 
 
 @dataclass(frozen=True)
@@ -191,7 +200,8 @@ class RunView:
 def runs_of(connection: sqlite3.Connection) -> tuple[RunView, ...]:
     """All runs, those with the newest checkpoints first."""
     rows = connection.execute(
-        "SELECT root, run, state, count(*) AS count, max(created) AS latest, (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
+        "SELECT root, run, state, count(*) AS count, max(created) AS latest,"
+        " (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
         " FROM job INDEXED BY job_queue GROUP BY root, run, state"
     )
     runs: dict[tuple[str, str], RunView] = {}
