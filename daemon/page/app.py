@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
-from daemon.page import api, health, login
+from daemon.page import api, controls, events, health, login
 from daemon.page.answers import refusal, refusal_of
 from daemon.page.context import Context
 from daemon.page.guard import Guard
@@ -23,11 +23,14 @@ _SAID = {404: "there is nothing here", 405: "this method is not allowed here"}
 
 def make_app(context: Context) -> ASGIApp:
     """The application of one server."""
+    feed, streams = events.routes(context)
+    steering = controls.routes() if context.page.control else []
     app = Starlette(
-        routes=[*health.routes(), *api.routes(), *login.routes(), *screens.routes()],
+        routes=[*health.routes(), *streams, *api.routes(), *login.routes(), *steering, *screens.routes()],
         exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
     )
-    app.state.context = context
+    app.router.redirect_slashes = False
+    app.state.context, app.state.feed = context, feed
     return Guard(app, context)
 
 
