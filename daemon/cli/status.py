@@ -114,8 +114,8 @@ def list_(
     if json_:
         print_json(jobs)
     else:
-        from daemon.cli.views.jobs import NONE
         from daemon.cli.views.status import print_jobs
+        from daemon.operating.wording.exports import NONE
 
         print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else NONE)
 

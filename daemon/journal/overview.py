@@ -22,6 +22,8 @@ REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
 ALIKE = 8
 """Earlier exports from which the time of one is estimated."""
+LATELY = 1000
+"""Jobs among which these are looked for, the latest."""
 LEAST_HANDLE = 4
 
 
@@ -31,6 +33,15 @@ class JobView:
 
     job: JobRow
     stages: tuple[StageRow, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job's place in a list. What has ended stays as it is while these are the same."""
+
+    id: str
+    state: str
+    ended: str | None
 
 
 @dataclass(frozen=True)
@@ -111,9 +122,8 @@ class SeenRow:
 def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell."""
     rows = connection.execute(
-        # The index has all that decides: to sort the rows themselves, which are long, would read all of them.
-        "SELECT * FROM job WHERE rowid IN (SELECT rowid FROM job INDEXED BY job_by_state"
-        " ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?) ORDER BY created, step",
+        "SELECT * FROM job WHERE rowid IN"  # which an index alone says
+        " (SELECT rowid FROM job ORDER BY state = 'running' DESC, state = 'pending' DESC, created DESC LIMIT ?) ORDER BY created, step",
         (limit,),
     ).fetchall()
     said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
@@ -150,9 +160,9 @@ def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
 
 def jobs_before(
     connection: sqlite3.Connection, before: str | None, states: Sequence[str], since: str, is_run: Callable[[str], bool] | None
-) -> Iterator[JobView]:
-    """Yield jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a checkpoint taken at
-    `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
+) -> Iterator[Place]:
+    """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
+    checkpoint taken at `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
     """
     last = None
     if before is not None:
@@ -169,7 +179,7 @@ def jobs_before(
     else:
         found = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
     for (row,) in found:
-        yield _view(connection, connection.execute("SELECT * FROM job WHERE rowid = ?", (row,)).fetchone())
+        yield Place(*connection.execute("SELECT id, state, ended FROM job WHERE rowid = ?", (row,)).fetchone())
 
 
 @dataclass(frozen=True)
@@ -191,7 +201,8 @@ def runs_of(connection: sqlite3.Connection) -> tuple[RunView, ...]:
     """All runs, those with the newest checkpoints first."""
     rows = connection.execute(
         "SELECT root, run, state, count(*) AS count, max(created) AS latest,"
-        " (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step FROM job INDEXED BY job_queue GROUP BY root, run, state"
+        " (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
+        " FROM job INDEXED BY job_queue GROUP BY root, run, state"
     )
     runs: dict[tuple[str, str], RunView] = {}
     for row in rows:
@@ -210,6 +221,14 @@ def targets_of(connection: sqlite3.Connection, run: str) -> list[tuple[str, str]
     return [(str(row[0]), str(row[1])) for row in rows]
 
 
+def id_of_target(connection: sqlite3.Connection, target: str) -> str | None:
+    """The latest job that was published as this folder; None where there is none."""
+    row = connection.execute(
+        "SELECT id FROM job WHERE target = ? ORDER BY state IN ('succeeded', 'partial') DESC, rowid DESC LIMIT 1", (target,)
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
     """What the stages of the latest exports like this job took, newest first, in seconds, and how many of them ran at a time.
 
@@ -217,9 +236,10 @@ def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, li
     """
     base = str(job.base) if job.base else None
     alike = connection.execute(
-        "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
+        # By rowid, whatever index there is for the state: the latest are wanted, and they are found soon.
+        "SELECT id FROM job WHERE rowid > (SELECT max(rowid) FROM job) - ? AND +state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
         f" ((root = ? AND run = ?) OR base = ? OR {json_at('checkpoint', 'base_name')} = ?) ORDER BY rowid DESC LIMIT ?",
-        (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
+        (LATELY, job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
     ).fetchall()  # fmt: skip
     seconds: dict[str, list[float]] = {}
     worked = passed = 0.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.cli.views.jobs import GONE, SAME_AGAIN, TRY_AGAIN, pace, retry_helps
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract import units
@@ -19,6 +18,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.contract.language.lists import names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
+from daemon.operating.wording.exports import GONE, SAME_AGAIN, TRY_AGAIN, pace, retry_helps
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobDetails, StageStatus

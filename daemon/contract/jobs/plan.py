@@ -139,7 +139,7 @@ def check_of(variant: str) -> StageSpec | None:
 
 @functools.lru_cache(maxsize=1)
 def _checks_of(known: Catalog) -> dict[str, StageSpec]:
-    """Variant → the first stage that checks it."""
+    """Variant → the stage that checks it, the first where there are several."""
     return {spec.checks: spec for spec in reversed(_table_of(known).values()) if spec.checks}
 
 

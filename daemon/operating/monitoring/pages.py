@@ -12,7 +12,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.light import dataclass
 from daemon.journal.file.opening import reading
-from daemon.journal.overview import JobView, RunView, jobs_before, runs_of
+from daemon.journal.overview import Place, RunView, jobs_before, runs_of
 from daemon.operating.monitoring.filter import Filter
 from daemon.operating.monitoring.status import JobStatus, look_through
 
@@ -48,7 +48,7 @@ def jobs_page(state: Path, wanted: Filter, limit: int, before: str | None = None
     is_run = wanted.takes_run if wanted.run else None
     since = wanted.since.isoformat(timespec="milliseconds") if wanted.since else ""
 
-    def select(connection: Connection) -> Iterator[JobView]:
+    def select(connection: Connection) -> Iterator[Place]:
         try:
             yield from jobs_before(connection, before, wanted.journal_states, since, is_run)
         except LookupError:

@@ -5,6 +5,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
@@ -40,6 +41,7 @@ from daemon.journal.overview import (
     job_of_id,
     overview,
 )
+from daemon.journal.overview import Place as JobPlace
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
 from daemon.journal.states import ENDED_JOB
@@ -71,6 +73,11 @@ from daemon.system.processes.threads import Death
 
 T = TypeVar("T")
 J = TypeVar("J", bound="JobStatus")
+REPORT = "report.json"
+_MOST_ENDED = 1000
+"""Exports that are kept for lists, some KiB each."""
+_ended: dict[tuple[str, ...], JobStatus] = {}
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,8 @@ class StageStatus:
     """A sentence if other processes take the CPU time that it could use; None if they do not."""
     rivals: tuple[Rival, ...] = ()
     """The processes that take it, the largest first, as far as this user can see them."""
+    memory_bytes: int | None = None
+    """Memory that it held at the daemon's last look; None if it is not known, or if it does not run."""
 
 
 @dataclass(frozen=True)
@@ -420,7 +429,7 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     )
 
 
-def look_through(state: Path, select: Callable[[Connection], Iterator[JobView]], take: Callable[[Iterator[JobStatus]], T]) -> T | None:
+def look_through(state: Path, select: Callable[[Connection], Iterator[JobPlace]], take: Callable[[Iterator[JobStatus]], T]) -> T | None:
     """Return what `take` makes of the jobs that `select` gives, each as it is now; None where there is no journal."""
     paths = StatePaths(state)
     running = is_locked(paths.lock)
@@ -428,9 +437,31 @@ def look_through(state: Path, select: Callable[[Connection], Iterator[JobView]],
 
     def look(connection: Connection) -> T:
         scene = _scene(connection, overview(connection, 0), live, running)
-        return take(_job(view, scene) for view in select(connection))
+        return take(job for place in select(connection) if (job := _in_list(connection, state, place, scene)) is not None)
 
     return _ask_journal(state, look)
+
+
+def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene) -> JobStatus | None:
+    """A job of a list: what has ended is read once, but for what lies on the disk."""
+    key = (str(state), place.id, place.state, place.ended or "")
+    with _reading:
+        known = _ended.pop(key, None)
+        if known is not None:
+            _ended[key] = known  # the last that goes
+    if known is not None:
+        report = Path(known.target, REPORT)
+        return replace(known, report_file=str(report) if report.is_file() else None, kept=is_kept(Path(known.target)))
+    view = job_of_id(connection, place.id)
+    if view is None:
+        return None
+    job = _job(view, scene)
+    if job.state in ENDED_JOB:
+        with _reading:
+            _ended[key] = job
+            while len(_ended) > _MOST_ENDED:
+                del _ended[next(iter(_ended))]
+    return job
 
 
 def ids(state: Path, wanted: str) -> list[str]:
@@ -524,6 +555,7 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         place=live.place if live else None,
         starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
         rivals=rivals,
+        memory_bytes=live.memory or None if live else None,
     )
 
 
@@ -601,7 +633,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
     waiting_for, target = _waits_for(view, scene), folder_of(job.target, job.state)
-    report = target / "report.json"
+    report = target / REPORT
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
         unpublished = [check for check in checks if not is_published(check, job.terms.validation)]
