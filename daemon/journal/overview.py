@@ -229,6 +229,24 @@ def id_of_target(connection: sqlite3.Connection, target: str) -> str | None:
     return None if row is None else str(row[0])
 
 
+def run_within(connection: sqlite3.Connection, folder: str) -> tuple[str, str] | None:
+    """Root and name of the run of the latest export below a folder; None where there is none."""
+    row = connection.execute(
+        "SELECT root, run FROM job WHERE target >= ? AND target < ? ORDER BY target DESC LIMIT 1", (f"{folder}/", f"{folder}0")
+    ).fetchone()
+    return None if row is None else (str(row[0]), str(row[1]))
+
+
+def checkpoint_state(connection: sqlite3.Connection, run: str, root: str) -> dict[str, object] | None:
+    """What the trainer's state said at the latest checkpoint of a run; None where there is none."""
+    row = connection.execute(
+        "SELECT checkpoint FROM job WHERE run = ? AND (root = ? OR ? = '') ORDER BY step DESC, rowid DESC LIMIT 1", (run, root, root)
+    ).fetchone()
+    known = object_of(row[0]) if row is not None else None
+    metadata = known.get("metadata") if known else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
     """What the stages of the latest exports like this job took, newest first, in seconds, and how many of them ran at a time.
 
