@@ -15,6 +15,7 @@ from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 
 JSON = "application/json"
+MOST_BODIES = 8
 _UNKNOWN = (FaultCode.NO_SUCH_JOB, FaultCode.NO_SUCH_RUN, FaultCode.NO_SUCH_STAGE, FaultCode.NO_REPORT)
 
 
@@ -27,9 +28,25 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
+class Bodies:
+    """The last answers as text: one that the reader keeps is not made into text for each client again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, bytes]] = {}
+
+    def of(self, value: Any) -> bytes:
+        """The text of a value, which nobody changes."""
+        known = self._known.get(id(value))
+        if known is None or known[0] is not value:
+            known = self._known[id(value)] = (value, json_of(value))
+            while len(self._known) > MOST_BODIES:
+                del self._known[next(iter(self._known))]
+        return known[1]
+
+
 def answer(request: Request, value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a request, empty where the client has it already."""
-    return answer_bytes(request, json_of(value), JSON, headers=headers)
+    return answer_bytes(request, request.app.state.bodies.of(value), JSON, headers=headers)
 
 
 def answer_bytes(request: Request, body: bytes, media_type: str, *, headers: Mapping[str, str] | None = None) -> Response:

@@ -17,6 +17,7 @@ from daemon.operating.monitoring.filter import Filter
 from daemon.operating.monitoring.pages import MOST_JOBS
 from daemon.page.answers import JSON, answer, answer_bytes, refusal
 from daemon.page.context import context_of
+from daemon.page.peers import Peers
 
 PREFIX = "/api/v1"
 DESCRIPTION = "openapi.json"
@@ -71,6 +72,12 @@ async def quality(request: Request) -> Response:
     return answer(request, await context.call(context.reader.quality, run))
 
 
+async def peers(request: Request) -> Response:
+    """Return what the other daemons answered last."""
+    known: Peers = request.app.state.peers
+    return answer(request, known.view())
+
+
 async def description(request: Request) -> Response:
     """Return the description of the API."""
     return answer_bytes(request, files("daemon.page").joinpath(DESCRIPTION).read_bytes(), JSON)
@@ -97,6 +104,6 @@ def routes() -> list[BaseRoute]:
     """Return the routes of the API."""
     reading = {
         "status": status, "jobs": jobs, "jobs/{id}": job, "jobs/{id}/report": report, "jobs/{id}/log/{stage}": log, "runs": runs,
-        "quality": quality, DESCRIPTION: description,
+        "quality": quality, "peers": peers, DESCRIPTION: description,
     }  # fmt: skip
     return [*(Route(f"{PREFIX}/{path}", endpoint) for path, endpoint in reading.items()), Route(f"{PREFIX}/{{rest:path}}", nothing)]

@@ -11,17 +11,20 @@ from starlette.types import ASGIApp
 from daemon.contract.faults.errors import CkptdError
 from daemon.contract.faults.events import Event
 from daemon.page import api, controls, events, health, login
-from daemon.page.answers import refusal, refusal_of
+from daemon.page.answers import Bodies, refusal, refusal_of
 from daemon.page.context import Context
 from daemon.page.guard import Guard
+from daemon.page.peers import Peers
 from daemon.page.screens import routes as screens
 from daemon.system.logger import Logger
 
 log = Logger("page")
+MOST_SAID = 20
+"""Kinds of errors that nobody foresaw which are logged, each once."""
 _SAID = {404: "there is nothing here", 405: "this method is not allowed here"}
 
 
-def make_app(context: Context) -> ASGIApp:
+def make_app(context: Context, peers: Peers) -> ASGIApp:
     """The application of one server."""
     feed, streams = events.routes(context)
     steering = controls.routes() if context.page.control else []
@@ -30,7 +33,8 @@ def make_app(context: Context) -> ASGIApp:
         exception_handlers={HTTPException: _refused, CkptdError: _ours, Exception: _unforeseen},
     )
     app.router.redirect_slashes = False
-    app.state.context, app.state.feed = context, feed
+    app.state.context, app.state.feed, app.state.peers, app.state.bodies = context, feed, peers, Bodies()
+    app.state.unforeseen = set[str]()
     return Guard(app, context)
 
 
@@ -45,5 +49,11 @@ async def _ours(request: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    log.error("a request to the page met an error that nobody foresaw", event_id=Event.PAGE_FAILED, path=request.url.path, exc_info=error)
+    unforeseen: set[str] = request.app.state.unforeseen
+    kind = f"{request.scope.get('endpoint')} {error!r}"
+    if kind not in unforeseen and len(unforeseen) < MOST_SAID:  # whoever asks again does not fill the log
+        unforeseen.add(kind)
+        log.error(
+            "a request to the page met an error that nobody foresaw", event_id=Event.PAGE_FAILED, path=request.url.path, exc_info=error
+        )
     return refusal(500, "an error that nobody foresaw", "report it with the traceback in the daemon's log")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from daemon.config.page import PageSettings
@@ -23,7 +24,7 @@ log = Logger("page")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-READING_THREADS = 3
+READING_THREADS = 4
 """Threads that read for requests; a disk that does not answer holds these, and never the daemon's."""
 
 
@@ -39,7 +40,7 @@ class Context:
         self.tries = Tries()
         self.closing = asyncio.Event()
         """Set when the server ends: streams end then."""
-        self._threads = ThreadPoolExecutor(READING_THREADS, "page-read")
+        self._free = asyncio.Semaphore(READING_THREADS)
 
     @property
     def page(self) -> PageSettings:
@@ -52,13 +53,29 @@ class Context:
             log.warning("a wrong token was given to the page", event_id=Event.PAGE_REFUSED, client=client)
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call what may wait for a disk, outside of the server's loop, in the language of this request."""
-        run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: run(function, *arguments, **named))
+        """Call what may wait for a disk, outside of the server's loop, in the language of this request.
 
-    def close(self) -> None:
-        """Begin nothing more; what a disk keeps waiting is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        Each call has a thread that nobody waits for when the daemon ends; those of a pool would be.
+        """
+        async with self._free:
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[T] = loop.create_future()
+            run = contextvars.copy_context().run
+
+            def give(take: Callable[[Any], None], value: object) -> None:
+                with contextlib.suppress(RuntimeError):  # the server has ended
+                    loop.call_soon_threadsafe(lambda: None if answer.done() else take(value))
+
+            def work() -> None:
+                try:
+                    value = run(function, *arguments, **named)
+                except BaseException as error:
+                    give(answer.set_exception, error)
+                else:
+                    give(answer.set_result, value)
+
+            threading.Thread(target=work, name="page-read", daemon=True).start()
+            return await answer
 
 
 def context_of(request: Request) -> Context:

@@ -15,6 +15,7 @@ from daemon.operating.outward import Serving
 from daemon.page.app import make_app
 from daemon.page.connections import BACKLOG, HEAD_BYTES, Connection
 from daemon.page.context import Context
+from daemon.page.peers import Peers
 
 KEEP_ALIVE_SECONDS = 20
 GRACE_SECONDS = 1
@@ -72,12 +73,14 @@ class Server:
             self._loop, self._context = asyncio.get_running_loop(), context
             if self._closed:
                 return
+        peers = Peers(context)
         config = uvicorn.Config(
-            make_app(context), http=Connection, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            make_app(context, peers), http=Connection, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
+        asking = asyncio.create_task(peers.run())
         try:
             await _Uvicorn(config, context.closing).serve(sockets=[self._listener])
         finally:
-            context.close()
+            asking.cancel()

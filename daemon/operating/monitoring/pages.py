@@ -37,6 +37,7 @@ class RunsPage:
     """Runs, those with the newest checkpoints first."""
 
     runs: tuple[RunView, ...]
+    """At most as many as were asked for."""
     total: int
     """Number of all runs."""
 
