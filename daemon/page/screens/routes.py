@@ -18,14 +18,17 @@ from starlette.routing import BaseRoute, Route
 
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
-from daemon.contract.language.catalog import translated, translated_text
+from daemon.contract.language.catalog import to_translate, translated, translated_text
 from daemon.operating.monitoring.filter import STATES, Filter
 from daemon.operating.monitoring.status import JobDetails
 from daemon.operating.wording.exports import commands, remarks_of
 from daemon.page.answers import JSON
 from daemon.page.context import Context, context_of
-from daemon.page.screens import now, outputs, render, run, timeline
+from daemon.page.peers import Peers
+from daemon.page.screens import boxes, now, outputs, render, run, timeline
 
+_OTHER_STATES = to_translate("open"), to_translate("ended"), to_translate("not running")
+"""Beside those of the journal."""
 SOME = 25
 """Rows of a page of a list."""
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -122,6 +125,11 @@ def _run(request: Request, context: Context) -> Values:
     return run.values(context.reader, request.query_params.get("name", ""), request.query_params.get("root", ""))
 
 
+def _boxes(request: Request, context: Context) -> Values:
+    known: Peers = request.app.state.peers
+    return {"boxes": boxes.boxes(known.view().peers)}
+
+
 async def trace(request: Request) -> Response:
     """Return the course of an export as a file that Perfetto opens."""
     context = context_of(request)
@@ -178,6 +186,7 @@ def routes() -> list[BaseRoute]:
         Route("/jobs/{id}/log/{stage}/{number:int}", _shown("log.html", _log)),
         Route("/runs", _shown("runs.html", _runs)),
         Route("/run", _shown("run.html", _run)),
+        Route("/boxes", _shown("boxes.html", _boxes)),
         Route("/reports/{path:path}", report),
         Route("/static/{name}", static),
         Route("/{rest:path}", _nothing),

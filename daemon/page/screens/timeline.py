@@ -12,7 +12,7 @@ from typing import Any
 
 from daemon.contract import units
 from daemon.contract.faults.text import printable
-from daemon.contract.language.catalog import translated
+from daemon.contract.language.catalog import to_translate, translated
 from daemon.contract.light import dataclass
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.monitoring.status import AttemptStatus, JobDetails, StageStatus
@@ -21,7 +21,7 @@ LEAST_WAIT = 1.0
 """Seconds between two attempts that count as a wait."""
 LEAST_WIDTH = 0.6
 """Percent of the width."""
-QUEUE = "queue"
+QUEUE = to_translate("queue")
 
 
 @dataclass(frozen=True)
