@@ -164,7 +164,9 @@ def at_path(state: Path, path: str) -> JobHere | RunHere | None:
 
     The path is compared with what the journal says. Only a name beside an export, as a run's `latest` and `best`, is looked at as a link.
     """
-    folder = os.path.normpath(f"/{path}".replace("\0", ""))
+    if "\0" in path:
+        return None
+    folder = os.path.normpath(f"/{path}")
     above = os.path.dirname(folder)
     with contextlib.suppress(FileNotFoundError), reading(StatePaths(state).journal) as connection:
         id = id_of_target(connection, folder) or id_of_target(connection, folder.removesuffix(FAILED))

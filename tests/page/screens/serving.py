@@ -25,6 +25,7 @@ def served(state: Path, output: Path, *, port: int = 0, **page: Any) -> Iterator
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
+    listener.listen()
     serving = Serving(settings, state, journal, lambda accept: (b"", "text/plain"), lambda: None, lambda: None)
     server = Server(serving, listener)
     thread = threading.Thread(target=server.run, daemon=True)
