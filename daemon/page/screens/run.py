@@ -227,4 +227,6 @@ def _evaluations(training: Mapping[str, Any]) -> list[tuple[str, str]]:
     evaluation = training.get("evaluation")
     rows = [(name, value) for name, value in evaluation.items() if units.is_number(value)] if isinstance(evaluation, dict) else []
     best = number_at(training, "best_metric")
-    return [(str(name), units.number(value)) for name, value in rows[:12]] + ([(translated("best_metric"), units.number(best))] if best else [])
+    return [(str(name), units.number(value)) for name, value in rows[:12]] + (
+        [(translated("best_metric"), units.number(best))] if best else []
+    )
