@@ -52,7 +52,7 @@ class Row:
 
 def values(reader: Reader, run: str, root: str) -> dict[str, Any]:
     """Return what the template of a run is given. Raises UsageError where there is no such run."""
-    jobs = [job for job in reader.jobs(Filter(run=_exactly(run)), MOST_JOBS).jobs if job.run == run]
+    jobs = reader.jobs(Filter(exactly=run), MOST_JOBS).jobs
     training, why = training_of(reader.state, run, root), ""
     try:
         quality = reader.quality(run, root)
@@ -73,11 +73,6 @@ def values(reader: Reader, run: str, root: str) -> dict[str, Any]:
         "best": next((at for at in quality.exports if at.id == quality.best), None) if quality else None,
         "training": _evaluations(training),
     }
-
-
-def _exactly(run: str) -> str:
-    """A pattern that only this name matches."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in run)
 
 
 def training_of(state: Path, run: str, root: str) -> Mapping[str, Any]:
@@ -227,6 +222,5 @@ def _evaluations(training: Mapping[str, Any]) -> list[tuple[str, str]]:
     evaluation = training.get("evaluation")
     rows = [(name, value) for name, value in evaluation.items() if units.is_number(value)] if isinstance(evaluation, dict) else []
     best = number_at(training, "best_metric")
-    return [(str(name), units.number(value)) for name, value in rows[:12]] + (
-        [(translated("best_metric"), units.number(best))] if best else []
-    )
+    said = [(str(name), units.number(value)) for name, value in rows[:12]]
+    return said + ([(translated("best_metric"), units.number(best))] if best is not None else [])

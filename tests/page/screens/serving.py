@@ -22,7 +22,7 @@ def served(state: Path, output: Path, *, port: int = 0, **page: Any) -> Iterator
         {"limits": {"disk_reserve": 0}, "output": {"directory": output}, "state": {"directory": state}, "page": page}
     )
     journal = Journal(state / "journal.sqlite3")
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()

@@ -25,7 +25,8 @@ PAGES = ("/", "/jobs", "/runs", "/run?name=done", f"/run?name={quote(HOSTILE)}",
          "/jobs/hostile-4-bb/log/merge/1", "/jobs?state=wrong")  # fmt: skip
 LOOKS: dict[str, dict[str, Any]] = {
     "telephone": {"width": 390}, "narrow, night": {"width": 320, "dark": True}, "desk": {"width": 1280},
-    "desk, night": {"width": 1280, "dark": True}, "Chinese telephone": {"width": 390, "chinese": True}, "paper": {"width": 703, "paper": True},
+    "desk, night": {"width": 1280, "dark": True}, "Chinese telephone": {"width": 390, "chinese": True},
+    "paper": {"width": 703, "paper": True},
 }  # fmt: skip
 AXE = "axe-core@4.13.0"
 LEAST = ("serious", "critical")
