@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 128
 """Of all clients together; for another one the longest idle goes."""
-BACKLOG = 32
+BACKLOG = 128
 """Connections that the kernel keeps until they are accepted: no more are accepted at a time."""
 REQUEST_SECONDS = 10.0
 """For head and body of a request, from the connection or the answer before it on."""

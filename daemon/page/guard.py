@@ -7,12 +7,14 @@ something comes from this page; the token. No answer leaves without the headers 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,12 +40,10 @@ WRITE_SECONDS = 30.0
 """For a client to read a part of an answer."""
 MOST_BODY = 16 << 10
 """Bytes of a request's body."""
+MOST_TARGET = 8 << 10
+"""Bytes of its path and query."""
 OPEN_PREFIXES = ("/static/",)
 """Styles and scripts, which the form needs, and which are the same for everybody."""
-
-
-class _TooLong(Exception):
-    """A body of more than MOST_BODY bytes."""
 
 
 class Guard:
@@ -59,12 +59,10 @@ class Guard:
             return
         headers = Headers(scope=scope)
         closes = "content-length" in headers or "transfer-encoding" in headers
-        taken, begun = 0, False
+        taken = 0
 
         async def answered(message: Message) -> None:
-            nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
                 _complete(message, closes=closes)
             await asyncio.wait_for(send(message), WRITE_SECONDS)
 
@@ -73,20 +71,17 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > MOST_BODY:
-                raise _TooLong
+                raise HTTPException(413, f"a request may have at most {MOST_BODY} bytes")
             return message
 
         refused = self._refuses(scope, headers)
-        try:
+        with contextlib.suppress(TimeoutError):  # it reads no more; uvicorn closes a connection whose answer is not complete
             await (refused or self._app)(scope, received, answered)
-        except _TooLong:
-            if not begun:
-                await refusal(413, f"a request may have at most {MOST_BODY} bytes")(scope, receive, answered)
-        except TimeoutError:
-            pass  # it reads no more; uvicorn closes a connection whose answer is not complete
 
     def _refuses(self, scope: Scope, headers: Headers) -> Response | None:
         path, method = scope["path"], scope["method"]
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MOST_TARGET:
+            return refusal(414, f"the address of a request may have at most {MOST_TARGET} bytes")
         if path in OPEN:
             return None
         if not self._knows(headers.get("host", "")):

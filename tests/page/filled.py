@@ -33,9 +33,14 @@ def fill(state: Path, output: Path, jobs: int, *, waiting: int = 0) -> None:
     checked = {variant: ArtifactCheck(variant=variant, verdict=Verdict.PASSED) for variant in settings.variants}
     with closing(sqlite3.connect(paths.journal)) as connection, connection:
         connection.create_function("result_of", 1, lambda stage: _result(stage, checked))
+        connection.create_function("identity_of", 1, lambda number: seen.model_copy(update=_named(number)).identity)
         _multiply(connection, jobs, jobs - waiting)
         connection.execute("DELETE FROM stage WHERE job = ?", (FIRST,))
         connection.execute("DELETE FROM job WHERE id = ?", (FIRST,))
+
+
+def _named(number: int) -> dict[str, object]:
+    return {"run": f"run-{number % RUNS:02}", "step": number, "digest": f"{number:064x}"}
 
 
 def _result(stage: str, checked: dict[str, ArtifactCheck]) -> str:
@@ -48,7 +53,7 @@ def _multiply(connection: sqlite3.Connection, jobs: int, ended: int) -> None:
     time = "strftime('%Y-%m-%dT%H:%M:%f+00:00', '2026-01-01', printf('+%d minutes', n))"
     done = f"CASE WHEN n <= {ended} THEN"
     job = {
-        "id": "printf('run-%02d-%d-%08x', n % :runs, n, n)", "identity": "printf('%064x', n)", "run": "printf('run-%02d', n % :runs)",
+        "id": "printf('run-%02d-%d-%08x', n % :runs, n, n)", "identity": "identity_of(n)", "run": "printf('run-%02d', n % :runs)",
         "step": "n", "created": time, "target": "printf('%s-%d', target, n)", "started": f"{done} {time} END",
         "ended": f"{done} {time} END",
         "state": f"{done} 'succeeded' ELSE 'pending' END",
