@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from daemon.config.page import Address, PageSettings
 from daemon.config.settings import Settings
+from daemon.contract.faults.errors import Retryable
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.operating.monitoring.live import PageState
@@ -67,7 +68,7 @@ class PageService:
             return
         if self._resting is None:
             self._resting = time.monotonic()
-            self._say_lost()
+            log.error(self._lost(), event_id=Event.PAGE_FAILED, code=FaultCode.PAGE_UNAVAILABLE)
         elif time.monotonic() - self._resting > REST_SECONDS:
             self._begin()
 
@@ -83,9 +84,16 @@ class PageService:
     def state(self) -> PageState | None:
         """How it is; None while it is off."""
         listen = self._serving.settings.page.listen
-        lost = self._thread is not None and self._thread.given_up
-        problem = f"its thread died again and again, and begins anew within minutes: {lost.why}" if lost else self._problem
-        return PageState(self._at or listen, problem) if listen else None
+        return PageState(self._at or listen, self._lost() or self._problem) if listen else None
+
+    def _lost(self) -> str | None:
+        """The sentence that the thread died too often; None where it did not."""
+        if self._thread is None or (death := self._thread.given_up) is None:
+            return None
+        remedy = f"look for its traceback in the log, and report it; it begins anew within {REST_SECONDS / 60:.0f} min, and exports go on"
+        return Retryable(
+            FaultCode.PAGE_UNAVAILABLE, "keep up the page", f"its thread died again and again: {death.why}", remedy
+        ).fault.sentence()
 
     def death(self) -> Death | None:
         """The last time that its thread died of an error."""
@@ -96,12 +104,6 @@ class PageService:
         end = self._end
         self._thread = Supervised("page", lambda: self._serve(end), log, stop=end.set)
         self._thread.start()
-
-    def _say_lost(self) -> None:
-        log.error(
-            f"The page does not answer: {(self.state() or PageState('')).problem}. The daemon goes on without it.",
-            event_id=Event.PAGE_FAILED, code=FaultCode.THREAD_LOST,
-        )  # fmt: skip
 
     def _serve(self, end: threading.Event) -> None:
         """Listen and serve until the end; an address that is taken is tried again."""
@@ -132,14 +134,16 @@ class PageService:
 
     def _say_unusable(self, error: OSError) -> None:
         listen = self._serving.settings.page.listen
-        why = {
+        causes = {
             errno.EADDRINUSE: "another program listens there", errno.EACCES: "this user may not listen there",
-            errno.EADDRNOTAVAIL: "this machine has no such address", errno.EAFNOSUPPORT: "the service has no network",
-        }.get(error.errno or 0, error.strerror or str(error))  # fmt: skip
-        problem = f"can't listen on {listen}: {why}; end that program or change page.listen. It is tried again."
-        if problem != self._problem:
-            log.error(f"The page {problem}", event_id=Event.PAGE_FAILED, code=FaultCode.NOT_WRITABLE)
-        self._problem = problem
+            errno.EADDRNOTAVAIL: "this machine has no such address", errno.EAFNOSUPPORT: "the service may use no network",
+        }  # fmt: skip
+        cause = causes.get(error.errno or 0, error.strerror or str(error))
+        remedy = f"change page.listen, or what keeps it from there; it is tried again every {AGAIN_SECONDS:.0f} s, and exports go on"
+        fault = Retryable(FaultCode.PAGE_UNAVAILABLE, f"listen on {listen} for the page", cause, remedy).fault
+        if fault.sentence() != self._problem:
+            log.error(fault.sentence(), event_id=Event.PAGE_FAILED, code=fault.code)
+        self._problem = fault.sentence()
 
 
 def _same(before: PageSettings, after: PageSettings) -> bool:

@@ -328,8 +328,9 @@ the new name in a line on standard error.
 """
 _API = """## The same by HTTP
 
-With `page.listen` the daemon gives the answers of `status`, `show` and `quality`, and more, by HTTP ([page.md](page.md)). What can be asked
-of each route is in `/api/v1/openapi.json`. An error has its code, and `error` and `remedy` as sentences. Answers have an ETag.
+With `page.listen` the daemon gives the answers of `status`, `show` and `quality`, and more, by HTTP
+([operating.md](operating.md#the-page-and-the-api)). What can be asked of each route is in `/api/v1/openapi.json`. An error has its
+code, and `error` and `remedy` as sentences. Answers have an ETag.
 
 | route | gives | |
 | --- | --- | --- |
