@@ -1,7 +1,7 @@
 """What the page costs: each route over a journal of 10,000 jobs, a scrape, memory with and without it, and ten open pages.
 
-Beside it, in the same run: `ckptd status --json` as a command on the same journal, and a bare starlette route under uvicorn. Routes are asked
-once a second, so that each answer is read anew: an answer that is kept for others, as with several open pages, takes a few ms.
+Beside it, in the same run: `ckptd status --json` as a command on the same journal, and a bare starlette route under uvicorn. Routes are
+asked once a second, so that each answer is read anew: an answer that is kept for others, as with several open pages, takes a few ms.
 Ten open pages wait for events and ask for what they show at each; something changes every second. What they cost the exports is the
 daemon's CPU time, since exports give way to nothing else of it.
 """
@@ -31,7 +31,8 @@ JOBS, PAGES = 10_000, 10
 ROUTES = {
     "first_page": "/", "list_page": "/jobs", "list_page_in_the_middle": "/jobs?before=run-20-5020-0000139c",
     "failed_page": "/jobs?state=failed", "job_page": "/jobs/run-20-5020-0000139c", "trace": "/jobs/run-20-5020-0000139c/trace.json",
-    "runs_page": "/runs", "run_page": "/run?name=run-03", "status": "/api/v1/status", "jobs": "/api/v1/jobs", "jobs_of_a_run": "/api/v1/jobs?run=run-03&state=succeeded",
+    "runs_page": "/runs", "run_page": "/run?name=run-03", "status": "/api/v1/status", "jobs": "/api/v1/jobs",
+    "jobs_of_a_run": "/api/v1/jobs?run=run-03&state=succeeded",
     "jobs_of_a_state": "/api/v1/jobs?state=failed", "page_in_the_middle": "/api/v1/jobs?before=run-20-5020-0000139c",
     "job": "/api/v1/jobs/run-20-5020-0000139c", "runs": "/api/v1/runs", "healthz": "/healthz", "description": "/api/v1/openapi.json",
 }  # fmt: skip

@@ -17,6 +17,11 @@ import pytest
 
 from daemon.contract.disk.files import sha256_file
 from daemon.contract.jobs.messages import CheckpointRef
+from daemon.journal.rows import now
+from daemon.operating.monitoring.live import LiveFile, RootState, StageProgress, write_live
+from daemon.running.attempts.executor import Whereabouts
+from daemon.system.filesystems.disks import Place
+from daemon.system.lock import locked
 from tests.page.screens.serving import served
 from tests.publish.test_run_figures import report
 from tests.upgrades.frozen import STATES, thaw
@@ -151,4 +156,22 @@ def steered(tmp_path: Path) -> Iterator[Pages]:
     home = tmp_path / "home"
     thaw(STATES / "1.0.0.tar.gz", home)
     with served(home / "state", home / "exports", control=True) as address:
+        yield Pages(address, home)
+
+
+@pytest.fixture
+def working(tmp_path: Path) -> Iterator[Pages]:
+    """Pages of a daemon that works, as far as its lock and its live file say so."""
+    home = tmp_path / "home"
+    thaw(STATES / "1.0.0.tar.gz", home)
+    live = LiveFile(
+        pid=os.getpid(), started="2026-01-01T00:00:00+00:00", time=now(), healthy=True, verdict="healthy", jobs=1,
+        roots=(RootState(str(home / "runs"), "inotify", True),), places=(Place("output.directory", str(home / "exports"), 1 << 20),),
+        progress={"half-4-f9e7312b5339": {"merge": StageProgress(
+            1, 0.25, "reads the base", 65.0, "1", 3 << 30, cores=1.5, wanted=2.0, place=Whereabouts("slurm", "77", "running", host="node3"),
+        )}},
+        waiting={"waits-4-86f000835339": "It waits for memory: 9.00 GiB are needed"}, waiting_codes={"waits-4-86f000835339": "memory-now"},
+    )  # fmt: skip
+    with served(home / "state", home / "exports", control=True) as address, locked(home / "state" / "lock"):
+        write_live(home / "state" / "live.json", live)
         yield Pages(address, home)

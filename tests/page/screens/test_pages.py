@@ -76,6 +76,19 @@ def test_what_failed_is_said_with_its_cause_and_the_command_that_mends_it(pages:
     assert not page.tree.xpath("//form[@method='post']"), "there are no buttons unless page.control is set"
 
 
+def test_what_runs_has_its_share_its_memory_and_its_machine_and_what_waits_its_reason(working: Pages) -> None:
+    page = working.get("/")
+    assert "running, healthy" in page.text and "merge 25 % after 65 s" in page.text and "reads the base" in page.text
+    (bar,) = page.tree.xpath("//progress")
+    assert float(bar.get("value")) == 0.25 and "merge" in bar.get("aria-label")
+    (at,) = page.tree.xpath("//ul[@class='stages']//small")
+    assert all(word in at.text_content() for word in ("node3", "slurm", "77", "memory 3.00 GiB", "1.5 cores")), at.text_content()
+    waiting = page.tree.xpath("string(//div[@id='waiting'])")
+    assert "waits for memory" in waiting and "9.00 GiB are needed" in waiting
+    assert page.tree.xpath("//div[@id='disks']//meter") and str(working.home / "runs") in page.text
+    assert page.tree.xpath("//form[@action='/queue/pause']")
+
+
 @pytest.mark.parametrize("path", KINDS)
 def test_a_chinese_page_has_no_sentence_in_english(path: str, pages: Pages) -> None:
     page = pages.get(path, "zh-CN,zh;q=0.9,en;q=0.1")
