@@ -28,7 +28,10 @@ from benchmarks.daemon import cpu_seconds, write_config
 
 JOBS, PAGES = 10_000, 10
 ROUTES = {
-    "first_page": "/", "status": "/api/v1/status", "jobs": "/api/v1/jobs", "jobs_of_a_run": "/api/v1/jobs?run=run-03&state=succeeded",
+    "first_page": "/", "list_page": "/jobs", "list_page_in_the_middle": "/jobs?before=run-20-5020-0000139c",
+    "failed_page": "/jobs?state=failed", "job_page": "/jobs/run-20-5020-0000139c", "trace": "/jobs/run-20-5020-0000139c/trace.json",
+    "runs_page": "/runs", "run_page": "/run?name=run-03", "status": "/api/v1/status", "jobs": "/api/v1/jobs",
+    "jobs_of_a_run": "/api/v1/jobs?run=run-03&state=succeeded",
     "jobs_of_a_state": "/api/v1/jobs?state=failed", "page_in_the_middle": "/api/v1/jobs?before=run-20-5020-0000139c",
     "job": "/api/v1/jobs/run-20-5020-0000139c", "runs": "/api/v1/runs", "healthz": "/healthz", "description": "/api/v1/openapi.json",
 }  # fmt: skip

@@ -20,6 +20,10 @@ from daemon.journal.rows import AttemptRow, JobRow, StageRow
 
 REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
+_BRIEF = (
+    "job, name, position, state, attempts, failures, retry_at, retry_delay, folder, fault, key, crashes, CASE WHEN json_valid(result) THEN"
+    " json_remove(result, '$.figures', '$.files', '$.versions', '$.checks[0].figures') ELSE result END AS result"
+)
 ALIKE = 8
 """Earlier exports from which the time of one is estimated."""
 LATELY = 1000
@@ -128,7 +132,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     ).fetchall()
     said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
     return Overview(
-        jobs=tuple(_view(connection, row) for row in rows),
+        jobs=tuple(_view(connection, row, brief=True) for row in rows),
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
         targets=_targets(connection),
@@ -152,17 +156,22 @@ def is_meant(id: str, wanted: str) -> bool:
     return len(wanted) >= LEAST_HANDLE and (id.endswith(wanted) or id.rpartition("-")[2].startswith(wanted))
 
 
-def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
-    """One job; None where there is none of that id."""
+def job_of_id(connection: sqlite3.Connection, id: str, *, brief: bool = False) -> JobView | None:
+    """One job; None where there is none of that id. `brief`: as `overview` has it, without figures and files."""
     row = connection.execute("SELECT * FROM job WHERE id = ?", (id,)).fetchone()
-    return None if row is None else _view(connection, row)
+    return None if row is None else _view(connection, row, brief=brief)
 
 
 def jobs_before(
-    connection: sqlite3.Connection, before: str | None, states: Sequence[str], since: str, is_run: Callable[[str], bool] | None
+    connection: sqlite3.Connection,
+    before: str | None,
+    states: Sequence[str],
+    since: str,
+    is_run: Callable[[str], bool] | None,
+    run: str | None = None,
 ) -> Iterator[Place]:
     """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
-    checkpoint taken at `since` or later, of runs that `is_run` takes. Raises LookupError where there is no job `before`.
+    checkpoint taken at `since` or later, of runs that `is_run` takes, or of `run` alone. Raises LookupError where there is no job `before`.
     """
     last = None
     if before is not None:
@@ -171,10 +180,12 @@ def jobs_before(
             raise LookupError(before)
     wanted = ["created >= ?", *(["rowid < ?"] if last else []), *([f"state IN ({', '.join('?' * len(states))})"] if states else [])]
     values = (since, *([last[0]] if last else []), *states)
+    if run is not None:
+        wanted, values = [*wanted, "run = ?"], (*values, run)
     if is_run is not None:
         connection.create_function("is_run", 1, is_run, deterministic=True)
         wanted.append("is_run(run)")
-    if len(values) > 1 + bool(last) or since or is_run is not None:  # an index has all that is asked: the rows are long
+    if run is None and (len(values) > 1 + bool(last) or since or is_run is not None):  # an index has all that is asked: the rows are long
         found = connection.execute(f"SELECT rowid FROM job INDEXED BY job_queue WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
     else:
         found = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
@@ -227,6 +238,24 @@ def id_of_target(connection: sqlite3.Connection, target: str) -> str | None:
         "SELECT id FROM job WHERE target = ? ORDER BY state IN ('succeeded', 'partial') DESC, rowid DESC LIMIT 1", (target,)
     ).fetchone()
     return None if row is None else str(row[0])
+
+
+def run_within(connection: sqlite3.Connection, folder: str) -> tuple[str, str] | None:
+    """Root and name of the run of the latest export below a folder; None where there is none."""
+    row = connection.execute(
+        "SELECT root, run FROM job WHERE target >= ? AND target < ? ORDER BY target DESC LIMIT 1", (f"{folder}/", f"{folder}0")
+    ).fetchone()
+    return None if row is None else (str(row[0]), str(row[1]))
+
+
+def checkpoint_state(connection: sqlite3.Connection, run: str, root: str) -> dict[str, object] | None:
+    """What the trainer's state said at the latest checkpoint of a run; None where there is none."""
+    row = connection.execute(
+        "SELECT checkpoint FROM job WHERE run = ? AND (root = ? OR ? = '') ORDER BY step DESC, rowid DESC LIMIT 1", (run, root, root)
+    ).fetchone()
+    known = object_of(row[0]) if row is not None else None
+    metadata = known.get("metadata") if known else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
@@ -306,8 +335,10 @@ def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
     return SeenRow(row["fingerprint"], row["verdict"], row["at"], row["job"], row["job_state"]) if row is not None else None
 
 
-def _view(connection: sqlite3.Connection, row: sqlite3.Row) -> JobView:
-    stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],))
+def _view(connection: sqlite3.Connection, row: sqlite3.Row, *, brief: bool = False) -> JobView:
+    """`brief`: without figures, files and versions of the stages' results, which are most of a job and of which a list shows nothing."""
+    columns = _BRIEF if brief else "*"
+    stages = connection.execute(f"SELECT {columns} FROM stage WHERE job = ? ORDER BY position", (row["id"],))
     return JobView(*legible_job(row, stages.fetchall()))
 
 

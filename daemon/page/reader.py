@@ -21,6 +21,7 @@ from daemon.contract.disk.files import read_bounded
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.elsewhere import ORDERS
+from daemon.contract.language.catalog import language
 from daemon.contract.light import dataclass
 from daemon.journal.states import told_state
 from daemon.operating.log.stage_log import follow_stage
@@ -36,6 +37,7 @@ T = TypeVar("T")
 FRESH_SECONDS = 1.0
 MOST_OF_REPORT = 64 << 20
 """Bytes of a report that is read."""
+MOST_RUNS = 1_000_000
 MOST_KEPT = 64
 """Answers that are kept; the oldest goes first."""
 
@@ -97,11 +99,14 @@ class Reader:
 
     def runs(self, limit: int, skip: int = 0) -> RunsPage:
         """A page of the runs."""
-        return self._once(("runs", limit, skip), lambda: runs_page(self.state, limit, skip))
+        every = self._once(("runs",), lambda: runs_page(self.state, MOST_RUNS))  # to count them is as much work as to list them
+        return RunsPage(every.runs[skip : skip + limit], every.total)
 
-    def quality(self, run: str) -> RunQuality:
-        """As `ckptd quality`, of a run of exactly this name. Raises UsageError where there is none."""
-        return self._once(("quality", run), lambda: quality_in_journal(self.state, run, self._settings().select.best_variant))
+    def quality(self, run: str, root: str = "") -> RunQuality:
+        """As `ckptd quality`, of a run of exactly this name, below `root` where several have it. Raises UsageError where there is none."""
+        return self._once(
+            ("quality", run, root, language()), lambda: quality_in_journal(self.state, run, self._settings().select.best_variant, root)
+        )
 
     def report(self, wanted: str) -> bytes:
         """The report of an export, as JSON. Raises UsageError where there is none."""

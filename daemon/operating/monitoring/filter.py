@@ -30,6 +30,8 @@ class Filter:
     """Name of the run, or a pattern with * and ?."""
     states: tuple[str, ...] = ()
     since: datetime | None = None
+    exactly: str | None = None
+    """Name of the run, in which nothing stands for anything else."""
 
     @classmethod
     def of(cls, run: str, states: Sequence[str], since: str, option: str = "--") -> Filter:
@@ -58,6 +60,8 @@ class Filter:
 
     def takes_run(self, run: str) -> bool:
         """Whether a run is wanted."""
+        if self.exactly is not None and run != self.exactly:
+            return False
         return not self.run or run == self.run or fnmatch.fnmatchcase(run, self.run)
 
     def takes(self, job: JobStatus) -> bool:

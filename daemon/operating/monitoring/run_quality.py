@@ -136,12 +136,16 @@ def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str
     return _quality(runs, best_variant)
 
 
-def quality_in_journal(state: Path, wanted: str, best_variant: str) -> RunQuality:
-    """The same of a run of exactly this name, of the exports alone that the daemon has made. Raises UsageError where there is none."""
+def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = "") -> RunQuality:
+    """The same of a run of exactly this name, below `root` where several have it, of the exports alone that the daemon has made.
+
+    Raises UsageError where there is none.
+    """
     targets: list[tuple[str, str]] = []
     with contextlib.suppress(FileNotFoundError), reading(StatePaths(state).journal) as connection:
         targets = targets_of(connection, wanted)[-MOST_READ:]
     runs = _by_run([folder_of(Path(target), ended) for target, ended in targets])
+    runs = {key: reads for key, reads in runs.items() if key[1] == wanted and root in ("", key[0])}
     if len(runs) != 1:
         raise _not_one("several roots have such a run" if runs else f"no run {wanted!r} has an export", runs)
     return _quality(runs, best_variant)

@@ -452,7 +452,7 @@ def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene
     if known is not None:
         report = Path(known.target, REPORT)
         return replace(known, report_file=str(report) if report.is_file() else None, kept=is_kept(Path(known.target)))
-    view = job_of_id(connection, place.id)
+    view = job_of_id(connection, place.id, brief=True)
     if view is None:
         return None
     job = _job(view, scene)
@@ -482,7 +482,7 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
 
     def look(connection: Connection) -> list[JobDetails]:
         scene = _scene(connection, overview(connection, 0), live, running)
-        views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
+        views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id, brief=True)) is not None]
         return [
             JobDetails(**vars(_job(view, scene)), attempts=tuple(map(_attempt, attempts_of(connection, view.job.id)))) for view in views
         ]

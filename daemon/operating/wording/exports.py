@@ -5,6 +5,7 @@ For `ckptd status`, `list` and `show`, and for the page, in the reader's languag
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,25 @@ def remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
         for text, style in texts:
             said.setdefault(printable(text), ([], style))[0].append(job.id)
     return said
+
+
+def remarks_of(job: JobStatus) -> list[tuple[str, str]]:
+    """What is to be said of one export, in the reader's language, each with its style: pace, waits, errors, warnings."""
+    return [(translated_text(text), style) for text, (_, style) in remarks([job]).items()]
+
+
+def commands(job: JobStatus) -> str | None:
+    """What to do about an export that did not end well; None where there is nothing to say."""
+    if job.state not in ("failed", "partial", "cancelled"):
+        return None
+    if job.checkpoint_gone:
+        return translated(GONE)
+    if not retry_helps(job):
+        unreplaced = {name for name, verdict in job.artifacts.items() if verdict == "failed"} - {*job.replaced, *job.added}
+        return translated(SAME_AGAIN) if unreplaced else None
+    if job.foreground:
+        return translated("After you have removed the cause: ckptd export {checkpoint}").format(checkpoint=shlex.quote(job.checkpoint))
+    return translated(TRY_AGAIN).format(job=shlex.quote(job.id))
 
 
 def _unsaid(job: JobStatus) -> list[LostArtifact]:
