@@ -1,9 +1,8 @@
 """What the page costs: each route over a journal of 10,000 jobs, a scrape, memory with and without it, and ten open pages.
 
 Beside it, in the same run: `ckptd status --json` as a command on the same journal, and a bare starlette route under uvicorn. Routes are
-asked once a second, so that each answer is read anew: an answer that is kept for others, as with several open pages, takes a few ms.
-Ten open pages wait for events and ask for what they show at each; something changes every second. What they cost the exports is the
-daemon's CPU time, since exports give way to nothing else of it.
+asked once a second, so that each answer is read anew: one that is kept for others, as with several open pages, takes a few ms. Ten open
+pages wait for events and ask for what they show at each; something changes every second. What they cost exports is the daemon's CPU time.
 """
 
 from __future__ import annotations

@@ -152,14 +152,16 @@ class Reader:
             with self._lock:
                 kept = self._kept.get(key)
             if kept is None or time.monotonic() - kept[0] >= FRESH_SECONDS:
-                kept = (time.monotonic(), read())
+                try:
+                    kept = (time.monotonic(), read())
+                finally:
+                    with self._lock:
+                        self._reading.pop(key, None)
                 with self._lock:
                     self._kept.pop(key, None)
                     self._kept[key] = kept
                     while len(self._kept) > MOST_KEPT:
-                        oldest = next(iter(self._kept))
-                        del self._kept[oldest]
-                        self._reading.pop(oldest, None)
+                        del self._kept[next(iter(self._kept))]
         value: T = kept[1]
         return value
 
