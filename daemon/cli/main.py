@@ -137,6 +137,7 @@ def run(config: ConfigOption = None) -> None:
     from daemon.config.places.paths import prepare
     from daemon.operating.log import logs
     from daemon.operating.service import serve
+    from daemon.page.service import PageService
 
     gc.set_threshold(*_COLLECT_AFTER)  # the service lives for weeks
     try:
@@ -145,7 +146,7 @@ def run(config: ConfigOption = None) -> None:
         logs.say_closed(paths.closed)
         speak_english()  # log, journal and notifications; a report has its own language
         with announced(configuration_of(config), settings.state_directory):
-            serve(settings, reload=configuration.read, source=configuration.source)
+            serve(settings, reload=configuration.read, source=configuration.source, page=PageService)
     except UsageError as error:
         use_environment()  # whoever started it reads this
         raise _of_the_machine(error) from None

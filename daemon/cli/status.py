@@ -10,12 +10,12 @@ import typer
 from daemon.cli import queue
 from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, daemon_place, daemon_state, print_json
 from daemon.cli.exit_codes import EXIT_FAILED, EXIT_TEMPORARY
-from daemon.cli.filter import STATES, Filter
 from daemon.cli.parser.groups import place
 from daemon.cli.views.markup import say
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.language.catalog import to_translate, translated, translated_plural
+from daemon.operating.monitoring.filter import STATES, Filter
 
 if TYPE_CHECKING:
     from daemon.config.places.instances import Instance
@@ -114,8 +114,8 @@ def list_(
     if json_:
         print_json(jobs)
     else:
-        from daemon.cli.views.jobs import NONE
         from daemon.cli.views.status import print_jobs
+        from daemon.operating.wording.exports import NONE
 
         print_jobs(jobs, none=to_translate("no export matches") if wanted != Filter() else NONE)
 
@@ -126,7 +126,9 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show one export: stages, attempts, errors, folder."""
-    value = queue.find_job(daemon_state(config), job, by_hand=True)
+    from daemon.operating.monitoring.meant import find_job
+
+    value = find_job(daemon_state(config), job, by_hand=True)
     if json_:
         print_json(value)
     else:
@@ -150,9 +152,12 @@ def logs(
     state = daemon_state(config)
     if stage is not None:
         from daemon.cli.views.stage_log import print_stage_log
+        from daemon.operating.monitoring.meant import attempted_at
 
-        print_stage_log(queue.attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
+        print_stage_log(attempted_at(state, job, stage), queue.scheduler_says(config), follow=follow, lines=lines, as_json=json_)
         return
     if job is not None:
-        job = queue.in_log(state, job)
+        from daemon.operating.monitoring.meant import in_log
+
+        job = in_log(state, job)
     print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)

@@ -83,8 +83,8 @@ def load(
     if settings is not None:
         settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
-        settings, problem = _with_urls(settings, needed=sends)
-        problems += [problem] if problem else []
+        settings, unusable = _with_files(settings, needed=sends)
+        problems += unusable
     if problems or settings is None:
         raise WrongValues([_with_source(problem, files) for problem in problems], path)
     settings._older = older_keys.notes(files)
@@ -106,14 +106,19 @@ def _merged(values: dict[str, Any]) -> dict[str, Any]:
         return values
 
 
-def _with_urls(settings: Settings, *, needed: bool) -> tuple[Settings, str | None]:
-    """The settings with the URLs of notifications that a file holds, and what is wrong with that file."""
+def _with_files(settings: Settings, *, needed: bool) -> tuple[Settings, list[str]]:
+    """The settings with the secrets that files hold, URLs of notifications and tokens of the page, and what is wrong with those files."""
+    problems = []
     try:
-        notify = settings.notify.with_file(needed=needed)
+        settings = settings.model_copy(update={"notify": settings.notify.with_file(needed=needed)})
     except ValueError as error:
-        return settings, f"notify.urls_file: {error}"
-    keep([receiver.url for receiver in notify.receivers])
-    return settings.model_copy(update={"notify": notify}), None
+        problems.append(f"notify.urls_file: {error}")
+    try:
+        settings = settings.model_copy(update={"page": settings.page.with_tokens(needed=needed)})
+    except ValueError as error:
+        problems.append(str(error))
+    keep([*(receiver.url for receiver in settings.notify.receivers), *settings.page.tokens])
+    return settings, problems
 
 
 def state_despite(path: Path | None) -> Path | None:

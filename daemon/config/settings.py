@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from daemon.config import windows
 from daemon.config.cluster import ClusterSettings
 from daemon.config.environment import CommandLine, ListFriendlyEnv, short_names
+from daemon.config.page import PageSettings
 from daemon.config.places.states import own_state, state_of_service
 from daemon.config.receivers import Receiver, file_of, is_closed, place_of
 from daemon.config.receivers import read as read_urls
@@ -362,6 +363,7 @@ with warnings.catch_warnings():
         report: ReportSettings = ReportSettings()
         log: LogSettings = LogSettings()
         metrics: MetricsSettings = MetricsSettings()
+        page: PageSettings = PageSettings()
         _older: tuple[str, ...] = PrivateAttr(default=())
 
         @property

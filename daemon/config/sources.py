@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from daemon.contract.faults.secrets import SECTIONS, is_credential, keep, may_be_secret, name_shown
+from daemon.contract.faults.secrets import SECTIONS, holds_secret, is_credential, keep, may_be_secret, name_shown
 
 PREFIX = "CKPTD_"
 given_on_command_line: dict[str, str] = {}
@@ -57,11 +57,15 @@ _NO_SECRETS = ("on", "urls_file")
 """Keys of the sections with secrets that hold none, unless something is wrong with them."""
 
 
+_ADDRESSES = "page.peers"
+"""A key with addresses of services that are no secret, as long as no user or token is in them."""
+
+
 def keep_secrets(values: Mapping[str, Any]) -> None:
     """Have nothing of the sections with secrets, and no URL or token elsewhere, shown by this process."""
     for name, value in values.items():
         if name not in SECTIONS:
-            _keep_credentials(name, value)
+            _keep_credentials(name, _without_addresses(name, value))
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 if key not in _NO_SECRETS or may_be_secret(item):
@@ -69,6 +73,18 @@ def keep_secrets(values: Mapping[str, Any]) -> None:
                 _keep_credentials(key)
         else:
             keep(value)
+
+
+def _without_addresses(section: str, value: Any) -> Any:
+    """A section without the addresses that are no secret."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: item for key, item in value.items() if f"{section}.{key}" != _ADDRESSES or any(map(holds_secret, _texts(item)))}
+
+
+def _texts(value: Any) -> list[str]:
+    each = value if isinstance(value, list | tuple) else [value]
+    return [item for item in each if isinstance(item, str)]
 
 
 def _keep_credentials(*values: Any) -> None:
@@ -98,5 +114,5 @@ def credentials_in(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
                 inner = f"{place}.{number}" if each is value else place
                 if isinstance(item, Mapping):
                     yield from credentials_in(item, inner)
-                elif isinstance(item, str) and is_credential(item):
+                elif isinstance(item, str) and (holds_secret if place == _ADDRESSES else is_credential)(item):
                     yield inner

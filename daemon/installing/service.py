@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.config.page import CREDENTIAL as PAGE_CREDENTIAL
 from daemon.config.receivers import CREDENTIAL
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import UsageError
@@ -125,7 +126,8 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     for folder in outside:
         _writable(plan, box.at(folder), owner, number)
     _readable(plan, box, settings, name, number, groups, wishes)
-    secret = _closed_urls(plan, box, settings, name, number, groups)
+    urls = _closed(plan, box, ("notify.urls_file", settings.notify.urls_file), name, number, groups)
+    token = _closed(plan, box, ("page.token_file", settings.page.token_file), name, number, groups)
     for folder in (PAGE.parent, LINK.parent):
         plan.actions += make_folders(box.at(folder))
     _file(plan, record, box.at(PAGE), page, wishes)
@@ -134,7 +136,7 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     files = {units / unit_texts.SERVICE: unit_texts.service(config), units / unit_texts.SLICE: unit_texts.slice_()}
     files |= {
         units / f"{unit_texts.SERVICE}.d" / f"{name}.conf": text
-        for name, text in _drop_ins(settings, wishes, outside, group, secret).items()
+        for name, text in _drop_ins(settings, wishes, outside, group, urls, token).items()
     }
     _units(plan, box, record, {box.at(path): text for path, text in files.items()}, wishes, user=False)
     return plan
@@ -266,19 +268,21 @@ def _readable(
     plan.actions += rights.granting(lacks, name)
 
 
-def _closed_urls(plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...]) -> Path | None:
-    """The file of `notify.urls_file` where the service's user may not read it, so that systemd has to give it to the service."""
-    file = settings.notify.urls_file
+def _closed(plan: Plan, box: Box, secret: tuple[str, Path | None], name: str, user: int, groups: tuple[int, ...]) -> Path | None:
+    """The file of a key with secrets where the service's user may not read it, so that systemd has to give it to the service."""
+    key, file = secret
     if file is None:
         return None
     if os.geteuid() != 0:
-        plan.notes.append(f"only root can test whether {name} can read {file} (notify.urls_file)")
+        plan.notes.append(f"only root can test whether {name} can read {file} ({key})")
         return None
     return None if rights.may_read(box.at(file), user, groups) else file
 
 
-def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: str, secret: Path | None) -> dict[str, str]:
-    """`secret`: file of URLs that only systemd can read for the service."""
+def _drop_ins(
+    settings: Settings, wishes: Wishes, outside: list[Path], group: str, urls: Path | None, token: Path | None
+) -> dict[str, str]:  # fmt: skip
+    """`urls`, `token`: files of notifications and of the page that only systemd can read for the service."""
     texts = {}
     if outside:
         paths = unit_texts.quoted(outside)
@@ -286,8 +290,13 @@ def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: st
     if wishes.run_as:
         texts["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
     if settings.notify.receivers or settings.notify.urls_file:
-        given = {"LoadCredential": unit_texts.credential(CREDENTIAL, secret)} if secret else {}
+        given = {"LoadCredential": unit_texts.credential(CREDENTIAL, urls)} if urls else {}
         texts["notifications"] = unit_texts.drop_in("notifications", **given)
+    address = settings.page.address
+    if address is not None and not address.path:
+        given = {"LoadCredential": unit_texts.credential(PAGE_CREDENTIAL, token)} if token else {}
+        open_ = {} if address.is_local and not settings.page.peers else {"IPAddressDeny": ""}
+        texts["page"] = unit_texts.drop_in("page", **open_, **given)
     if settings.limits.device == "cuda":
         texts["gpu"] = unit_texts.drop_in("gpu")
     if wishes.memory:

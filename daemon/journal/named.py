@@ -18,13 +18,13 @@ def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
     """
     if not wanted:
         return []
+    if connection.execute("SELECT 1 FROM job WHERE id = ?", (wanted,)).fetchone():
+        return [wanted]
     rows = connection.execute(
         f"SELECT id, run, step, state, target, {json_at('checkpoint', 'path')} AS path, {json_at('checkpoint', 'ending')} AS ending"
         " FROM job ORDER BY created, id"
     ).fetchall()
     ids = [str(row["id"]) for row in rows]
-    if wanted in ids:
-        return [wanted]
     by_id = [id for id in ids if id.startswith(wanted)] or [id for id in ids if is_meant(id, wanted)]
     if by_id or "/" not in wanted:
         return by_id

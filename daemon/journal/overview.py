@@ -6,6 +6,7 @@ Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connectio
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 
@@ -19,8 +20,14 @@ from daemon.journal.rows import AttemptRow, JobRow, StageRow
 
 REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
+_BRIEF = (
+    "job, name, position, state, attempts, failures, retry_at, retry_delay, folder, fault, key, crashes, CASE WHEN json_valid(result) THEN"
+    " json_remove(result, '$.figures', '$.files', '$.versions', '$.checks[0].figures') ELSE result END AS result"
+)
 ALIKE = 8
 """Earlier exports from which the time of one is estimated."""
+LATELY = 1000
+"""Jobs among which these are looked for, the latest."""
 LEAST_HANDLE = 4
 
 
@@ -30,6 +37,15 @@ class JobView:
 
     job: JobRow
     stages: tuple[StageRow, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job's place in a list. What has ended stays as it is while these are the same."""
+
+    id: str
+    state: str
+    ended: str | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,7 @@ class TargetState:
 class Overview:
     """The journal as a whole."""
 
-    jobs: tuple[JobView, ...] = ()
+    jobs: tuple[Place, ...] = ()
     """In the order in which they were entered."""
     counts: dict[str, int] = field(default_factory=dict)
     """State → number of jobs."""
@@ -110,12 +126,13 @@ class SeenRow:
 def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell."""
     rows = connection.execute(
-        "SELECT * FROM (SELECT * FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?) ORDER BY created, step",
+        "SELECT id, state, ended FROM job WHERE rowid IN"  # which an index alone says
+        " (SELECT rowid FROM job ORDER BY state = 'running' DESC, state = 'pending' DESC, created DESC LIMIT ?) ORDER BY created, step",
         (limit,),
     ).fetchall()
     said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
     return Overview(
-        jobs=tuple(_view(connection, row) for row in rows),
+        jobs=tuple(Place(*row) for row in rows),
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
         targets=_targets(connection),
@@ -139,10 +156,108 @@ def is_meant(id: str, wanted: str) -> bool:
     return len(wanted) >= LEAST_HANDLE and (id.endswith(wanted) or id.rpartition("-")[2].startswith(wanted))
 
 
-def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
-    """One job; None where there is none of that id."""
+def job_of_id(connection: sqlite3.Connection, id: str, *, brief: bool = False) -> JobView | None:
+    """One job; None where there is none of that id. `brief`: as `overview` has it, without figures and files."""
     row = connection.execute("SELECT * FROM job WHERE id = ?", (id,)).fetchone()
-    return None if row is None else _view(connection, row)
+    return None if row is None else _view(connection, row, brief=brief)
+
+
+def jobs_before(
+    connection: sqlite3.Connection,
+    before: str | None,
+    states: Sequence[str],
+    since: str,
+    is_run: Callable[[str], bool] | None,
+    run: str | None = None,
+) -> Iterator[Place]:
+    """Yield the places of jobs, the newest first: those entered before the job `before`, in one of `states` if any are given, of a
+    checkpoint taken at `since` or later, of runs that `is_run` takes, or of `run` alone. Raises LookupError where there is no job `before`.
+    """
+    last = None
+    if before is not None:
+        last = connection.execute("SELECT rowid FROM job WHERE id = ?", (before,)).fetchone()
+        if last is None:
+            raise LookupError(before)
+    wanted = ["created >= ?", *(["rowid < ?"] if last else []), *([f"state IN ({', '.join('?' * len(states))})"] if states else [])]
+    values = (since, *([last[0]] if last else []), *states)
+    if run is not None:
+        wanted, values = [*wanted, "run = ?"], (*values, run)
+    if is_run is not None:
+        connection.create_function("is_run", 1, is_run, deterministic=True)
+        wanted.append("is_run(run)")
+    if run is None and (len(values) > 1 + bool(last) or since or is_run is not None):  # an index has all that is asked: the rows are long
+        matching = connection.execute(
+            f"SELECT rowid FROM job INDEXED BY job_queue WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values
+        )
+    else:
+        matching = connection.execute(f"SELECT rowid FROM job WHERE {' AND '.join(wanted)} ORDER BY rowid DESC", values)
+    for (row,) in matching:
+        yield Place(*connection.execute("SELECT id, state, ended FROM job WHERE rowid = ?", (row,)).fetchone())
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run of the journal."""
+
+    root: str
+    """The watched directory below which it lies."""
+    run: str
+    counts: Mapping[str, int]
+    """State → number of jobs."""
+    step: int
+    """The largest step of its jobs."""
+    latest: str
+    """When its newest checkpoint was taken."""
+
+
+def runs_of(connection: sqlite3.Connection) -> tuple[RunView, ...]:
+    """All runs, those with the newest checkpoints first."""
+    rows = connection.execute(
+        "SELECT root, run, state, count(*) AS count, max(created) AS latest,"
+        " (SELECT max(step) FROM job AS same WHERE same.run = job.run) AS step"
+        " FROM job INDEXED BY job_queue GROUP BY root, run, state"
+    )
+    runs: dict[tuple[str, str], RunView] = {}
+    for row in rows:
+        key = (str(row["root"]), str(row["run"]))
+        known = runs.get(key, RunView(*key, {}, int(row["step"]), ""))
+        counts = {**known.counts, str(row["state"]): int(row["count"])}
+        runs[key] = RunView(*key, counts, known.step, max(known.latest, str(row["latest"])))
+    return tuple(sorted(runs.values(), key=lambda run: run.latest, reverse=True))
+
+
+def targets_of(connection: sqlite3.Connection, run: str) -> list[tuple[str, str]]:
+    """Folder and state of the exports of a run that have a report, the oldest first."""
+    rows = connection.execute(
+        "SELECT target, state FROM job WHERE run = ? AND state IN ('succeeded', 'partial') ORDER BY step, created", (run,)
+    )
+    return [(str(row[0]), str(row[1])) for row in rows]
+
+
+def id_of_target(connection: sqlite3.Connection, target: str) -> str | None:
+    """The latest job that was published as this folder; None where there is none."""
+    row = connection.execute(
+        "SELECT id FROM job WHERE target = ? ORDER BY state IN ('succeeded', 'partial') DESC, rowid DESC LIMIT 1", (target,)
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def run_within(connection: sqlite3.Connection, folder: str) -> tuple[str, str] | None:
+    """Root and name of the run of the latest export below a folder; None where there is none."""
+    row = connection.execute(
+        "SELECT root, run FROM job WHERE target >= ? AND target < ? ORDER BY target DESC LIMIT 1", (f"{folder}/", f"{folder}0")
+    ).fetchone()
+    return None if row is None else (str(row[0]), str(row[1]))
+
+
+def checkpoint_state(connection: sqlite3.Connection, run: str, root: str) -> dict[str, object] | None:
+    """What the trainer's state said at the latest checkpoint of a run; None where there is none."""
+    row = connection.execute(
+        "SELECT checkpoint FROM job WHERE run = ? AND (root = ? OR ? = '') ORDER BY step DESC, rowid DESC LIMIT 1", (run, root, root)
+    ).fetchone()
+    known = object_of(row[0]) if row is not None else None
+    metadata = known.get("metadata") if known else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
@@ -152,9 +267,10 @@ def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, li
     """
     base = str(job.base) if job.base else None
     alike = connection.execute(
-        "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
+        # By rowid, whatever index there is for the state: the latest are wanted, and they are found soon.
+        "SELECT id FROM job WHERE rowid > (SELECT max(rowid) FROM job) - ? AND +state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
         f" ((root = ? AND run = ?) OR base = ? OR {json_at('checkpoint', 'base_name')} = ?) ORDER BY rowid DESC LIMIT ?",
-        (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
+        (LATELY, job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
     ).fetchall()  # fmt: skip
     seconds: dict[str, list[float]] = {}
     worked = passed = 0.0
@@ -221,8 +337,10 @@ def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
     return SeenRow(row["fingerprint"], row["verdict"], row["at"], row["job"], row["job_state"]) if row is not None else None
 
 
-def _view(connection: sqlite3.Connection, row: sqlite3.Row) -> JobView:
-    stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],))
+def _view(connection: sqlite3.Connection, row: sqlite3.Row, *, brief: bool = False) -> JobView:
+    """`brief`: without figures, files and versions of the stages' results, which are most of a job and of which a list shows nothing."""
+    columns = _BRIEF if brief else "*"
+    stages = connection.execute(f"SELECT {columns} FROM stage WHERE job = ? ORDER BY position", (row["id"],))
     return JobView(*legible_job(row, stages.fetchall()))
 
 

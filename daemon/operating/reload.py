@@ -62,6 +62,8 @@ def changes(old: Settings, new: Settings) -> tuple[str, ...]:
         lines.append("notify.urls: changed")
     elif old.notify.receivers != new.notify.receivers and "notify.urls_file" not in keys:
         lines.append("notify.urls_file: what it holds changed")
+    if not old.page.has_tokens_of(new.page) and not {"page.token_file", "page.peer_tokens"} & {*keys}:
+        lines.append("page.token_file: what it, or the file of page.peer_tokens, holds changed")
     return tuple(censored(line) for line in lines)
 
 

@@ -7,16 +7,19 @@ signal ends the children at once. SIGHUP reads the configuration again and takes
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from daemon.config.layers import Source
 from daemon.config.settings import Settings
 from daemon.contract.faults.errors import Permanent
 from daemon.contract.faults.events import Event
 from daemon.contract.faults.fault_codes import FaultCode
+from daemon.contract.jobs.plan import stage_names
 from daemon.contract.version import __version__
 from daemon.journal.rows import now
 from daemon.operating import last_end, systemd
@@ -26,9 +29,9 @@ from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.engine import Engine, engine
 from daemon.operating.integrity.maintenance import JournalMaintenance
 from daemon.operating.log import logs
-from daemon.operating.monitoring import metrics
-from daemon.operating.monitoring.gauges import take_gauges
 from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, starved_sentences
+from daemon.operating.monitoring.metrics.table import TICK_SECONDS
+from daemon.operating.outward import PageFactory, Serving
 from daemon.operating.reload import changed_for_good, changes, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.keeping import begin
@@ -45,6 +48,9 @@ from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
 from daemon.watching.taking.intake import Intake
 from daemon.watching.watcher import Watcher
+
+if TYPE_CHECKING:
+    from daemon.operating.monitoring.metrics.exposition import Exposition
 
 log = Logger("daemon")
 
@@ -67,8 +73,10 @@ BACKUP_SECONDS = 6 * 3600.0
 class Daemon:
     """The service: an engine with a watcher, a notifier and ticks. `reload` gives the configuration as it is now."""
 
-    def __init__(self, parts: Engine, reload: Callable[[], Settings], source: Callable[[], Source] | None = None) -> None:
-        """`source`: the files of what `reload` gave last, or of the settings at the start."""
+    def __init__(
+        self, parts: Engine, reload: Callable[[], Settings], source: Callable[[], Source] | None = None, page: PageFactory | None = None
+    ) -> None:
+        """`source`: the files of what `reload` gave last, or of the settings at the start. `page`: makes the page."""
         self._parts, self._reload, self._source = parts, reload, source
         self._started = now()
         self._taken = source() if source else None
@@ -94,6 +102,7 @@ class Daemon:
         )  # fmt: skip
         parts.intake = Intake(parts.settings, parts.journal, parts.paths, tell=self._announcements.tell_away)
         self._watcher = self._make_watcher()
+        self._exposition: Exposition | None = None
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
@@ -105,9 +114,16 @@ class Daemon:
         for complaints in self._guarded():
             complaints.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
-        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
+        self._page = page(self._serving()) if page else None
         self._announcements.tell_rebuilding(self._maintenance.state())
         self._say_last_end()
+
+    def _serving(self) -> Serving:
+        parts = self._parts
+        return Serving(
+            parts.settings, parts.paths.state, parts.journal, self.exposition, parts.runner.wake,
+            lambda: self._taken.file if self._taken else None,
+        )  # fmt: skip
 
     def _say_last_end(self) -> None:
         if self._last_end is not None:
@@ -131,14 +147,21 @@ class Daemon:
         return Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake, made=made)
 
     def _make_ticks(self) -> Ticks:
-        settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
-        metrics_tick = {"metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics))}
+        settings, complaints = self._parts.settings, Complaints(log, "the metrics")
+        metrics_tick = {"metrics": (TICK_SECONDS, lambda: complaints.during(self._take_metrics))}
+        if self._is_measured():
+            self._expose()
         return Ticks({
-            **(metrics_tick if settings.metrics.textfile else {}),
+            **(metrics_tick if self._is_measured() else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
             "integrity": (INTEGRITY_SECONDS, self._maintenance.check_integrity),
             "backup": (BACKUP_SECONDS, self._maintenance.back_up),
         })  # fmt: skip
+
+    def _start_ticks(self) -> None:
+        self._ticks.start()
+        if self._is_measured():
+            self._ticks.soon("metrics")  # what an earlier daemon left in the file is no longer true
 
     def run(self) -> None:
         """Serve until a signal asks to stop."""
@@ -147,9 +170,8 @@ class Daemon:
         self._notifier.start()
         self._runner.start()
         self._watcher.start()
-        self._ticks.start()
-        if self._parts.settings.metrics.textfile:
-            self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
+        self._start_ticks()
+        self._adopt_page()
         self._complaints.during(lambda: begin(self._parts.paths))
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         try:
@@ -226,6 +248,7 @@ class Daemon:
             "the disks": self._look_at_disks,
             "the mounts": lambda: self._watcher.look(),
             "the ticks": self._look_at_threads,
+            "the page": self._look_at_page,
             "the live file": self._write_live,
             "the notifier": self._hint_notifier,
             "the watchdog": self._feed_watchdog,
@@ -261,7 +284,19 @@ class Daemon:
             log.error("The thread of the ticks died, or one of them hangs; they begin again.", event_id=Event.THREAD_DIED)
             self._ticks.stop()
             self._ticks = self._make_ticks()
-            self._ticks.start()
+            self._start_ticks()
+
+    def _look_at_page(self) -> None:
+        if self._page is not None:
+            self._page.look()
+
+    def _adopt_page(self) -> None:
+        if self._page is not None:
+            Complaints(log, "the page").during(functools.partial(self._page.adopt, self._parts.settings))
+
+    def _stop_page(self) -> None:
+        if self._page is not None:
+            self._page.stop()
 
     def _hint_notifier(self) -> None:
         if self._news:
@@ -331,7 +366,8 @@ class Daemon:
         self._notifier.adopt(settings.notify)
         self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
         self._watcher.start()
-        self._ticks.start()
+        self._start_ticks()
+        self._adopt_page()
         self._half_taken = None
         said = f": {'; '.join(changed)}" if changed else "; nothing has changed in it"
         self._say_watching(Event.CONFIG_RELOADED, f"the configuration was taken over{said}")
@@ -346,6 +382,7 @@ class Daemon:
             self._watcher.stop,
             self._parts.runner.stop,
             self._runner.join,
+            self._stop_page,
             self._notifier.stop,
             self._write_last,
         ):
@@ -384,10 +421,12 @@ class Daemon:
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):
                 unwell.append(f"{fault.sentence()} (for {time.monotonic() - since:.0f} s)")
+        deaths = [thread.deaths[-1] for thread in threads if thread.deaths]
+        page = self._page.state() if self._page else None
+        deaths += [death] if self._page and (death := self._page.death()) else []
         return Condition(
             "full" if disks else "unwell" if unwell else "healthy", tuple(unwell), starved=tuple(starved_sentences(self._parts.runner)),
-            deaths=tuple(thread.deaths[-1] for thread in threads if thread.deaths), last_end=self._last_end, places=self._disks.places,
-            disks=disks,
+            deaths=tuple(deaths), last_end=self._last_end, places=self._disks.places, disks=disks, page=page,
         )  # fmt: skip
 
     def _write_journal(self) -> None:
@@ -404,17 +443,33 @@ class Daemon:
         self._has_stopped = True
         self._write_live()
 
-    def _write_metrics(self) -> None:
-        file = self._parts.settings.metrics.textfile
-        if file is None:
-            return
-        self._counted = self._counted or metrics.Counted(self._parts.journal)
-        parts = self._parts
-        gauges = take_gauges(
+    def _is_measured(self) -> bool:
+        return self._parts.settings.metrics.textfile is not None or self._parts.settings.page.address is not None
+
+    def _expose(self) -> Exposition:
+        """Return what holds the metrics; it is made, and its library imported, when they are first wanted."""
+        from daemon.operating.monitoring.metrics.exposition import Exposition
+
+        if self._exposition is None:
+            settings = self._parts.settings
+            self._exposition = Exposition(self._parts.journal, stage_names(settings.work, ""), settings.variants)
+        return self._exposition
+
+    def _take_metrics(self) -> None:
+        from daemon.operating.monitoring.metrics.gauges import take_gauges
+
+        parts, exposition = self._parts, self._expose()
+        exposition.take(take_gauges(
             parts.settings, parts.paths, parts.journal, parts.runner, self._watcher, started=self._started, loaded=self._loaded,
             condition=self.condition(), low_disks=len(self._disks.episodes),
-        )  # fmt: skip
-        metrics.write(file, metrics.render(gauges, self._counted.look()))
+        ))  # fmt: skip
+        if parts.settings.metrics.textfile is not None:
+            exposition.write(parts.settings.metrics.textfile)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The figures for a scraper as they were taken last, and their content type. `accept`: what it says it understands. For any thread;
+        raises Retryable where there are none of the last minute."""
+        return self._expose().answer(accept)
 
 
 def _thread_lost(cause: str) -> Permanent:
@@ -424,9 +479,10 @@ def _thread_lost(cause: str) -> Permanent:
 
 
 def serve(
-    settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None, source: Callable[[], Source] | None = None
-) -> None:
-    """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; `reload` and `source`: as for `Daemon`."""
+    settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None, source: Callable[[], Source] | None = None,
+    page: PageFactory | None = None,
+) -> None:  # fmt: skip
+    """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; the others: as for `Daemon`."""
     give_back_early()
     with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
-        Daemon(parts, reload, source).run()
+        Daemon(parts, reload, source, page).run()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.queue import find_job
 from daemon.cli.views.details import print_job
 from daemon.cli.views.status import print_status
 from daemon.config.places.paths import Paths, foreground_state, prepare
@@ -17,6 +16,7 @@ from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.journal.journal import Journal
 from daemon.operating.monitoring.live import LiveFile, write_live
+from daemon.operating.monitoring.meant import find_job
 from daemon.operating.monitoring.status import find, rows, snapshot
 from daemon.system.lock import locked
 from tests.journal.conftest import enter, reference

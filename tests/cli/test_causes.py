@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.views.jobs import jobs_lines, retry_helps
+from daemon.cli.views.jobs import jobs_lines
 from daemon.cli.views.status import status_lines
 from daemon.config.places.paths import StatePaths, prepare
 from daemon.contract.faults.errors import Fault
@@ -21,6 +21,7 @@ from daemon.journal.rows import AttemptId
 from daemon.operating.monitoring import reasons
 from daemon.operating.monitoring.live import DelayedState, LiveFile, write_live
 from daemon.operating.monitoring.status import JobStatus, snapshot
+from daemon.operating.wording.exports import retry_helps
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import job, shown, status

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.cli.filter import Filter
 from daemon.cli.views.details import print_job
 from daemon.cli.views.jobs import jobs_lines
 from daemon.config.places.paths import StatePaths, foreground_state, prepare
@@ -26,6 +25,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, StageRow
 from daemon.journal.states import told_state
 from daemon.operating.disk_advice import sizes
+from daemon.operating.monitoring.filter import Filter
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, stage_left, starved, starving
 from daemon.operating.monitoring.status import JobStatus, find, snapshot

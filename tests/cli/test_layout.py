@@ -13,7 +13,6 @@ from rich.cells import cell_len
 from rich.text import Span, Text
 
 from daemon.checkpoints.inspection import inspect
-from daemon.cli.filter import STATES
 from daemon.cli.views.details import _note
 from daemon.cli.views.export import ExportView
 from daemon.cli.views.jobs import handles, jobs_lines
@@ -21,6 +20,7 @@ from daemon.cli.views.layout import hanging, middle
 from daemon.cli.views.status import status_lines
 from daemon.contract.faults.text import printable
 from daemon.operating.log.wrapping import LEAST_WIDTH, wrap
+from daemon.operating.monitoring.filter import STATES
 from daemon.operating.monitoring.live import IncompleteState, RootState
 from daemon.operating.monitoring.status import DaemonState, JobDetails, JobStatus, Snapshot, StageStatus
 from tests.cli.test_tables import CONTROLLED

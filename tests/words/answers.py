@@ -326,6 +326,15 @@ the new name in a line on standard error.
 | old | new |
 | --- | --- |
 """
+_API = """## The same by HTTP
+
+With `page.listen` the daemon gives the answers of `status`, `show` and `quality`, and more, by HTTP
+([operating.md](operating.md#the-page-and-the-api)). What can be asked of each route is in `/api/v1/openapi.json`. An error has its
+code, and `error` and `remedy` as sentences. Answers have an ETag.
+
+| route | gives | |
+| --- | --- | --- |
+"""
 _HEAD = """# Exit codes and answers for programs
 
 Scripts can rely on everything on this page. It is generated from the code by `python -m tests.words.answers`, and a test checks that both
@@ -385,21 +394,34 @@ def below(kind: Any) -> list[Any]:
 
 def shapes() -> list[Any]:
     """Every class that an answer is made of, those of the verbs first."""
+    from tests.words import openapi
+
     found = [shape for _, parts in ANSWERS.values() for shape in parts if not isinstance(shape, dict)]
     for shape in found:
         found += [kind for one in fields_of(shape).values() for kind in below(one.type) if kind not in found]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *openapi.shapes()]))
 
 
-def _in_json(text: str) -> str:
+def in_json(text: str) -> str:
     """A docstring as a reader of JSON needs it."""
     return re.sub(r"\bNone\b", "null", text)
 
 
 def _table(shape: Any) -> list[str]:
-    said = {name: _in_json(one.meaning).replace("|", r"\|") for name, one in fields_of(shape).items()}
+    said = {name: in_json(one.meaning).replace("|", r"\|") for name, one in fields_of(shape).items()}
     rows = [f"| `{name}` | {named_type(one.type)} | {said[name]} |" for name, one in fields_of(shape).items()]
     return ["| field | type | meaning |", "| --- | --- | --- |", *rows, ""]
+
+
+def _api() -> list[str]:
+    """The routes of the page's API."""
+    from tests.words import openapi
+
+    rows = []
+    for path, told in openapi.ROUTES.items():
+        gives = f"`{told.gives}`" if isinstance(told.gives, str) else named_type(told.gives)
+        rows.append(f"| `{openapi.PREFIX}{path}` | {gives} | {told.summary} |")
+    return [*_API.splitlines(), *rows, ""]
 
 
 def page() -> str:
@@ -417,6 +439,7 @@ def page() -> str:
         lines += [f"`ckptd {' '.join(verb)} --json`: {what}{': ' if named else ''}{named}.", ""]
         for part in parts:
             lines += _table(part) if isinstance(part, dict) else []
+    lines += _api()
     lines += [
         "`report` in `ckptd export --json` has the contents of `report.json`: [report.schema.json](report.schema.json).",
         "",
@@ -424,10 +447,13 @@ def page() -> str:
         "",
     ]
     for shape in shapes():
-        lines += [f"### {shape.__name__}", "", _in_json(" ".join((shape.__doc__ or "").split())), "", *_table(shape)]
+        lines += [f"### {shape.__name__}", "", in_json(" ".join((shape.__doc__ or "").split())), "", *_table(shape)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 if __name__ == "__main__":
+    from tests.words import openapi
+
     PAGE.write_text(page(), "utf-8")
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
+    openapi.FILE.write_text(openapi.text(), "utf-8")
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n{openapi.FILE.relative_to(ROOT)}\n")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from daemon.cli.views.jobs import GONE, SAME_AGAIN, TRY_AGAIN, pace, retry_helps
 from daemon.cli.views.layout import Cell, Column, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract import units
@@ -19,6 +18,7 @@ from daemon.contract.language.catalog import to_translate, translated, translate
 from daemon.contract.language.lists import names
 from daemon.journal.states import ENDED_JOB
 from daemon.operating.log.wrapping import width_of
+from daemon.operating.wording.exports import commands, pace, retry_helps
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobDetails, StageStatus
@@ -121,15 +121,10 @@ def _why(job: JobDetails, width: int | None) -> list[Text]:
 
 def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
-    if job.state not in RETRIED:
-        return []
-    if not job.checkpoint_gone and not retry_helps(job):
-        unreplaced = {name for name, verdict in job.artifacts.items() if verdict == "failed"} - {*job.replaced, *job.added}
-        return hanging("", translated(SAME_AGAIN), None) if unreplaced else []
-    again = translated(TRY_AGAIN).format(job=shlex.quote(job.id))
-    if job.foreground:
-        again = translated("After you have removed the cause: ckptd export {checkpoint}").format(checkpoint=shlex.quote(job.checkpoint))
-    lines = hanging("", translated(GONE) if job.checkpoint_gone else again, None)
+    said = commands(job)
+    lines = hanging("", said, None) if said else []
+    if job.state not in RETRIED or (not job.checkpoint_gone and not retry_helps(job)):
+        return lines
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:
         by_hand = translated("To run the last failed attempt by hand: python -m handlers {file}")

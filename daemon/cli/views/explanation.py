@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from daemon.cli.views.jobs import describe_lost
 from daemon.cli.views.layout import Cell, Column, table
 from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.contract import units
@@ -15,6 +14,7 @@ from daemon.contract.language.catalog import language, translated, translated_te
 from daemon.contract.language.lists import bracketed, labelled, verdicts_of
 from daemon.operating.log.wrapping import width_of
 from daemon.operating.monitoring.explain import CheckpointExplanation, ExportExplanation, FileRow, RunExplanation
+from daemon.operating.wording.exports import describe_lost
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -65,6 +65,14 @@ class Event(StrEnum):
     """A disk has too little free space; work waits."""
     DISK_RECOVERED = "disk.recovered"
     """The disk has enough free space again."""
+    PAGE_SERVES = "page.serves"
+    """The page and the API answer at this address."""
+    PAGE_REFUSED = "page.refused"
+    """Somebody gave the page a wrong token; said once a minute for each client."""
+    PAGE_CONTROL = "page.control"
+    """Somebody changed the queue by the page; `client` says from where."""
+    PAGE_FAILED = "page.failed"
+    """The page does not answer, or a request met an error; the daemon goes on without it."""
 
     # Journal
 

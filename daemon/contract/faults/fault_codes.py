@@ -146,6 +146,11 @@ class FaultCode(StrEnum):
 
     To do: Give another folder with `--output`.
     """
+    PAGE_UNAVAILABLE = "page-unavailable"
+    """The page does not answer: another program listens on its address, or its thread died again and again. Exports go on without it.
+
+    To do: End that program, or change `page.listen` and run `ckptd reload`; otherwise look for the traceback in the log.
+    """
     RELOAD_REFUSED = "reload-refused"
     """The changed configuration is wrong, or the daemon works on another file; the daemon keeps the previous one.
 

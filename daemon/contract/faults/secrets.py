@@ -51,7 +51,12 @@ def scheme_of(url: str) -> str:
 
 def is_credential(text: str) -> bool:
     """Whether a text is surely no path, name or size, but an address of a service or a token."""
-    return bool(_ANY_URL.search(text) or _WITH_USER.search(text) or _KNOWN_TOKEN.search(text))
+    return bool(_ANY_URL.search(text)) or holds_secret(text)
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text surely holds a user, a password or a token, also where it is the address of a service."""
+    return bool(_WITH_USER.search(text) or _KNOWN_TOKEN.search(text))
 
 
 def may_be_secret(value: Any) -> bool:

@@ -134,7 +134,13 @@ def spec_of(name: str) -> StageSpec:
 
 def check_of(variant: str) -> StageSpec | None:
     """The stage that checks a variant; None for one that nobody has."""
-    return next((spec for spec in all_specs() if spec.checks == variant), None)
+    return _checks_of(catalog()).get(variant)
+
+
+@functools.lru_cache(maxsize=1)
+def _checks_of(known: Catalog) -> dict[str, StageSpec]:
+    """Variant → the stage that checks it, the first where there are several."""
+    return {spec.checks: spec for spec in reversed(_table_of(known).values()) if spec.checks}
 
 
 def variant_names() -> tuple[str, ...]:

@@ -36,6 +36,12 @@ class ArtifactPoint(Point):
     """Its speed over PyTorch's."""
     tokens_per_second: float | None = None
     """Tokens decoded (or, by an encoder, read) a second."""
+    kl_interval: tuple[float, float] | None = None
+    """The 95 % interval of the divergence."""
+    agreement_interval: tuple[float, float] | None = None
+    """The 95 % interval of the agreement."""
+    speed_range: tuple[float, float] | None = None
+    """The slowest and the fastest of the turns that the speed over PyTorch's is the median of."""
     quality: dict[str, float] = Field(default_factory=dict)
     """The metrics of `run_figures.METRICS` that were measured."""
     by_text: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)

@@ -45,9 +45,19 @@ def _artifact(row: Mapping[str, Any]) -> ArtifactPoint:
         size_bytes=whole_at(row, "size_bytes"), kl=number_at(figures, "kl"),
         agreement=number_at(figures, "agreement"), speed_over_pytorch=number_at(figures, "speed_over_pytorch"),
         tokens_per_second=number_at(figures, "tokens_per_second"),
+        kl_interval=_span_at(figures, "kl_interval"), agreement_interval=_span_at(figures, "agreement_interval"),
+        speed_range=_span_at(figures, "speed_over_pytorch_range"),
         quality={name: value for name, value in quality.items() if value is not None},
         by_text={**by_text(figures), **by_text(value_at(figures, "scores"))},
     )  # fmt: skip
+
+
+def _span_at(figures: object, name: str) -> tuple[float, float] | None:
+    """Two finite numbers, the lower first; None for anything else."""
+    ends = value_at(figures, name)
+    numbers = [number_at({"end": end}, "end") for end in ends] if isinstance(ends, list | tuple) and len(ends) == 2 else []
+    low, high = numbers if len(numbers) == 2 else (None, None)
+    return (low, high) if low is not None and high is not None and low <= high else None
 
 
 def by_text(figures: object) -> dict[str, tuple[tuple[float, float], ...]]:

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,7 @@ DOMAIN = "ckptd"
 FOLDER = Path(__file__).parent
 _WHERE_LOCALE_IS = ("LC_ALL", "LC_MESSAGES", "LANG")
 _chosen: Language | None = None
+_here: ContextVar[Language | None] = ContextVar("language", default=None)
 
 
 def translated(message: str) -> str:
@@ -50,8 +52,11 @@ def to_translate(message: str) -> str:
 
 
 def language() -> Language:
-    """The language of this process: what `use_language` says, else what the environment did when it was asked first."""
+    """The language of whom this thread answers (`answer_in`), else of this process: what `use_language` says, else what the environment
+    did when it was asked first."""
     global _chosen
+    if (here := _here.get()) is not None:
+        return here
     if _chosen is None:
         _chosen = language_of(os.environ)
     return _chosen
@@ -78,6 +83,16 @@ def use_language(name: Language) -> Iterator[None]:
         yield
     finally:
         _chosen = before
+
+
+@contextmanager
+def answer_in(name: Language) -> Iterator[None]:
+    """Let this thread, or this task, answer a reader in a language meanwhile, whatever the process speaks."""
+    token = _here.set(name)
+    try:
+        yield
+    finally:
+        _here.reset(token)
 
 
 def language_of(environment: Mapping[str, str]) -> Language:

@@ -205,7 +205,7 @@ def _without_room(settings: Settings) -> list[str]:
 
 
 def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
-    """Who may read what only the daemon should: its state, and URLs of notifications."""
+    """Who may read what only the daemon should: its state, URLs of notifications, and tokens."""
     problems = []
     if (mode := open_to_others(settings.state_directory)) is not None:
         problems.append(
@@ -214,6 +214,16 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
             " separate folder"
         )
     holders = [("notify.urls", config if settings.notify.urls else None), ("notify.urls_file", settings.notify.urls_file)]
+    address = settings.page.address
+    if address is not None and not address.path and settings.page.token is None and settings.page.token_file is None:
+        may = "read the page, and press its buttons (page.control)" if settings.page.control else "read the page"
+        problems.append(f"page.listen: every user of this machine can {may}; set page.token_file, or listen on a socket (unix:/PATH)")
+    tokens = {"page.token_file": settings.page.token_file, "page.peer_tokens": settings.page.peer_tokens}
+    problems += [
+        f"{key}: others may read {file} (mode {mode:04o}), which contains tokens; `chmod 600` it"
+        for key, file in tokens.items()
+        if file is not None and (mode := open_to_others(file)) is not None and _read_by_more(file, mode, settings)
+    ]
     problems += [
         f"{key}: others may read {file} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it"
         for key, file in holders

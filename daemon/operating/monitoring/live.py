@@ -148,6 +148,16 @@ class StageProgress:
 
 
 @dataclass(frozen=True)
+class PageState:
+    """The page and the API of `[page]`."""
+
+    address: str
+    """Where it answers; while it does not, where it is to listen."""
+    problem: str | None = None
+    """Why it does not answer, and what to do; None if it does."""
+
+
+@dataclass(frozen=True)
 class LiveFile:
     """Its content. Times are ISO 8601 in UTC; everything is empty where no daemon runs."""
 
@@ -194,6 +204,8 @@ class LiveFile:
     """`limits.jobs`; 0 where it is not known."""
     listed: float = 0.0
     """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
+    page: PageState | None = None
+    """The page; None where it is off."""
     in_order: bool | None = None
     """Whether the daemon that wrote it has stopped in order, which it says with its last words; None where that is not known."""
     stopping: str | None = None
@@ -231,6 +243,7 @@ class Condition:
     last_end: LastEnd | None = None
     places: tuple[Place, ...] = ()
     disks: tuple[Shortage, ...] = ()
+    page: PageState | None = None
 
 
 def live_file(

@@ -5,20 +5,28 @@ Only reports are read. A run is named by its name, or by the folder that holds i
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemon.config.places.paths import states_in
+from daemon.config.places.export_names import folder_of
+from daemon.config.places.paths import StatePaths, states_in
+from daemon.contract.advice.paired import Difference
 from daemon.contract.advice.which import Standing, advice, standing
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.jobs.points import MOST_STEPS, StepPoint
+from daemon.journal.file.opening import reading
+from daemon.journal.overview import targets_of
 from daemon.operating.monitoring.status import snapshot
 from daemon.publishing.run_figures import ReportRead, beside, figures_of_run, read_report
 from daemon.publishing.verification import exports_below
 
+MOST_READ = 2 * MOST_STEPS
+"""Reports of a run that are read, the latest."""
 _LISTED = 10
 """Runs that are named where none, or more than one, is meant."""
 
@@ -38,6 +46,26 @@ class QualityOfArtifact:
     speed_over_pytorch: float | None
     quality: Mapping[str, float]
     """What was measured of the artifact itself: `perplexity`, `accuracy`, `macro_f1`, `exact_match`, `chrf`."""
+    kl_interval: tuple[float, float] | None = None
+    """The 95 % interval of the divergence."""
+    agreement_interval: tuple[float, float] | None = None
+    """The 95 % interval of the agreement."""
+    speed_range: tuple[float, float] | None = None
+    """The slowest and the fastest of the turns that the speed is the median of."""
+
+
+@dataclass(frozen=True)
+class BesideBest:
+    """How far an export is from the one with the best figure, by the quality of `variant`."""
+
+    value: float
+    """Its figure minus the best one; of perplexities its figure over the best one."""
+    low: float | None
+    """Begin of the 95 % interval of `value`, widened for as many exports as are compared; null where there is none."""
+    high: float | None
+    """End of it."""
+    differs: bool
+    """Whether it may be called a difference."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +111,10 @@ class RunQuality:
     """The exports among which no difference was seen, with `best`: one alone where it differs from all others."""
     sentence: str
     """Which checkpoint to deploy, and which of its artifacts, or why that can't be said; the same words as in the run's newest report."""
+    leader: str | None = None
+    """The export with the best figure."""
+    beside_leader: Mapping[str, BesideBest] = field(default_factory=dict)
+    """Export → how far it is from that."""
 
 
 def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str) -> RunQuality:
@@ -101,7 +133,31 @@ def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str
             raise _not_one(f"no run {wanted!r} has an export", every)
     if len(runs) != 1:
         raise _not_one("there are several runs" if runs else "no export with a report is there", runs)
+    return _quality(runs, best_variant)
+
+
+def quality_in_journal(state: Path, wanted: str, best_variant: str, root: str = "") -> RunQuality:
+    """The same of a run of exactly this name, below `root` where several have it, of the exports alone that the daemon has made.
+
+    Raises UsageError where there is none.
+    """
+    targets: list[tuple[str, str]] = []
+    with contextlib.suppress(FileNotFoundError), reading(StatePaths(state).journal) as connection:
+        targets = targets_of(connection, wanted)[-MOST_READ:]
+    runs = _by_run([folder_of(Path(target), ended) for target, ended in targets])
+    runs = {key: reads for key, reads in runs.items() if key[1] == wanted and root in ("", key[0])}
+    if len(runs) != 1:
+        raise _not_one("several roots have such a run" if runs else f"no run {wanted!r} has an export", runs)
+    return _quality(runs, best_variant)
+
+
+def _quality(runs: Mapping[tuple[str, str], list[ReportRead]], best_variant: str) -> RunQuality:
     ((root, run), reads) = next(iter(runs.items()))
+    return quality_of(root, run, reads, best_variant)
+
+
+def quality_of(root: str, run: str, reads: Sequence[ReportRead], best_variant: str) -> RunQuality:
+    """What the reports of a run say, which are given in the order of training."""
     figures = figures_of_run(reads, [(read.point.step, read.metadata) for read in reads], best_variant)
     folders = {read.point.export: str(read.path) for read in reads}
     stood = standing(figures.points, figures.trainers_best, best_variant)
@@ -112,7 +168,16 @@ def run_quality(state: Path, output: Path, wanted: str | None, best_variant: str
         best=known.pick.export if known else None, best_step=known.pick.step if known else None,
         equal=tuple(point.export for point in known.equal) if known else (),
         sentence=advice(figures.points, figures.trainers_best, best_variant),
+        leader=known.leader.export if known else None,
+        beside_leader={export: _beside(between, known.metric) for export, between in known.apart.items()} if known else {},
     )  # fmt: skip
+
+
+def _beside(between: Difference, metric: str) -> BesideBest:
+    value, low, high = (metric == "perplexity" and between.ratio) or (between.value, between.low, between.high)
+    if metric == "perplexity" and between.ratio is None:
+        value, low, high = math.exp(min(between.value, 700.0)), None, None
+    return BesideBest(value, low, high, between.sure)
 
 
 def _in_journals(state: Path) -> Iterator[Path]:

@@ -5,8 +5,9 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,7 @@ from daemon.journal.overview import (
     job_of_id,
     overview,
 )
+from daemon.journal.overview import Place as JobPlace
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow
 from daemon.journal.states import ENDED_JOB
@@ -54,6 +56,7 @@ from daemon.operating.monitoring.live import (
     DelayedState,
     IncompleteState,
     LiveFile,
+    PageState,
     RootState,
     StageProgress,
     read_live,
@@ -70,6 +73,11 @@ from daemon.system.processes.threads import Death
 
 T = TypeVar("T")
 J = TypeVar("J", bound="JobStatus")
+REPORT = "report.json"
+_MOST_ENDED = 1000
+"""Exports that are kept for lists, some KiB each."""
+_ended: dict[tuple[str, ...], JobStatus] = {}
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,8 @@ class DaemonState:
     """Time since which it shuts down: it starts nothing new and waits until the running stages have ended."""
     starved: tuple[str, ...] = ()
     """Sentences on the stages that other processes have kept from most of their CPU time for minutes. The daemon is well all the same."""
+    page: PageState | None = None
+    """The page and the API; None while they are off."""
     host: str | None = None
     """The machine on which it runs, if that is another one and the file system does not show its lock here: then jobs, counts and all else
     that stands in the journal are left out."""
@@ -129,6 +139,8 @@ class StageStatus:
     """A sentence if other processes take the CPU time that it could use; None if they do not."""
     rivals: tuple[Rival, ...] = ()
     """The processes that take it, the largest first, as far as this user can see them."""
+    memory_bytes: int | None = None
+    """Memory that it held at the daemon's last look; None if it is not known, or if it does not run."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +288,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
     def look(connection: Connection) -> tuple[Overview, tuple[JobStatus, ...]]:
         seen = overview(connection, limit)
         scene = _scene(connection, seen, live, running)
-        return seen, tuple(_job(view, scene) for view in seen.jobs)
+        return seen, tuple(job for place in seen.jobs if (job := _in_list(connection, state, place, scene)) is not None)
 
     seen, jobs = (None if away else _ask_journal(state, look)) or (Overview(), ())
     disks = _short(state, live)
@@ -298,6 +310,7 @@ def snapshot(state: Path, *, limit: int = 50, anywhere: bool = False) -> Snapsho
             killed=not running and last.in_order is False,
             stopping=live.stopping,
             starved=live.starved,
+            page=live.page,
             host=None if away is None else away.host,
         ),
         paused=seen.paused_since,
@@ -416,6 +429,43 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     )
 
 
+def look_through(state: Path, select: Callable[[Connection], Iterator[JobPlace]], take: Callable[[Iterator[JobStatus]], T]) -> T | None:
+    """Return what `take` makes of the jobs that `select` gives, each as it is now; None where there is no journal."""
+    paths = StatePaths(state)
+    running = is_locked(paths.lock)
+    live = read_live(paths.live).aged() if running else LiveFile()
+
+    def look(connection: Connection) -> T:
+        scene = _scene(connection, overview(connection, 0), live, running)
+        return take(job for place in select(connection) if (job := _in_list(connection, state, place, scene)) is not None)
+
+    return _ask_journal(state, look)
+
+
+def _in_list(connection: Connection, state: Path, place: JobPlace, scene: _Scene) -> JobStatus | None:
+    """A job of a list: what has ended is read once, but for what lies on the disk."""
+    key = (str(state), place.id, place.state, place.ended or "")
+    with _reading:
+        known = _ended.pop(key, None)
+        if known is not None:
+            _ended[key] = known  # the last that goes
+    if known is not None:
+        report = Path(known.target, REPORT)
+        gone = known.state in ("failed", "cancelled") and _is_gone(known.checkpoint)
+        there = str(report) if report.is_file() else None
+        return replace(known, report_file=there, kept=is_kept(Path(known.target)), checkpoint_gone=gone)
+    view = job_of_id(connection, place.id, brief=True)
+    if view is None:
+        return None
+    job = _job(view, scene)
+    if job.state in ENDED_JOB:
+        with _reading:
+            _ended[key] = job
+            while len(_ended) > _MOST_ENDED:
+                del _ended[next(iter(_ended))]
+    return job
+
+
 def ids(state: Path, wanted: str) -> list[str]:
     """The jobs that `wanted` may mean: the one of that id, else all whose id begins with it, or whose id's last part does."""
     return _ask_journal(state, lambda connection: ids_named(connection, wanted)) or []
@@ -434,7 +484,7 @@ def find(state: Path, wanted: str) -> list[JobDetails]:
 
     def look(connection: Connection) -> list[JobDetails]:
         scene = _scene(connection, overview(connection, 0), live, running)
-        views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
+        views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id, brief=True)) is not None]
         return [
             JobDetails(**vars(_job(view, scene)), attempts=tuple(map(_attempt, attempts_of(connection, view.job.id)))) for view in views
         ]
@@ -507,6 +557,7 @@ def _stage(stage: StageRow, progress: StageProgress | None, expected: float | No
         place=live.place if live else None,
         starved=starving(share, live.priority, rivals) if live and share and starved(share) else None,
         rivals=rivals,
+        memory_bytes=live.memory or None if live else None,
     )
 
 
@@ -566,8 +617,7 @@ def _rejection(check: ArtifactCheck, taken: str | None) -> str:
     return f"Could not publish {check.variant}: {why}." + (f" Fix: {check.remedy}." if check.remedy else "")
 
 
-def _is_gone(view: JobView) -> bool:
-    path = view.job.checkpoint.path
+def _is_gone(path: str) -> bool:
     try:
         return not ask(path, lambda: Path(path).exists())
     except (OSError, TimeoutError):
@@ -584,7 +634,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
     waiting_for, target = _waits_for(view, scene), folder_of(job.target, job.state)
-    report = target / "report.json"
+    report = target / REPORT
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
         unpublished = [check for check in checks if not is_published(check, job.terms.validation)]
@@ -622,6 +672,6 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),
         report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
-        checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(view),
+        checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(checkpoint.path),
         kept=job.state in ENDED_JOB and is_kept(target),
     )

@@ -6,7 +6,6 @@ that comes from outside is escaped by the engine, and a content security policy 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup, escape
 
 from daemon.contract import units
-from daemon.contract.language.catalog import language, translated, translated_plural
+from daemon.contract.language.catalog import language, translated
 from daemon.contract.language.lists import clauses, names, sentences
+from daemon.contract.language.pages import coded, in_page, many_in_page
 from daemon.contract.language.recorded import translated_text
 from daemon.contract.values import Json
 from handlers.report import comparison, lengths, samples
@@ -41,22 +40,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=_coded, said=translated, recorded=_recorded, method=_method)
+    made.filters.update(units.FILTERS, flat=_flat, word=word, coded=coded, said=translated, recorded=_recorded, method=_method)
     made.globals.update(
-        translated=_words, translated_plural=_many, language=language, names=names, clauses=clauses, sentences=sentences,
+        translated=in_page, translated_plural=many_in_page, language=language, names=names, clauses=clauses, sentences=sentences,
         cells=samples.cells, prompt_shown=samples.prompt_shown,
     )  # fmt: skip
     return made
-
-
-def _words(message: str, /, **values: object) -> Markup:
-    """A sentence of a template in the reader's language. It is ours, and may hold markup; values are escaped."""
-    return Markup(translated(message)).format(**values)
-
-
-def _many(singular: str, plural: str, count: int) -> Markup:
-    """The same for a number of something, `{count}` in it."""
-    return Markup(translated_plural(singular, plural, count)).format(count=count)
 
 
 def _method(kind: str) -> str:
@@ -173,11 +162,6 @@ def _without_cause(failure: Failure) -> str:
     sentence, cause = (text.removesuffix(".").removesuffix("。") for text in (failure.sentence, failure.cause))
     sentence = sentence.removesuffix(cause).rstrip().rstrip(":：")
     return translated("{sentence}.").format(sentence=sentence)
-
-
-def _coded(text: str) -> Markup:
-    """A sentence of ours, with what stands between backquotes as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:

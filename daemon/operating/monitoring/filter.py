@@ -1,4 +1,4 @@
-"""Which exports `ckptd list` shows: by run, by state, by when their checkpoint was taken; and how a state is said in a sentence."""
+"""Which exports `ckptd list` and the API show: by run, by state, by when their checkpoint was taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from daemon.contract.faults.errors import UsageError
 from daemon.contract.faults.fault_codes import FaultCode
 from daemon.contract.light import dataclass
-from daemon.journal.states import ENDED_JOB
+from daemon.journal.states import ENDED_JOB, OPEN_JOB
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobStatus
@@ -30,27 +30,45 @@ class Filter:
     """Name of the run, or a pattern with * and ?."""
     states: tuple[str, ...] = ()
     since: datetime | None = None
+    exactly: str | None = None
+    """Name of the run, in which nothing stands for anything else."""
 
     @classmethod
-    def of(cls, run: str, states: Sequence[str], since: str) -> Filter:
-        """Make it from what the options say. Raises UsageError for a state or a time that is none."""
+    def of(cls, run: str, states: Sequence[str], since: str, option: str = "--") -> Filter:
+        """Make it from what the options say, whose names begin with `option`. Raises UsageError for a state or a time that is none."""
         for state in states:
             if state not in STATES:
-                raise UsageError(FaultCode.BAD_OPTION, "use --state", f"{state!r} is not a state", f"give one of {', '.join(STATES)}")
+                raise UsageError(
+                    FaultCode.BAD_OPTION, f"use {option}state", f"{state!r} is not a state", f"give one of {', '.join(STATES)}"
+                )
         try:
             return cls(run, tuple(states), moment(since) if since else None)
         except (ValueError, OverflowError):
             raise UsageError(
-                FaultCode.BAD_OPTION, "use --since", f"{since!r} is neither a duration nor a date",
+                FaultCode.BAD_OPTION, f"use {option}since", f"{since!r} is neither a duration nor a date",
                 'give a duration like "30m", "2h" or "3d", a date like "2026-01-31", or a time like "2026-01-31 14:00"',
             ) from None  # fmt: skip
 
+    @property
+    def journal_states(self) -> tuple[str, ...]:
+        """The states of the journal that an export which is wanted may be in; none stands for all."""
+        if not self.states or (ENDED in self.states and OPEN in self.states):
+            return ()
+        wanted = {state for state in self.states if state in ENDED_JOB}
+        wanted |= set(ENDED_JOB) if ENDED in self.states else set()
+        return tuple(sorted(wanted | (set(OPEN_JOB) if set(self.states) - set(ENDED_JOB) - {ENDED} else set())))
+
+    def takes_run(self, run: str) -> bool:
+        """Whether a run is wanted."""
+        if self.exactly is not None and run != self.exactly:
+            return False
+        return not self.run or run == self.run or fnmatch.fnmatchcase(run, self.run)
+
     def takes(self, job: JobStatus) -> bool:
         """Whether an export is wanted."""
-        named = not self.run or job.run == self.run or fnmatch.fnmatchcase(job.run, self.run)
         known = {job.state, job.activity, ENDED if job.state in ENDED_JOB else OPEN}
         late = self.since is None or datetime.fromisoformat(job.created) >= self.since
-        return named and late and (not self.states or not known.isdisjoint(self.states))
+        return self.takes_run(job.run) and late and (not self.states or not known.isdisjoint(self.states))
 
 
 def moment(text: str) -> datetime:

@@ -1,0 +1,83 @@
+"""Which job a person or a program means, and which of its logs. Thin over `daemon.operating.monitoring.status`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from daemon.config.places.paths import StatePaths, existing
+from daemon.contract.faults.errors import UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+from daemon.journal.states import OPEN_JOB
+from daemon.operating.log.stage_log import Attempted
+from daemon.operating.monitoring.status import JobDetails, find, find_made, ids
+
+_LISTED = 5
+"""Jobs that are named where an id is not enough."""
+
+
+def find_job(state: Path, wanted: str, *, by_hand: bool = False) -> JobDetails:
+    """The one job of a state directory whose id is, or begins with, `wanted`. `by_hand`: also of exports in the foreground.
+
+    Raises UsageError unless it is exactly one, and where there is no journal.
+    """
+    refuse_no_id(wanted)
+    jobs = (find_made if by_hand else find)(state, wanted)
+    if not jobs:
+        existing(state)
+    if len(jobs) != 1:
+        raise _not_one(wanted, ids(state, wanted) or [job.id for job in jobs])
+    return jobs[0]
+
+
+def refuse_no_id(wanted: str) -> None:
+    """Raise UsageError for an id without a letter, as a variable that is not set gives one."""
+    if not wanted.strip():
+        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
+
+
+def in_log(state: Path, wanted: str) -> str:
+    """What the log calls the job that is meant by `wanted`. Raises UsageError where neither journal nor log has one, of which the log may
+    be the older.
+    """
+    from daemon.operating.log.logs import follow  # with structlog, which `show` does not need
+
+    refuse_no_id(wanted)
+    named = ids(state, wanted)
+    if named or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
+        return named[0] if len(named) == 1 else wanted
+    existing(state)
+    raise _not_one(wanted, [])
+
+
+def attempted_at(state: Path, wanted: str | None, stage: str) -> Callable[[], Attempted]:
+    """What gives the latest attempt at a stage of the job that is meant. Raises UsageError where there is no such stage."""
+    if wanted is None:
+        raise _no_stage(stage, "no export is named")
+    id = find_job(state, wanted).id
+
+    def look() -> Attempted:
+        job = find_job(state, id)
+        now = next((row for row in job.stages if row.name == stage), None)
+        if now is None:
+            raise _no_stage(stage, f"the stages of {id} are {', '.join(row.name for row in job.stages)}")
+        latest = max((row for row in job.attempts if row.stage == stage), key=lambda row: row.number, default=None)
+        over = now.state not in OPEN_JOB or job.state not in OPEN_JOB
+        doing = now.message or (job.waiting_for if now.state == "pending" else None) or ""
+        return Attempted(latest.number, Path(latest.log), over, doing) if latest is not None else Attempted(0, state, over, doing)
+
+    look()
+    return look
+
+
+def _no_stage(stage: str, cause: str) -> UsageError:
+    return UsageError(FaultCode.NO_SUCH_STAGE, f"show what the stage {stage} prints", cause, "give the export with `--job`, and its stage")
+
+
+def _not_one(wanted: str, matches: Sequence[str]) -> UsageError:
+    listed = ", ".join(matches[:_LISTED]) + (f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else "")
+    none = f"no job's id begins or ends with {wanted!r}"
+    if "/" in wanted:
+        none = f"{wanted!r} is no run and step of a job, and no folder of its checkpoint or its export"
+    cause = f"{len(matches)} jobs are meant by {wanted!r}: {listed}" if matches else none
+    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, the last part of one, or RUN/STEP")

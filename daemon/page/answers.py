@@ -1,0 +1,73 @@
+"""Answers of the API: JSON with an ETag, and errors as `{"error", "remedy"}`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.contract.faults.errors import CkptdError, Retryable, UsageError
+from daemon.contract.faults.fault_codes import FaultCode
+
+JSON = "application/json"
+MOST_BODIES = 8
+_UNKNOWN = (FaultCode.NO_SUCH_JOB, FaultCode.NO_SUCH_RUN, FaultCode.NO_SUCH_STAGE, FaultCode.NO_REPORT)
+
+
+def json_of(value: Any) -> bytes:
+    """A value as the commands print it; a dataclass is an object of its fields."""
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+class Bodies:
+    """The last answers as text: one that the reader keeps is not made into text for each client again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, bytes]] = {}
+
+    def of(self, value: Any) -> bytes:
+        """The text of a value, which nobody changes."""
+        known = self._known.get(id(value))
+        if known is None or known[0] is not value:
+            known = self._known[id(value)] = (value, json_of(value))
+            while len(self._known) > MOST_BODIES:
+                del self._known[next(iter(self._known))]
+        return known[1]
+
+
+def answer(request: Request, value: Any, *, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to a request, empty where the client has it already."""
+    return answer_bytes(request, request.app.state.bodies.of(value), JSON, headers=headers)
+
+
+def answer_bytes(request: Request, body: bytes, media_type: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    """As `answer`, of what is text already."""
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    given = {"ETag": tag, "Cache-Control": "private, no-cache", **(headers or {})}
+    asked = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in asked or "*" in asked:
+        return Response(status_code=304, headers=given)
+    return Response(body, media_type=media_type, headers=given)
+
+
+def refusal(status: int, error: str, remedy: str | None = None, *, headers: Mapping[str, str] | None = None) -> Response:
+    """An error of the API."""
+    return Response(json_of({"error": error, "remedy": remedy}), status, headers, JSON)
+
+
+def refusal_of(error: CkptdError) -> Response:
+    """The same of one of our own errors."""
+    fault = error.fault
+    unknown = 404 if fault.code in _UNKNOWN else 409 if fault.code in (FaultCode.WRONG_STATE, FaultCode.NOTHING_TO_RETRY) else 400
+    status = unknown if isinstance(error, UsageError) else 503
+    headers = {"Retry-After": "5"} if isinstance(error, Retryable) else None
+    return refusal(status, fault.sentence().partition(" Fix: ")[0], fault.remedy or None, headers=headers)

@@ -1,0 +1,146 @@
+"""The templates of the pages, and what every page has: its language, its address, what a button said, and its files with their
+digests.
+
+All that comes from outside is escaped by the engine; scripts and styles are files of ours alone, to which the policy of `Guard` holds a
+browser. Times are said in UTC; the script shows them on the reader's clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.contract import units
+from daemon.contract.faults.text import printable
+from daemon.contract.language.catalog import Language, answer_in, language, language_of, translated, translated_text
+from daemon.contract.language.lists import bracketed, clauses, labelled, names, sentences, spaced
+from daemon.contract.language.pages import coded, in_page, many_in_page
+from daemon.contract.version import __version__
+from daemon.journal.states import ENDED_JOB
+from daemon.operating.monitoring.outlook import about
+from daemon.operating.wording import exports
+from daemon.page.answers import json_of as json_of
+from daemon.page.context import Context, context_of
+from daemon.page.controls import SAID
+from daemon.page.screens.outputs import REPORT_PAGE
+
+FOLDER = Path(__file__).parent
+STATIC = FOLDER / "static"
+_WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
+MOST_WISHES = 20
+"""Languages of a request that are looked at."""
+
+
+def wanted_language(accepted: str) -> Language:
+    """The language of a header Accept-Language: of those that there are the one that is wanted most, else English."""
+    wishes = []
+    for place, part in enumerate(accepted.split(",")[:MOST_WISHES]):
+        tag, _, rest = part.partition(";")
+        weight = _WEIGHT.search(rest)
+        wishes.append((-float(weight[1]) if weight else -1.0, place, tag.strip()))
+    return language_of({"LANGUAGE": ":".join(tag for weight, _, tag in sorted(wishes) if weight < 0)})
+
+
+@functools.cache
+def digest_of_file(name: str) -> str:
+    """The digest of a style or a script, by which a browser knows a new one."""
+    return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+
+
+def static(name: str) -> str:
+    """The address of a style or a script."""
+    return f"/static/{name}?v={digest_of_file(name)}"
+
+
+def job_path(id: str, *rest: str) -> str:
+    """The address of an export, or of something of it."""
+    return "/".join(["/jobs", *(quote(part, safe="") for part in (id, *rest))])
+
+
+def run_path(run: str, root: str = "") -> str:
+    """The address of a run."""
+    return f"/run?{urlencode({'name': run, **({'root': root} if root else {})})}"
+
+
+def report_at(folder: str) -> str:
+    """The address of the report in a folder: its own path on the disk, so that its links to other reports lead to theirs."""
+    return quote(f"/reports{folder}/{REPORT_PAGE}")
+
+
+def asked_path(request: Request) -> str:
+    """The address that was asked for, to which a button leads back."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def when(text: str | None) -> str:
+    """A time to the minute, in UTC."""
+    said = units.moment(text)
+    return f"{said[:16]} UTC" if said.endswith(" UTC") else said
+
+
+@functools.cache
+def environment() -> Environment:
+    """The template engine."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters.update(
+        units.FILTERS,
+        said=translated,
+        recorded=translated_text,
+        coded=coded,
+        plain=printable,
+        when=when,
+        about=_about,
+        spaced=spaced,
+        has_report=_has_report,
+    )
+    made.globals.update(
+        translated=in_page, translated_plural=many_in_page, language=language, names=names, clauses=clauses, sentences=sentences,
+        labelled=labelled, bracketed=bracketed, static=static, job_path=job_path, run_path=run_path, what=exports.what, pace=exports.pace,
+        retry_helps=exports.retry_helps, report_at=report_at,
+        ended=ENDED_JOB, version=__version__, host=socket.gethostname(),
+    )  # fmt: skip
+    return made
+
+
+def _has_report(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, REPORT_PAGE))
+
+
+def _about(seconds: float) -> str:
+    return translated_text(about(seconds))
+
+
+def page(request: Request, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
+    """Return a page in the language that its reader's browser wants."""
+    context: Context = context_of(request)
+    said = unquote(request.cookies.get(SAID, ""))
+    body = environment().get_template(template).render(
+        {"here": asked_path(request), "control": context.page.control, "peers": context.page.peers, "said_before": said,
+         "signed_in": context.page.token is not None, **values}
+    )  # fmt: skip
+    answer = Response(body, status, {"Vary": "Accept-Language", "Content-Language": _tag()}, "text/html")
+    if said:
+        answer.delete_cookie(SAID, httponly=True, samesite="strict")
+    return answer
+
+
+def _tag() -> str:
+    return "zh-CN" if language() == "zh_CN" else "en"
+
+
+def in_language(request: Request) -> Any:
+    """Let a request be answered in the language that its reader wants."""
+    return answer_in(wanted_language(request.headers.get("accept-language", "")))

@@ -1,0 +1,86 @@
+"""The server of the page: uvicorn in the thread that calls `Server.run`. Imported only where the page is on, as all that it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+
+import uvicorn
+
+from daemon.config.settings import Settings
+from daemon.operating.outward import Serving
+from daemon.page.app import make_app
+from daemon.page.connections import BACKLOG, HEAD_BYTES, Connection
+from daemon.page.context import Context
+from daemon.page.peers import Peers
+
+KEEP_ALIVE_SECONDS = 20
+GRACE_SECONDS = 1
+"""For answers that are being given when the server ends."""
+DATE_SECONDS = 1.0
+
+
+class _Uvicorn(uvicorn.Server):
+    """Waits for its end instead of looking for it ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, end: asyncio.Event) -> None:
+        super().__init__(config)
+        self._end = end
+
+    async def main_loop(self) -> None:
+        """Serve until the end, with the right time in the header Date."""
+        while not self._end.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), DATE_SECONDS)
+
+
+class Server:
+    """One server on a socket that is bound already; ends once."""
+
+    def __init__(self, serving: Serving, listener: socket.socket) -> None:
+        self._serving, self._listener = serving, listener
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: Context | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until `close` is called."""
+        for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # what anybody can make them say does not belong into the log
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        asyncio.run(self._run())
+
+    def close(self) -> None:
+        """End it, from any thread; open streams end at once."""
+        with self._lock:
+            self._closed = True
+            if self._loop is not None and self._context is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended already
+                    self._loop.call_soon_threadsafe(self._context.closing.set)
+
+    def adopt(self, settings: Settings) -> None:
+        """Answer by other settings from now on; those of the page itself are the same."""
+        if self._context is not None:
+            self._context.settings = settings
+
+    async def _run(self) -> None:
+        context = Context(self._serving)
+        with self._lock:
+            self._loop, self._context = asyncio.get_running_loop(), context
+            if self._closed:
+                return
+        peers = Peers(context)
+        config = uvicorn.Config(
+            make_app(context, peers), http=Connection, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=HEAD_BYTES,
+        )  # fmt: skip
+        asking = asyncio.create_task(peers.run())
+        try:
+            await _Uvicorn(config, context.closing).serve(sockets=[self._listener])
+        finally:
+            asking.cancel()

@@ -1,0 +1,109 @@
+"""Other daemons on one page: what they answered last, and for how long one has not; nothing that a peer does holds this daemon up."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from daemon.page import peers
+from tests.page.conftest import TOKEN, Site, wait_until
+
+Make = Callable[..., Site]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ROUND_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 2.0)
+
+
+def first(site: Site) -> dict[str, Any]:
+    value: dict[str, Any] = site.ask("/api/v1/peers").json["peers"][0]
+    return value
+
+
+def test_a_peers_jobs_are_shown_and_marked_with_their_age_when_it_answers_no_more(make_site: Make, tmp_path: Any) -> None:
+    other = make_site(jobs=5, waiting=2, token=TOKEN)
+    (tmp_path / "tokens").write_text(f"# of the others\n{other.origin} {TOKEN}\n")
+    site = make_site(peers=[other.origin], peer_tokens=tmp_path / "tokens")
+    wait_until(lambda: first(site)["status"])
+    known = first(site)
+    assert known["problem"] is None and known["status"]["counts"] == {"pending": 2, "succeeded": 3} and known["age_seconds"] < 5
+    other.page.stop()
+    wait_until(lambda: first(site)["problem"])
+    then = first(site)
+    assert then["status"] == known["status"] and "reached" in then["problem"]
+    wait_until(lambda: first(site)["age_seconds"] > then["age_seconds"] + 0.5)
+
+
+def test_a_peer_that_wants_another_token_is_named_so(make_site: Make) -> None:
+    other = make_site(token=TOKEN)
+    site = make_site(peers=[other.origin])
+    wait_until(lambda: "wants a token" in (first(site)["problem"] or ""))
+    assert TOKEN not in str(first(site))
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A server that does something odd with each connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=_odd, args=(answer, client), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+
+
+def _odd(answer: Callable[[socket.socket], object], client: socket.socket) -> None:
+    with client, contextlib.suppress(OSError):
+        client.recv(4096)
+        answer(client)
+
+
+def _endless(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        client.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+
+
+def _dripping(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"H")
+        time.sleep(0.1)
+
+
+ODD: dict[str, tuple[Callable[[socket.socket], object], str]] = {
+    "endless": (_endless, "more than 4 MiB"),
+    "dripping": (_dripping, ""),
+    "silent": (lambda client: time.sleep(30), "no answer within"),
+    "a redirect": (
+        lambda client: client.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"), "302",
+    ),
+    "garbage": (lambda client: client.sendall(b"\0\1\2\r\n\r\n"), "can't be reached"),
+    "no JSON": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[[["), "none of a ckptd"),
+    "other JSON": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[[]]"), "none of a ckptd"),
+    "half": (lambda client: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n{"), "reached"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_a_peer_does_is_said_and_holds_nothing_up(make_site: Make, kind: str) -> None:
+    answer, said = ODD[kind]
+    with answering(answer) as address:
+        site = make_site(peers=[address])
+        wait_until(lambda: (first(site)["problem"] or "").count("not been asked") == 0)
+        assert said in first(site)["problem"] and first(site)["status"] is None
+        assert site.ask("/api/v1/status").status == 200
