@@ -111,8 +111,8 @@ def _with_urls(settings: Settings, *, needed: bool) -> tuple[Settings, str | Non
     try:
         notify = settings.notify.with_file(needed=needed)
     except ValueError as error:
-        return settings, f"notify.urls_file: {error}"
-    keep([receiver.url for receiver in notify.receivers])
+        return settings, f"notify.{error}"
+    keep([secret for receiver in notify.receivers for secret in (receiver.url, receiver.secret) if secret])
     return settings.model_copy(update={"notify": notify}), None
 
 

@@ -5,10 +5,10 @@ Imports nothing that takes long: `ckptd status` reads a configuration that need 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from daemon.contract.faults.secrets import SECTIONS, is_credential, keep, may_be_secret, name_shown
+from daemon.contract.faults.secrets import PLAIN, PLAIN_OF_TARGETS, SECTIONS, is_credential, keep, may_be_secret, name_shown
 
 PREFIX = "CKPTD_"
 given_on_command_line: dict[str, str] = {}
@@ -53,22 +53,27 @@ def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-_NO_SECRETS = ("on", "urls_file")
-"""Keys of the sections with secrets that hold none, unless something is wrong with them."""
-
-
 def keep_secrets(values: Mapping[str, Any]) -> None:
     """Have nothing of the sections with secrets, and no URL or token elsewhere, shown by this process."""
     for name, value in values.items():
         if name not in SECTIONS:
             _keep_credentials(name, value)
         elif isinstance(value, Mapping):
-            for key, item in value.items():
-                if key not in _NO_SECRETS or may_be_secret(item):
-                    keep(item)
-                _keep_credentials(key)
+            _keep_section(value, PLAIN)
         else:
             keep(value)
+
+
+def _keep_section(values: Mapping[str, Any], plain: Collection[str]) -> None:
+    for key, item in values.items():
+        if key == "targets" and isinstance(item, list | tuple) and all(isinstance(table, Mapping) for table in item):
+            for table in item:
+                _keep_section(table, PLAIN_OF_TARGETS)
+        elif key == "command" and isinstance(item, list | tuple):
+            keep([word for word in item if may_be_secret(word)])
+        elif key not in plain or may_be_secret(item):
+            keep(item)
+        _keep_credentials(key)
 
 
 def _keep_credentials(*values: Any) -> None:

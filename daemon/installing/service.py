@@ -268,6 +268,9 @@ def _readable(
 
 def _closed_urls(plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...]) -> Path | None:
     """The file of `notify.urls_file` where the service's user may not read it, so that systemd has to give it to the service."""
+    for key, path in settings.notify.files if os.geteuid() == 0 else ():
+        if not rights.may_read(box.at(path), user, groups):
+            plan.notes.append(f"{name} can't read {path} (notify.{key}): give it to that user, with mode 600")
     file = settings.notify.urls_file
     if file is None:
         return None
@@ -285,7 +288,7 @@ def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: st
         texts["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
     if wishes.run_as:
         texts["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
-    if settings.notify.receivers or settings.notify.urls_file:
+    if settings.notify.receivers or settings.notify.urls_file or settings.notify.targets:
         given = {"LoadCredential": unit_texts.credential(CREDENTIAL, secret)} if secret else {}
         texts["notifications"] = unit_texts.drop_in("notifications", **given)
     if settings.limits.device == "cuda":

@@ -100,6 +100,11 @@ class FaultCode(StrEnum):
 
     To do: Give the name of a run from `ckptd list`, or the folder that holds its exports.
     """
+    NO_SUCH_MESSAGE = "no-such-message"
+    """No notification of that number was given up by a target that is configured now.
+
+    To do: `ckptd notify list` shows the numbers. For a URL in `notify.urls` that was changed there is nothing to resend.
+    """
     NO_SUCH_STAGE = "no-such-stage"
     """The export has no stage of that name, or the export was not named.
 
