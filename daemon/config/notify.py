@@ -5,16 +5,17 @@ Called by `daemon.config.settings`. What each receiver is told, and how, is in `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Self, get_args
+from typing import Annotated, LiteralString, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from daemon.config.receivers import Event, Kind, Receiver, file_of, is_closed, place_of, read_one, read_secret
 from daemon.config.receivers import read as read_urls
-from daemon.config.section import OptionalPath, Section
+from daemon.config.section import OptionalPath, Section, refusal
 from daemon.contract.faults.secret_url import SecretUrl
 
 OLDER_NAMES = {"waiting": "stuck"}
@@ -26,14 +27,28 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ONE_OF = ("url", "url_file", "webhook", "command", "heartbeat")
 
 Named = Annotated[Event, BeforeValidator(lambda name: OLDER_NAMES.get(name, name) if isinstance(name, str) else name)]
-Time = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
+
+
+def _form(pattern: str, sentence: LiteralString) -> AfterValidator:
+    """A text of a form; another one is refused with a sentence that does not show it."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise refusal(sentence)
+        return text
+
+    return AfterValidator(check)
+
+
+Time = Annotated[str, _form(_TIME, 'must be a time of the day, for example "08:00"')]
 OptionalUrl = Annotated[SecretUrl | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
 class TargetSettings(Section):
     """Each of `[[notify.targets]]`."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    name: Annotated[str, _form(r"[A-Za-z0-9_-]{1,40}", "must be of letters, digits, _ and -, at most 40")]
     url: OptionalUrl = None
     url_file: OptionalPath = None
     webhook: OptionalUrl = None
@@ -44,7 +59,9 @@ class TargetSettings(Section):
     minutes: float = Field(default=5.0, gt=0, le=1440)
     on: tuple[Named, ...] = USUAL
     runs: tuple[str, ...] = ()
-    quiet: str = Field(default="", pattern=r"^$|^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$")
+    quiet: Annotated[
+        str, _form(rf"|({_TIME})-(?!\1){_TIME}", 'must be two times of the day, for example "22:00-07:00", or "" for none')
+    ] = ""
     urgent: tuple[Named, ...] = URGENT
     _address: SecretUrl | None = PrivateAttr(default=None)
     _secret: SecretUrl | None = PrivateAttr(default=None)
@@ -53,17 +70,13 @@ class TargetSettings(Section):
     def _is_one_kind(self) -> Self:
         given = [key for key in _ONE_OF if getattr(self, key)]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(_ONE_OF)}, not {' and '.join(given) or 'none'}")
+            raise refusal("give exactly one of url, url_file, webhook, command and heartbeat")
         if bool(self.webhook) != bool(self.secret_file):
-            raise ValueError("webhook and secret_file belong together: the file holds the secret that messages are signed with")
-        for key in ("webhook", "heartbeat"):
-            if (url := getattr(self, key)) is not None and not _is_safe(url):
-                raise ValueError(f"{key}: is no https:// address; http:// is for 127.0.0.1, localhost and [::1] alone")
-        begin, dash, end = self.quiet.partition("-")
-        if dash and begin == end:
-            raise ValueError('quiet: these hours have no end; to hold everything leave the target out, to hold nothing write quiet = ""')
-        if self.command and any("\0" in word for word in self.command):
-            raise ValueError("command: a word of a command has no byte 0")
+            raise refusal("webhook and secret_file belong together: the file holds the secret that messages are signed with")
+        if (url := self.webhook or self.heartbeat) is not None and not _is_safe(url):
+            raise refusal("webhook and heartbeat are https:// addresses; http:// is for 127.0.0.1, localhost and [::1] alone")
+        if any("\0" in word for word in self.command):
+            raise refusal("a word of a command has no byte 0")
         return self
 
     @property
@@ -121,8 +134,8 @@ class NotifySettings(Section):
     @classmethod
     def _names_differ(cls, targets: tuple[TargetSettings, ...]) -> tuple[TargetSettings, ...]:
         names = [target.name for target in targets]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{len(twice)} of the names are given to more than one target; each needs a name of its own")
+        if len(set(names)) < len(names):
+            raise refusal("two of them have the same name; each needs a name of its own")
         return targets
 
     @property

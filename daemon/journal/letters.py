@@ -31,7 +31,9 @@ class Letter:
     state: Literal["waiting", "held", "dead"]
     """`waiting`: it is sent, or tried again; `held`: until the target's quiet hours end; `dead`: given up."""
     event: str
+    """The event that it tells."""
     title: str
+    """One line."""
     created: str
     """Time of the event."""
     attempts: int

@@ -18,6 +18,8 @@ from daemon.journal.rows import Notice
 from daemon.publishing.telling.notifier import Notifier
 from daemon.publishing.telling.sender import Sender
 from tests.notify.http_receivers import WAIT, HttpReceiver, http_receivers
+from tests.runner.conftest import add as add
+from tests.runner.conftest import make_toy as make_toy
 
 SECRET = f"whsec_{base64.b64encode(b'S3CRET-of-the-signature-').decode()}"
 

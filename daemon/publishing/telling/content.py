@@ -24,6 +24,7 @@ class BestArtifact:
     """What to deploy of an export: what its report recommends, else the smallest that passed its check."""
 
     variant: str
+    """Its name, for example `onnx-int8`."""
     path: str
     """Its folder."""
     bytes: int | None
@@ -37,9 +38,11 @@ class Contained:
     """A message that another one stands for."""
 
     event: str
+    """The event."""
     at: str
     """Time of the event; ISO 8601 in UTC."""
     title: str
+    """One line."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Notification:
     timestamp: str
     """Time of the event; ISO 8601 in UTC."""
     data: Details
+    """What happened."""
 
 
 _KNOWN = frozenset(field.name for field in dataclasses.fields(Details)) - {"title", "text", "host", "events", "job"}

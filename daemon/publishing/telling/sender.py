@@ -1,6 +1,6 @@
 """The process that sends notifications: started with the first message, ended when there has been none for a while.
 
-Called by the notifier and by `ckptd notify-test`. To start a process and import Apprise takes seconds on a busy machine, so one process
+Called by the notifier and by `ckptd notify test`. To start a process and import Apprise takes seconds on a busy machine, so one process
 sends them all, to several services at the same time. Each message has its own time limit: a service that holds a call beyond it can't be
 let go of, so its process gets no further message, and is ended as soon as the others that it sends have ended.
 """
